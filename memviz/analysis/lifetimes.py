@@ -1,0 +1,210 @@
+"""From when to when each allocation lived, what was there before the first event included.
+
+An address is reused all the time, so events are matched per address in order: alloc, free_requested,
+free_completed. What was live before the first event is known twice over: a free without its alloc, and a
+block that is active at the end without any event. So totals are right for histories that start late and for
+ring buffers that have wrapped.
+
+Where a file contradicts itself (events left out by `skip_actions`, a damaged file) the faults are counted,
+and the rule is written at the line that applies it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.remember import remembered
+from memviz.trace.model import NO_STACK, Action, Bools, Columns, DeviceTrace, Ints4, Ints8, State
+
+Whole = TypeVar("Whole", np.int32, np.int64)
+
+BEFORE = -1
+"""`start` of what was live before the first event."""
+
+
+@dataclass(frozen=True, eq=False)
+class Lifetimes(Columns):
+    """One row per allocation, by start, then address. Live after event e: start <= e < end."""
+
+    start: Ints8
+    """Event of the alloc, or BEFORE."""
+    free_requested: Ints8
+    """Event from which it only waits (for another stream); BEFORE where that was asked for before the first
+    event; the number of events where it never was."""
+    end: Ints8
+    """Event that completed the free; the number of events where it is live at the end."""
+    size: Ints8
+    """Requested bytes."""
+    address: Ints8
+    stack: Ints4
+    """Of the allocation. What was there before and freed later has none: its free shows another place."""
+    stream: Ints4
+    pool: Ints4
+    block: Ints4
+    """Row of the final blocks, or -1."""
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Where events and final state do not fit together. All zero in a sound file."""
+
+    stray_frees: int = 0
+    """Frees of an address that was free already: their allocs are missing, and they are ignored."""
+    implied_frees: int = 0
+    """Allocations whose address was handed out again before their free was complete."""
+    lost_blocks: int = 0
+    """Live by the events, but free or absent in the final segments."""
+    lost_bytes: int = 0
+
+    def __bool__(self) -> bool:
+        return bool(self.stray_frees or self.implied_frees or self.lost_blocks)
+
+
+@dataclass(frozen=True)
+class Matched:
+    lifetimes: Lifetimes
+    faults: Faults
+
+
+def lifetimes(device: DeviceTrace) -> Lifetimes:
+    return matched(device).lifetimes
+
+
+@remembered
+def matched(device: DeviceTrace) -> Matched:
+    events, count = device.events, len(device.events)
+    runs = _Runs.of(device)
+    blocks = _active_blocks(device)
+    block = _block_of(runs, blocks, device)
+
+    end = runs.completed.copy()
+    # Handed out again without a completed free: it ended when the free was asked for, or at the latest now.
+    implied = (end == count) & ~runs.is_last
+    end[implied] = np.minimum(runs.requested[implied], runs.next_start[implied])
+    # Asked to be freed, no completion recorded, and the final state says it is free: `skip_actions` left it out.
+    open_last = (end == count) & runs.is_last
+    settled = open_last & (block < 0) & (runs.requested < count) & bool(len(device.blocks))
+    end[settled] = runs.requested[settled]
+    lost = open_last & ~settled & (block < 0) & bool(len(device.blocks))
+
+    started = runs.start >= 0
+    source = np.where(started, runs.start, runs.first)
+    rest = np.setdiff1d(blocks, block[block >= 0])
+    requested = np.minimum(runs.requested, end)
+    if (events.action == Action.FREE_REQUESTED).any() or count == 1:
+        # Its free was completed here and asked for nowhere here: so it was asked for before.
+        requested[~started & (runs.completed < count) & (runs.requested == count)] = BEFORE
+    rest_waits = device.blocks.state[rest] != State.ACTIVE_ALLOCATED
+    rows = Lifetimes(
+        start=_with(runs.start, np.full(len(rest), BEFORE)),
+        free_requested=_with(requested, np.where(rest_waits, BEFORE, count)),
+        end=_with(end, np.full(len(rest), count)),
+        size=_with(events.size[source], device.blocks.requested[rest]),
+        address=_with(events.address[source], device.blocks.address[rest]),
+        stack=_with(_stacks(device, started, source, block), device.blocks.stack[rest]),
+        stream=_with(events.stream[source], device.segments.stream[device.blocks.segment[rest]]),
+        pool=_with(events.pool[source], device.segments.pool[device.blocks.segment[rest]]),
+        block=_with(block, rest).astype(np.int32),
+    )
+    faults = Faults(
+        stray_frees=runs.stray_frees,
+        implied_frees=int(implied.sum()),
+        lost_blocks=int(lost.sum()),
+        lost_bytes=int(events.size[source][lost].sum()),
+    )
+    return Matched(_by_start(rows), faults)
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Events of one allocation each. `count` (the number of events) stands for *never*."""
+
+    first: Ints8
+    start: Ints8
+    requested: Ints8
+    completed: Ints8
+    next_start: Ints8
+    is_last: Bools
+    """No later run at the same address."""
+    stray_frees: int
+
+    @staticmethod
+    def of(device: DeviceTrace) -> _Runs:
+        events, never = device.events, len(device.events)
+        index = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
+        address = events.address[index]
+        order = np.argsort(address, kind="stable")
+        index, address = index[order], address[order]
+        action = events.action[index]
+
+        new_address = np.ones(len(index), dtype=np.bool_)
+        new_address[1:] = address[1:] != address[:-1]
+        after_free = np.zeros(len(index), dtype=np.bool_)
+        after_free[1:] = action[:-1] == Action.FREE_COMPLETED
+        is_alloc = action == Action.ALLOC
+        opens = is_alloc | new_address | after_free
+        first = np.flatnonzero(opens)
+        # A run that neither starts with an alloc nor opens its address: a free of what was free already.
+        sound = (is_alloc | new_address)[first]
+        run_of = np.cumsum(opens) - 1
+
+        last = np.append(first[1:], len(index)) - 1
+        requested = np.full(len(first), never)
+        asked = np.flatnonzero(action == Action.FREE_REQUESTED)[::-1]
+        requested[run_of[asked]] = index[asked]
+        completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], never) if len(first) else requested
+        keep = np.flatnonzero(sound)
+        kept_address = address[first[keep]]
+        is_last = np.ones(len(keep), dtype=np.bool_)
+        is_last[:-1] = kept_address[1:] != kept_address[:-1]
+        start = np.where(is_alloc[first[keep]], index[first[keep]], BEFORE)
+        next_start = np.append(index[first[keep]][1:], never)
+        return _Runs(
+            first=index[first[keep]],
+            start=start,
+            requested=requested[keep],
+            completed=completed[keep],
+            next_start=next_start,
+            is_last=is_last,
+            stray_frees=int(len(first) - len(keep)),
+        )
+
+
+def _active_blocks(device: DeviceTrace) -> Ints8:
+    return np.flatnonzero(device.blocks.state != State.INACTIVE)
+
+
+def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
+    """The final block of each run that is still open at the end of its address."""
+    found = np.full(len(runs.first), -1)
+    open_runs = np.flatnonzero(runs.is_last & (runs.completed == len(device.events)))
+    if not len(blocks) or not len(open_runs):
+        return found
+    by_address = blocks[np.argsort(device.blocks.address[blocks], kind="stable")]
+    addresses = device.blocks.address[by_address]
+    wanted = device.events.address[runs.first[open_runs]]
+    place = np.minimum(np.searchsorted(addresses, wanted), len(addresses) - 1)
+    hit = addresses[place] == wanted
+    found[open_runs[hit]] = by_address[place[hit]]
+    return found
+
+
+def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) -> Ints4:
+    """The alloc's stack; else the final block's, which torch may keep where it kept none per event."""
+    stack = np.where(started, device.events.stack[source], NO_STACK).astype(np.int32)
+    missing = (stack == NO_STACK) & (block >= 0)
+    stack[missing] = device.blocks.stack[block[missing]]
+    return stack
+
+
+def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Whole]:
+    return np.concatenate([first, second.astype(first.dtype, copy=False)])
+
+
+def _by_start(rows: Lifetimes) -> Lifetimes:
+    order = np.lexsort((rows.address, rows.start))
+    return Lifetimes(**{name: column[order] for name, column in rows.columns()})

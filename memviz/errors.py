@@ -1,0 +1,37 @@
+"""Every error that memviz raises on purpose.
+
+MemvizError                 shown to people as it stands: what, why, and what to do
+├── TraceError              a file that cannot become a Trace
+└── UsageError              a question that this Trace cannot answer (no such device, event, time)
+
+They are raised where the fault is found and shown in one place per surface: `memviz.__main__` for the
+command line, `memviz.ui.errors` for the page.
+"""
+
+from __future__ import annotations
+
+
+class MemvizError(Exception):
+    """Base of all; its text is complete and safe to show."""
+
+
+class TraceError(MemvizError):
+    """A file was refused. Names the file, the reason and the remedy, in that order."""
+
+    def __init__(self, reason: str, *, remedy: str = "", source: str = "") -> None:
+        self.reason = reason
+        self.remedy = remedy
+        self.source = source
+        super().__init__(self._text())
+
+    def _text(self) -> str:
+        head = f"{self.source}: {self.reason}" if self.source else self.reason
+        return f"{head} {self.remedy}".rstrip()
+
+    def named(self, source: str) -> TraceError:
+        """The same error with the file's name; readers deep inside do not know it."""
+        return self if self.source else type(self)(self.reason, remedy=self.remedy, source=source)
+
+
+class UsageError(MemvizError):
+    """The Trace is fine; the question does not fit it."""

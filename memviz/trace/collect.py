@@ -1,0 +1,170 @@
+"""Events as a file gives them, turned into columns a batch at a time."""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import fields
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.errors import TraceError
+from memviz.trace.intern import Interner
+from memviz.trace.model import ACTION_NAMES, NO_STACK, Action, Category, Events, Ints4, Ints8
+
+LARGEST_SUM = 2**62
+"""Sums of sizes stay below it, so that no total can overflow an int64."""
+
+_PLACES = {"action", "addr", "size", "stream", "time_us", "pool_id", "device_free"}
+_KNOWN_KEYS = _PLACES | {"frames", "forward_frames", "compile_context", "user_metadata", "category"}
+_CATEGORY_NAMES = {each.name.lower(): each for each in Category} | {"autograd_detail": Category.ACTIVATION}
+"""Written by torch's own conversion of a profile into a snapshot, and by nobody else."""
+
+
+class EventCollector:
+    """Takes dicts, or Events that a reader has already decoded, in order; gives one Events."""
+
+    def __init__(self, interner: Interner) -> None:
+        self.interner = interner
+        self.unknown_keys: set[str] = set()
+        self._parts: list[Events] = []
+        self._categories: list[npt.NDArray[np.uint8]] = []
+
+    def add(self, items: Iterable[Any]) -> None:
+        for kind, group in groupby(items, key=type):
+            if kind is Events:
+                for part in group:
+                    self._append(part, None)
+            elif kind is dict:
+                for batch in _batches(group):
+                    self._append(*self._decode(batch))
+            else:
+                raise TraceError(f"An event is a {kind.__name__}, not a dict.")
+
+    def _append(self, part: Events, categories: npt.NDArray[np.uint8] | None) -> None:
+        self._parts.append(part)
+        self._categories.append(np.zeros(len(part), dtype=np.uint8) if categories is None else categories)
+
+    def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
+        """All events, and their categories if the file names any."""
+        events = _joined(self._parts)
+        moved = events.size[events.action != Action.OOM]
+        if (moved < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
+            raise TraceError("The sizes of its events are negative or beyond any real memory.")
+        categories = np.concatenate([*self._categories, np.zeros(0, dtype=np.uint8)])
+        return events, categories if categories.any() else None
+
+    def _decode(self, batch: list[dict[str, Any]]) -> tuple[Events, npt.NDArray[np.uint8] | None]:
+        self._notice_keys(batch)
+        intern = self.interner
+        action = np.array([self._action(each.get("action")) for each in batch], dtype=np.uint8)
+        stacks: dict[int, int] = {}
+        events = Events(
+            action=action,
+            address=integers([_address(each) for each in batch], "addr"),
+            size=integers([each.get("size", 0) for each in batch], "size"),
+            stream=_codes(intern.stream(each.get("stream", 0)) for each in batch),
+            time_us=integers([each.get("time_us", 0) for each in batch], "time_us"),
+            stack=_codes(self._stack(each.get("frames"), stacks) for each in batch),
+            forward_stack=_codes(self._stack(each.get("forward_frames"), stacks) for each in batch),
+            context=_codes(intern.string(text_of(each.get("compile_context"))) for each in batch),
+            metadata=_codes(intern.string(text_of(each.get("user_metadata"))) for each in batch),
+            pool=_codes(intern.pool(each.get("pool_id", (0, 0))) for each in batch),
+        )
+        return events, _categories(batch)
+
+    def _action(self, name: Any) -> int:
+        known = ACTION_NAMES.get(name) if type(name) is str else None
+        return known if known is not None else self.interner.other_action(name)
+
+    def _stack(self, frames: Any, seen: dict[int, int]) -> int:
+        """Alloc, free and block share one list object, so most stacks are looked up by identity."""
+        if frames is None:
+            return NO_STACK
+        number = seen.get(id(frames))
+        if number is None:
+            number = seen[id(frames)] = self.interner.stack(frames)
+        return number
+
+    def _notice_keys(self, batch: list[dict[str, Any]]) -> None:
+        for keys in {tuple(each) for each in batch}:
+            self.unknown_keys.update(str(key) for key in keys if key not in _KNOWN_KEYS)
+
+
+def integers(values: list[Any], what: str) -> Ints8:
+    """int64, two's complement for addresses of 2**63 and above. Nothing but int is accepted."""
+    try:
+        return np.array(array("q", values), dtype=np.int64)
+    except OverflowError:
+        wrapped = [(each & (2**64 - 1)) - ((each & 2**63) << 1) for each in values if -(2**63) <= each < 2**64]
+        if what in ("addr", "address") and len(wrapped) == len(values):
+            return np.array(array("q", wrapped), dtype=np.int64)
+        raise TraceError(f"A value of {what!r} has more than 64 bits.") from None
+    except TypeError:
+        raise TraceError(f"A value of {what!r} is not a whole number.") from None
+
+
+def text_of(value: Any) -> str:
+    """Metadata is text; releases that let users attach a dict write it as JSON, and so do we."""
+    if type(value) is str:
+        return value
+    return "" if value is None else json.dumps(value, default=repr)
+
+
+def no_events() -> Events:
+    empty4, empty8 = np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64)
+    return Events(
+        action=np.zeros(0, dtype=np.uint8),
+        address=empty8,
+        size=empty8,
+        stream=empty4,
+        time_us=empty8,
+        stack=empty4,
+        forward_stack=empty4,
+        context=empty4,
+        metadata=empty4,
+        pool=empty4,
+    )
+
+
+def _joined(parts: list[Events]) -> Events:
+    """One Events; parts are let go column by column, so the peak is not twice the whole."""
+    if not parts:
+        return no_events()
+    if len(parts) == 1:
+        return parts[0]
+    names = [each.name for each in fields(Events)]
+    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+
+
+def _batches(group: Iterator[dict[str, Any]], size: int = 65_536) -> Iterator[list[dict[str, Any]]]:
+    batch: list[dict[str, Any]] = []
+    for each in group:
+        batch.append(each)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
+
+
+def _address(event: dict[str, Any]) -> Any:
+    return event.get("device_free", 0) if event.get("action") == "oom" else event.get("addr", 0)
+
+
+def _categories(batch: list[dict[str, Any]]) -> npt.NDArray[np.uint8] | None:
+    if not any("category" in each for each in batch):
+        return None
+    return np.array([category_of(each.get("category")) for each in batch], dtype=np.uint8)
+
+
+def category_of(name: Any) -> Category:
+    return _CATEGORY_NAMES.get(name, Category.UNKNOWN) if type(name) is str else Category.UNKNOWN
+
+
+def _codes(values: Iterable[int]) -> Ints4:
+    return np.fromiter(values, dtype=np.int32)

@@ -1,0 +1,1 @@
+"""One file per layout read, one per layout written."""

@@ -1,0 +1,274 @@
+"""The snapshot of torch.cuda.memory, of every release from 2.0 on, as plain dicts and lists -> Trace.
+
+Pickle and JSON arrive here alike. Differences between releases end in this file:
+torch 2.0 keeps stacks in each block's `history` and gives blocks no address; a bare list of segments is
+what `torch.cuda.memory_snapshot()` returned before there was history; `host_*` is pinned memory (2.14);
+XPU writes the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from memviz.errors import TraceError
+from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers
+from memviz.trace.formats import own_labels
+from memviz.trace.intern import Interner
+from memviz.trace.model import (
+    NO_STACK,
+    About,
+    Annotations,
+    Blocks,
+    Category,
+    DeviceTrace,
+    Labels,
+    Note,
+    Segments,
+    Stage,
+    State,
+    Trace,
+)
+
+_TOP_KEYS = {
+    "segments",
+    "device_traces",
+    "allocator_settings",
+    "external_annotations",
+    "host_segments",
+    "host_traces",
+    own_labels.KEY,
+}
+_RECORD = (
+    "Record with torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the work "
+    "and torch.cuda.memory._dump_snapshot('trace.pickle') after it."
+)
+_STATES = {each.name.lower(): each for each in State}
+_MOST_DEVICES = 4096
+
+
+def read_snapshot(root: Any, about: About, interner: Interner) -> Trace:
+    """`interner` already holds whatever the caller decoded ahead (see `memviz.trace.columns`)."""
+    snapshot = _as_dict(root)
+    segments = _by_device(_list(snapshot, "segments"))
+    traces = _traces(snapshot.get("device_traces", []), "device_traces")
+    annotations = _by_device(_list(snapshot, "external_annotations"))
+    host_segments = _list(snapshot, "host_segments")
+    host_traces = _traces(snapshot.get("host_traces", []), "host_traces")
+
+    reader = _DeviceReader(interner)
+    devices = []
+    for number in sorted(segments.keys() | {i for i, each in enumerate(traces) if each}):
+        events = traces[number] if 0 <= number < len(traces) else []
+        devices.append(reader.device(number, "gpu", segments.get(number, []), events, annotations.get(number, [])))
+    host_events = [event for each in host_traces for event in each]
+    if host_segments or host_events:
+        devices.append(reader.device(0, "host", host_segments, host_events, []))
+    if not devices:
+        raise TraceError("It is a snapshot, but an empty one: no segments and no events.", remedy=_RECORD)
+
+    reader.unknown_top_keys = {str(key) for key in snapshot.keys() - _TOP_KEYS}
+    settings = snapshot.get("allocator_settings", {})
+    trace = Trace(
+        devices=tuple(devices),
+        stacks=interner.frozen_stacks(),
+        strings=(),
+        streams=tuple(interner.streams),
+        pools=tuple(interner.pools),
+        other_actions=tuple(interner.other_actions),
+        settings=settings if type(settings) is dict else {},
+        about=about,
+        notes=reader.notes(),
+    )
+    trace = own_labels.apply(trace, snapshot.get(own_labels.KEY), interner)
+    # The texts are frozen last: labels may have added module paths.
+    return replace(trace, strings=tuple(interner.strings))
+
+
+class _DeviceReader:
+    """Reads one device after the other and remembers what it did not know."""
+
+    def __init__(self, interner: Interner) -> None:
+        self.interner = interner
+        self.unknown_top_keys: set[str] = set()
+        self.unknown_event_keys: set[str] = set()
+        self.unknown_states: set[str] = set()
+        self.untiled_bytes = 0
+
+    def device(
+        self, number: int, kind: Any, segments: list[Any], events: list[Any], annotations: list[Any]
+    ) -> DeviceTrace:
+        segments = sorted(segments, key=lambda each: _whole(each, "address"))
+        collector = EventCollector(self.interner)
+        collector.add(events)
+        columns, categories = collector.finish()
+        self.unknown_event_keys |= collector.unknown_keys
+        blocks, block_categories = self._blocks(segments)
+        return DeviceTrace(
+            device=number,
+            kind=kind,
+            events=columns,
+            segments=self._segments(segments),
+            blocks=blocks,
+            annotations=self._annotations(annotations),
+            event_labels=_labels(categories),
+            block_labels=_labels(block_categories),
+        )
+
+    def _segments(self, segments: list[Any]) -> Segments:
+        columns = Segments(
+            address=integers([_whole(each, "address") for each in segments], "address"),
+            size=integers([_whole(each, "total_size") for each in segments], "total_size"),
+            stream=np.array([self.interner.stream(each.get("stream", 0)) for each in segments], dtype=np.int32),
+            pool=np.array([self.interner.pool(each.get("segment_pool_id", (0, 0))) for each in segments], np.int32),
+            is_large=np.array([each.get("segment_type") == "large" for each in segments], dtype=np.bool_),
+            is_expandable=np.array([each.get("is_expandable") is True for each in segments], dtype=np.bool_),
+            stack=np.array([self.interner.stack(each.get("frames")) for each in segments], dtype=np.int32),
+        )
+        if (columns.size < 0).any() or float(columns.size.sum(dtype=np.float64)) >= LARGEST_SUM:
+            raise TraceError("The sizes of its segments are negative or beyond any real memory.")
+        return columns
+
+    def _blocks(self, segments: list[Any]) -> tuple[Blocks, list[Category]]:
+        rows: list[tuple[int, int, int, int, int, int]] = []
+        categories: list[Category] = []
+        for number, segment in enumerate(segments):
+            address = start = _whole(segment, "address")
+            for block in _list(segment, "blocks"):
+                row = self._block(block, number, address)
+                rows.append(row)
+                categories.append(category_of(block.get("category")))
+                address = row[1] + row[2]
+            if rows and rows[-1][0] == number:
+                self.untiled_bytes += abs(start + _whole(segment, "total_size") - address)
+        columns = [integers([row[i] for row in rows], "address" if i == 1 else "size") for i in range(6)]
+        return _block_columns(columns), categories if any(categories) else []
+
+    def _block(self, block: Any, segment: int, expected_address: int) -> tuple[int, int, int, int, int, int]:
+        if type(block) is not dict:
+            raise TraceError(f"A block is a {type(block).__name__}, not a dict.")
+        size = _whole(block, "size")
+        state = self._state(block.get("state"))
+        history = block.get("history") or [{}]
+        newest = history[0] if type(history) is list and type(history[0]) is dict else {}
+        requested = block.get("requested_size", newest.get("real_size", size))
+        if type(requested) is not int or size < 0 or requested < 0:
+            raise TraceError("A block's size is not a number of bytes.")
+        frames = block.get("frames", newest.get("frames"))
+        return (
+            segment,
+            _whole(block, "address", expected_address),
+            size,
+            requested if state else 0,
+            state,
+            self.interner.stack(frames) if state else NO_STACK,
+        )
+
+    def _state(self, name: Any) -> State:
+        known = _STATES.get(name) if type(name) is str else None
+        if known is None:
+            self.unknown_states.add(str(name)[:80])
+            return State.INACTIVE
+        return known
+
+    def _annotations(self, rows: list[Any]) -> Annotations:
+        rows = sorted(rows, key=lambda each: _whole(each, "time_us", 0))
+        return Annotations(
+            name=np.array([self.interner.string(each.get("name", "")) for each in rows], dtype=np.int32),
+            stage=np.array([_stage(each.get("stage")) for each in rows], dtype=np.uint8),
+            time_us=integers([_whole(each, "time_us", 0) for each in rows], "time_us"),
+        )
+
+    def notes(self) -> tuple[Note, ...]:
+        said: list[tuple[str, Iterable[str], str]] = [
+            ("unknown_keys", self.unknown_top_keys, "Parts of the file we do not know were left aside"),
+            ("unknown_event_keys", self.unknown_event_keys, "Keys of events we do not know were left aside"),
+            ("unknown_frame_keys", self.interner.dropped_frame_keys, "Keys of frames were left aside"),
+            ("unknown_actions", self.interner.other_actions, "Events of an unknown kind are kept, and change nothing"),
+            ("unknown_states", self.unknown_states, "Blocks in an unknown state are taken as free"),
+        ]
+        notes = [Note(code, f"{text}: {_listed(names)}.") for code, names, text in said if names]
+        if self.untiled_bytes:
+            text = f"The blocks of its segments miss {self.untiled_bytes} bytes of the segments' own sizes."
+            notes.append(Note("untiled_segments", text, level="warning"))
+        return tuple(notes)
+
+
+def _block_columns(columns: list[Any]) -> Blocks:
+    return Blocks(
+        segment=columns[0].astype(np.int32),
+        address=columns[1],
+        size=columns[2],
+        requested=columns[3],
+        state=columns[4].astype(np.uint8),
+        stack=columns[5].astype(np.int32),
+    )
+
+
+def _as_dict(root: Any) -> Mapping[str, Any]:
+    if type(root) is list and all(type(each) is dict and "total_size" in each for each in root):
+        return {"segments": root, "device_traces": []}
+    if type(root) is dict and ("segments" in root or "device_traces" in root):
+        return root
+    if type(root) is dict:
+        kind = f"a dict with the keys {_listed(str(key) for key in root)}" if root else "an empty dict"
+    else:
+        kind = f"a {type(root).__name__}"
+    raise TraceError(f"It holds {kind}, not a memory snapshot.", remedy=_RECORD)
+
+
+def _list(mapping: Mapping[str, Any], key: str) -> list[Any]:
+    value = mapping.get(key)
+    if value is None:
+        return []
+    if type(value) not in (list, tuple):
+        raise TraceError(f"{key!r} is a {type(value).__name__}, not a list.")
+    return list(value)
+
+
+def _traces(value: Any, key: str) -> list[list[Any]]:
+    """One list of events per device; a flat list of events counts as the first device's."""
+    rows = _list({key: value}, key)
+    if len(rows) > _MOST_DEVICES and any(type(each) is list for each in rows):
+        raise TraceError(f"{key!r} names more than {_MOST_DEVICES} devices.")
+    if rows and not any(type(each) in (list, tuple) for each in rows):
+        return [rows]
+    return [_list({key: each}, key) for each in rows]
+
+
+def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
+    devices: dict[int, list[Any]] = {}
+    for each in rows:
+        if type(each) is not dict:
+            raise TraceError(f"A segment or annotation is a {type(each).__name__}, not a dict.")
+        devices.setdefault(_whole(each, "device", 0), []).append(each)
+    if len(devices) > _MOST_DEVICES:
+        raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
+    return devices
+
+
+def _whole(mapping: Any, key: str, default: int | None = None) -> int:
+    value = mapping.get(key, default) if type(mapping) is dict else None
+    if type(value) is not int:
+        raise TraceError(f"{key!r} is missing or not a whole number.")
+    return value
+
+
+def _stage(name: Any) -> Stage:
+    return Stage.END if name == "END" else Stage.START
+
+
+def _labels(categories: Any) -> Labels | None:
+    if categories is None or not len(categories):
+        return None
+    column = np.array(categories, dtype=np.uint8)
+    return Labels(column, np.zeros(len(column), dtype=np.int32), np.zeros(len(column), dtype=np.uint8))
+
+
+def _listed(names: Iterable[str], most: int = 8) -> str:
+    ordered = sorted(names)
+    text = ", ".join(repr(name[:40]) for name in ordered[:most])
+    return f"{text} and {len(ordered) - most} more" if len(ordered) > most else text

@@ -1,0 +1,314 @@
+"""What happened, as columns: a Trace is one recording, with its devices apart.
+
+Everything is frozen and every array is read-only. A Trace is made only by a reader (later also by a
+recorder, a predictor or a replay), checked there once, and trusted afterwards. What it *means* is
+computed in `memviz.analysis`; nothing here is filled in later.
+
+Bytes and addresses are int64, times are µs since the epoch. Addresses of 2**63 and above (Intel GPUs
+hand them out) are kept in two's complement, so that arithmetic stays in one integer type;
+`address_text` undoes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Bools = npt.NDArray[np.bool_]
+Bytes1 = npt.NDArray[np.uint8]
+Ints4 = npt.NDArray[np.int32]
+Ints8 = npt.NDArray[np.int64]
+
+NO_STACK = -1
+EMPTY_TEXT = 0
+DEFAULT_POOL = (0, 0)
+
+
+class Action(IntEnum):
+    """What an event says. Values from OTHER on are actions we do not know, named in `Trace.other_actions`."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    SNAPSHOT = 7
+    OOM = 8
+    ANNOTATE = 9
+    OTHER = 64
+
+
+ACTION_NAMES: dict[str, Action] = {a.name.lower(): a for a in Action if a is not Action.OTHER}
+
+
+class State(IntEnum):
+    """Of a block at the end. The two pending spellings are PyTorch's own (code and docstring)."""
+
+    INACTIVE = 0
+    ACTIVE_ALLOCATED = 1
+    ACTIVE_PENDING_FREE = 2
+    ACTIVE_AWAITING_FREE = 3
+
+
+class Stage(IntEnum):
+    START = 0
+    END = 1
+
+
+class Category(IntEnum):
+    """What a tensor is for. UNKNOWN is an answer, not a failure."""
+
+    UNKNOWN = 0
+    PARAMETER = 1
+    GRADIENT = 2
+    OPTIMIZER_STATE = 3
+    ACTIVATION = 4
+    TEMPORARY = 5
+    INPUT = 6
+    OUTPUT = 7
+    WORKSPACE = 8
+
+    @property
+    def label(self) -> str:
+        return self.name.lower().replace("_", " ")
+
+
+class Phase(IntEnum):
+    UNKNOWN = 0
+    FORWARD = 1
+    BACKWARD = 2
+    STEP = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Parallel arrays of one length. Compared by value, because tests compare whole results."""
+
+    def __post_init__(self) -> None:
+        lengths = set()
+        for name, column in self.columns():
+            column.setflags(write=False)
+            lengths.add((name, len(column)))
+        if len({length for _, length in lengths}) > 1:
+            raise ValueError(f"columns of {type(self).__name__} differ in length: {sorted(lengths)}")
+
+    def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        for each in fields(self):
+            yield each.name, getattr(self, each.name)
+
+    def __len__(self) -> int:
+        return len(getattr(self, fields(self)[0].name))
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other) or not isinstance(other, Columns):
+            return NotImplemented
+        pairs = zip(self.columns(), other.columns(), strict=True)
+        return all(np.array_equal(mine, theirs) for (_, mine), (_, theirs) in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, eq=False)
+class Events(Columns):
+    """In the order recorded."""
+
+    action: Bytes1
+    address: Ints8
+    """Of the block or segment; for OOM the bytes that the driver called free (PyTorch does the same)."""
+    size: Ints8
+    """Requested bytes for alloc and free, the segment's or mapping's for segment_*, rounded bytes for OOM."""
+    stream: Ints4
+    """Index into `Trace.streams`."""
+    time_us: Ints8
+    """0 where the file has no times (torch before 2.2)."""
+    stack: Ints4
+    """Index into `Trace.stacks`, or NO_STACK."""
+    forward_stack: Ints4
+    """Where the forward operator of a backward allocation was called, or NO_STACK."""
+    context: Ints4
+    """Text of `compile_context`."""
+    metadata: Ints4
+    """Text that the user attached."""
+    pool: Ints4
+    """Index into `Trace.pools`."""
+
+
+@dataclass(frozen=True, eq=False)
+class Segments(Columns):
+    """Reserved at the end, by address. An expandable segment has one row per mapped range."""
+
+    address: Ints8
+    size: Ints8
+    stream: Ints4
+    pool: Ints4
+    is_large: Bools
+    is_expandable: Bools
+    stack: Ints4
+
+
+@dataclass(frozen=True, eq=False)
+class Blocks(Columns):
+    """What tiles the segments at the end, by segment, then address."""
+
+    segment: Ints4
+    address: Ints8
+    size: Ints8
+    requested: Ints8
+    """0 for an inactive block: what the file says there is stale."""
+    state: Bytes1
+    stack: Ints4
+
+
+@dataclass(frozen=True, eq=False)
+class Annotations(Columns):
+    """`record_function` ranges, as recorded: not every START has its END."""
+
+    name: Ints4
+    stage: Bytes1
+    time_us: Ints8
+
+
+@dataclass(frozen=True, eq=False)
+class Labels(Columns):
+    """What our own runs know of each event's tensor, or of each final block's. See Category and Phase."""
+
+    category: Bytes1
+    module: Ints4
+    """Text of the module's path."""
+    phase: Bytes1
+
+
+@dataclass(frozen=True)
+class DeviceTrace:
+    """One device's history and its state at the end."""
+
+    device: int
+    kind: Literal["gpu", "host"]
+    """`host` is pinned memory, which torch records apart from 2.14 on."""
+    events: Events
+    segments: Segments
+    blocks: Blocks
+    annotations: Annotations
+    event_labels: Labels | None = None
+    block_labels: Labels | None = None
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @property
+    def name(self) -> str:
+        return f"{self.device}" if self.kind == "gpu" else f"host{self.device}"
+
+
+@dataclass(frozen=True, eq=False)
+class Frames(Columns):
+    name: Ints4
+    filename: Ints4
+    line: Ints4
+
+
+@dataclass(frozen=True, eq=False)
+class Stacks:
+    """Interned call stacks: stack `i` is `indices[offsets[i]:offsets[i + 1]]`, innermost frame first."""
+
+    frames: Frames
+    offsets: Ints8
+    indices: Ints4
+    """Into `frames`."""
+
+    def __post_init__(self) -> None:
+        self.offsets.setflags(write=False)
+        self.indices.setflags(write=False)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Stacks):
+            return NotImplemented
+        same = np.array_equal(self.offsets, other.offsets) and np.array_equal(self.indices, other.indices)
+        return same and self.frames == other.frames
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def of(self, stack: int) -> Ints4:
+        """Frame numbers of one stack; empty for NO_STACK."""
+        if stack < 0:
+            return self.indices[:0]
+        return self.indices[self.offsets[stack] : self.offsets[stack + 1]]
+
+
+@dataclass(frozen=True)
+class About:
+    """Where a Trace came from; every view shows it."""
+
+    origin: Literal["measured", "predicted", "replayed"]
+    on: str = ""
+    """The device or the settings: 'NVIDIA H200', 'expandable_segments:True'. Foreign files do not say."""
+    source: str = ""
+    """The file's own name, never its folder."""
+    format: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
+    """Whatever else our own runs wrote: model, command, versions."""
+
+    @property
+    def label(self) -> str:
+        """'measured', 'predicted for NVIDIA H200', 'replayed with expandable_segments:True'."""
+        joint = {"measured": "on", "predicted": "for", "replayed": "with"}[self.origin]
+        return f"{self.origin} {joint} {self.on}" if self.on else self.origin
+
+
+@dataclass(frozen=True)
+class Note:
+    """Something the reader must know about this Trace, in plain words, with what to do."""
+
+    code: str
+    text: str
+    remedy: str = ""
+    level: Literal["info", "warning"] = "info"
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    devices: tuple[DeviceTrace, ...]
+    stacks: Stacks
+    strings: tuple[str, ...]
+    """Every text once; 0 is the empty one."""
+    streams: tuple[int, ...]
+    """Stream handles; 0 is the default stream."""
+    pools: tuple[tuple[int, int], ...]
+    other_actions: tuple[str, ...]
+    settings: Mapping[str, Any]
+    """`allocator_settings` as the file has them; empty where it has none."""
+    about: About
+    notes: tuple[Note, ...] = ()
+    """What the reader noticed; what an analysis notices is in `analysis.health`."""
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Trace):
+            return NotImplemented
+        return all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self))
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    @cached_property
+    def event_count(self) -> int:
+        return sum(len(each.events) for each in self.devices)
+
+    def action_name(self, code: int) -> str:
+        if code >= Action.OTHER:
+            return self.other_actions[code - Action.OTHER]
+        return Action(code).name.lower()
+
+
+def address_text(address: int) -> str:
+    return f"0x{address & 0xFFFFFFFFFFFFFFFF:x}"

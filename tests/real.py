@@ -1,0 +1,23 @@
+"""The real snapshots beside the checkout: other people's programs on real GPUs. They are never copied here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "shared" / "snapshots"
+
+requires_real = pytest.mark.skipif(not FOLDER.is_dir(), reason="the folder of real snapshots is not beside this checkout")
+
+
+def real_files() -> list[Path]:
+    return sorted(FOLDER.glob("*.pickle"))
+
+
+def expected() -> dict[str, Any]:
+    """Independently counted figures, by file name."""
+    path = FOLDER / "expected.json"
+    return json.loads(path.read_text()) if path.exists() else {}
