@@ -14,11 +14,12 @@ import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.model import ACTION_NAMES, NO_STACK, Action, Category, Events, Ints4, Ints8
+from memviz.trace.model import ACTION_NAMES, Action, Category, Events, Ints4, Ints8
 
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
 
+_SCALARS = (str, int, float, bool, type(None))
 _PLACES = {"action", "addr", "size", "stream", "time_us", "pool_id", "device_free"}
 _KNOWN_KEYS = _PLACES | {"frames", "forward_frames", "compile_context", "user_metadata", "category"}
 _CATEGORY_NAMES = {each.name.lower(): each for each in Category} | {"autograd_detail": Category.ACTIVATION}
@@ -52,8 +53,9 @@ class EventCollector:
     def finish(self) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         """All events, and their categories if the file names any."""
         events = _joined(self._parts)
+        # What could not be had is no part of any sum.
         moved = events.size[events.action != Action.OOM]
-        if (moved < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
+        if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
             raise TraceError("The sizes of its events are negative or beyond any real memory.")
         categories = np.concatenate([*self._categories, np.zeros(0, dtype=np.uint8)])
         return events, categories if categories.any() else None
@@ -62,15 +64,14 @@ class EventCollector:
         self._notice_keys(batch)
         intern = self.interner
         action = np.array([self._action(each.get("action")) for each in batch], dtype=np.uint8)
-        stacks: dict[int, int] = {}
         events = Events(
             action=action,
             address=integers([_address(each) for each in batch], "addr"),
             size=integers([each.get("size", 0) for each in batch], "size"),
             stream=_codes(intern.stream(each.get("stream", 0)) for each in batch),
             time_us=integers([each.get("time_us", 0) for each in batch], "time_us"),
-            stack=_codes(self._stack(each.get("frames"), stacks) for each in batch),
-            forward_stack=_codes(self._stack(each.get("forward_frames"), stacks) for each in batch),
+            stack=_codes(intern.stack(each.get("frames")) for each in batch),
+            forward_stack=_codes(intern.stack(each.get("forward_frames")) for each in batch),
             context=_codes(intern.string(text_of(each.get("compile_context"))) for each in batch),
             metadata=_codes(intern.string(text_of(each.get("user_metadata"))) for each in batch),
             pool=_codes(intern.pool(each.get("pool_id", (0, 0))) for each in batch),
@@ -81,18 +82,9 @@ class EventCollector:
         known = ACTION_NAMES.get(name) if type(name) is str else None
         return known if known is not None else self.interner.other_action(name)
 
-    def _stack(self, frames: Any, seen: dict[int, int]) -> int:
-        """Alloc, free and block share one list object, so most stacks are looked up by identity."""
-        if frames is None:
-            return NO_STACK
-        number = seen.get(id(frames))
-        if number is None:
-            number = seen[id(frames)] = self.interner.stack(frames)
-        return number
-
     def _notice_keys(self, batch: list[dict[str, Any]]) -> None:
         for keys in {tuple(each) for each in batch}:
-            self.unknown_keys.update(str(key) for key in keys if key not in _KNOWN_KEYS)
+            self.unknown_keys.update(name_of(key) for key in keys if key not in _KNOWN_KEYS)
 
 
 def integers(values: list[Any], what: str) -> Ints8:
@@ -109,10 +101,22 @@ def integers(values: list[Any], what: str) -> Ints8:
 
 
 def text_of(value: Any) -> str:
-    """Metadata is text; releases that let users attach a dict write it as JSON, and so do we."""
+    """Metadata is text. Newer releases let users attach a dict, and store it as the same JSON that we make of one."""
     if type(value) is str:
         return value
-    return "" if value is None else json.dumps(value, default=repr)
+    if value is None:
+        return ""
+    if type(value) is dict and all(type(key) is str and type(each) in _SCALARS for key, each in value.items()):
+        return json.dumps(value, separators=(",", ":"))
+    if type(value) in _SCALARS:
+        return json.dumps(value)
+    # Nested values are not written out: a few bytes of references can name a text larger than any memory.
+    raise TraceError(f"A text was expected, found {type(value).__name__}.")
+
+
+def name_of(key: Any) -> str:
+    """For a note about something we do not know, which may be of any type and size."""
+    return key[:80] if type(key) is str else f"<{type(key).__name__}>"
 
 
 def no_events() -> Events:

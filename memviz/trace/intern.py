@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,13 @@ from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Stacks
 _INT4_MAX = 2**31 - 1
 
 
+@dataclass(frozen=True)
+class StackNumber:
+    """In place of a list of frames: a stack that is interned already."""
+
+    number: int
+
+
 class Interner:
     def __init__(self) -> None:
         self.strings: dict[str, int] = {"": 0}
@@ -21,13 +29,27 @@ class Interner:
         self.pools: dict[tuple[int, int], int] = {DEFAULT_POOL: 0}
         self.other_actions: dict[str, int] = {}
         self.dropped_frame_keys: set[str] = set()
+        self._seen_frames: dict[int, tuple[Any, int]] = {}
+        self._seen_lists: dict[int, tuple[Any, int]] = {}
+        """By identity, with the object so that its id stays its own: torch shares frames among all stacks, and
+        one list of them among an alloc, its frees and its block."""
+        self._texts: list[str] = [""]
         self._frames: dict[tuple[int, int, int], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
 
     def string(self, text: Any) -> int:
         if type(text) is not str:
             raise TraceError(f"A text was expected, found {type(text).__name__}.")
-        return self.strings.setdefault(text, len(self.strings))
+        number = self.strings.setdefault(text, len(self._texts))
+        if number == len(self._texts):
+            self._texts.append(text)
+        return number
+
+    def text(self, number: int) -> str:
+        return self._texts[number]
+
+    def pool_pair(self, number: int) -> tuple[int, int]:
+        return list(self.pools)[number]
 
     def stream(self, handle: Any) -> int:
         return self.streams.setdefault(_integer(handle, "stream"), len(self.streams))
@@ -53,7 +75,9 @@ class Interner:
             raise TraceError(f"A frame was expected, found {type(frame).__name__}.", remedy=_NOT_A_SNAPSHOT)
         if len(frame) > 3:
             self.dropped_frame_keys.update(str(key) for key in frame.keys() - _FRAME_KEYS)
-        return self._frame(frame.get("name", ""), frame.get("filename", ""), frame.get("line", 0))
+        number = self._frame(frame.get("name", ""), frame.get("filename", ""), frame.get("line", 0))
+        self._seen_frames[id(frame)] = frame, number
+        return number
 
     def _frame(self, name: Any, filename: Any, line: Any) -> int:
         number = _integer(line, "line")
@@ -66,9 +90,17 @@ class Interner:
         """NO_STACK for an empty one: torch writes `[]` where it kept none."""
         if frames is None:
             return NO_STACK
+        if type(frames) is StackNumber:
+            return frames.number
         if type(frames) not in (list, tuple):
             raise TraceError(f"A stack was expected, found {type(frames).__name__}.", remedy=_NOT_A_SNAPSHOT)
-        return self.stack_of([self.frame(each) for each in frames])
+        known = self._seen_lists.get(id(frames))
+        if known is not None:
+            return known[1]
+        seen = self._seen_frames
+        number = self.stack_of([seen[id(each)][1] if id(each) in seen else self.frame(each) for each in frames])
+        self._seen_lists[id(frames)] = frames, number
+        return number
 
     def stack_of(self, frame_numbers: Sequence[int]) -> int:
         if not frame_numbers:

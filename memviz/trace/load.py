@@ -1,15 +1,165 @@
-"""A file of any age -> Trace."""
+"""A file of any age -> Trace. What is inside is found out by looking, never by the file's name."""
 
 from __future__ import annotations
 
-import pickle
+import gzip
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
+from memviz.errors import TraceError
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
 from memviz.trace.model import About, Trace
+from memviz.trace.unpickle import RefersToEvent, unpickle
+from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, Progress
+
+_RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
+_FIRST_BYTES_OF_PICKLES = b"\x80(]})lcd"
+_GZIP = b"\x1f\x8b"
+_ZIP = b"PK\x03\x04"
+_JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
-def load_trace(path: str | Path) -> Trace:
+def load_trace(
+    path: str | os.PathLike[str], *, limits: Limits | None = None, progress: Progress | None = None
+) -> Trace:
+    """Reads a snapshot: a pickle of any protocol or JSON, plain or gzipped.
+
+    Args:
+        path: The file.
+        limits: What it may take of this machine; by default `Limits.from_environment()`.
+        progress: Called now and then with the bytes read so far and the file's size.
+
+    Raises:
+        TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
+    """
     path = Path(path)
-    return read_snapshot(pickle.loads(path.read_bytes()), About("measured", source=path.name), Interner())
+    limits = limits or Limits.from_environment()
+    try:
+        return _load(path, limits, progress)
+    except TraceError as error:
+        raise error.named(path.name) from None
+    except OSError as error:
+        raise TraceError(f"It cannot be read ({error.strerror or error}).", source=path.name) from None
+    except MemoryError:
+        reason = "Reading it needs more memory than this machine has free."
+        raise TraceError(reason, remedy="Record fewer events (max_entries).", source=path.name) from None
+
+
+def _load(path: Path, limits: Limits, progress: Progress | None) -> Trace:
+    if path.is_dir():
+        raise TraceError("It is a folder.", remedy="Name the snapshot file inside it.")
+    if not path.exists():
+        raise TraceError("There is no such file.")
+    size = path.stat().st_size
+    if size == 0 and path.is_file():
+        raise TraceError("It is empty: the program that wrote it was probably stopped first.", remedy=AGAIN)
+    if size > limits.file_bytes:
+        reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
+        raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
+    with path.open("rb") as file:
+        source = _Source(file, size, limits, progress)
+        root, format, interner = source.read()
+        del source
+        return read_snapshot(root, About("measured", source=path.name, format=format), interner, limits)
+
+
+class _Source:
+    """One open file, looked into and read, from the start again if need be."""
+
+    def __init__(self, file: BinaryIO, size: int, limits: Limits, progress: Progress | None) -> None:
+        self.file = file
+        self.limits = limits
+        self.progress: Callable[[int, int], None] | None = None
+        if progress is not None:
+            # The reader behind a decompressor does not know how far the file itself is read.
+            self.progress = lambda _done, _total: progress(file.tell(), size)
+
+    def read(self) -> tuple[Any, str, Interner]:
+        self.file.seek(0)
+        head = self.file.read(4)
+        self.file.seek(0)
+        if head.startswith(_ZIP):
+            raise _zip_error(self.file)
+        if head.startswith(_GZIP):
+            return self._read(_Bounded(self.file, self.limits.unpacked_bytes), ", gzip")
+        return self._read(self.file, "")
+
+    def _read(self, stream: BinaryIO, packed: str) -> tuple[Any, str, Interner]:
+        head = _peek(stream)
+        first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
+        if first in (b"{", b"["):
+            return _json(stream, self.limits), f"JSON{packed}", Interner()
+        if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
+            raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
+        protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
+        interner = Interner()
+        try:
+            root = unpickle(stream, interner, self.limits, self.progress)
+        except RefersToEvent:
+            interner = Interner()
+            stream.seek(0)
+            root = unpickle(stream, interner, self.limits, self.progress, runs=False)
+        return root, f"pickle, {protocol}{packed}", interner
+
+
+def _peek(stream: BinaryIO) -> bytes:
+    head = stream.read(64)
+    stream.seek(0)
+    return head
+
+
+class _Bounded(gzip.GzipFile):
+    """A gzip file that ends with an error where it unpacks to more than is allowed."""
+
+    def __init__(self, file: BinaryIO, most: int) -> None:
+        super().__init__(fileobj=file, mode="rb")
+        self.most = most
+
+    def read(self, size: int | None = -1) -> bytes:
+        try:
+            piece: bytes = super().read(size)
+        except (EOFError, zlib.error, gzip.BadGzipFile):
+            raise TraceError(TRUNCATED, remedy=AGAIN) from None
+        if self.tell() > self.most:
+            reason = f"It unpacks to more than {self.most:,} bytes, which is the limit here."
+            raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_UNPACKED_BYTES.")
+        return piece
+
+
+def _json(stream: BinaryIO, limits: Limits) -> Any:
+    raw = stream.read(limits.json_bytes + 1)
+    if len(raw) > limits.json_bytes:
+        reason = f"As JSON it has more than {limits.json_bytes:,} bytes, which is the limit here."
+        raise TraceError(reason, remedy="Dump it as a pickle, which is far smaller, or raise MEMVIZ_MAX_JSON_BYTES.")
+    # Counted before it is read: three bytes of text can become a dict of 64. Too much rather than too little.
+    needed = len(raw) + sum(cost * raw.count(mark) for mark, cost in _JSON_COSTS.items())
+    if needed > limits.memory_bytes:
+        reason = f"It may need {needed:,} bytes of memory, more than the {limits.memory_bytes:,} allowed here."
+        raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_MEMORY_BYTES.")
+    try:
+        return json.loads(raw, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise TraceError(f"It starts like JSON but is not sound JSON ({reason}).", remedy=AGAIN) from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a number in JSON")
+
+
+def _zip_error(file: BinaryIO) -> TraceError:
+    """torch.save writes zip files."""
+    try:
+        names = zipfile.ZipFile(file).namelist()
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        names = []
+    if any(name.endswith("data.pkl") for name in names):
+        return TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
+    return TraceError("It is a zip archive.", remedy="Unpack it and open the snapshot inside.")

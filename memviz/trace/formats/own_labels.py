@@ -6,10 +6,11 @@
         "modules": ["", "layers.0.mlp", ...],
         "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS}, ...],
     }
-    LABELS = {"category": bytes, "module": bytes, "phase": bytes}
+    LABELS = {"category": text, "module": text, "phase": text}
 
-Each LABELS column is one little-endian array over the device's events (or final blocks): uint8, int32 into
-`modules`, uint8. In JSON the bytes are base64 text.
+Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks):
+uint8, int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside
+PyTorch's own page stops at an opcode for bytes.
 """
 
 from __future__ import annotations
@@ -20,10 +21,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.model import About, Category, DeviceTrace, Labels, Phase, Trace
+from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phase, Trace
 
 KEY = "memviz"
 _VERSION = 1
@@ -34,9 +36,11 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     """The trace with its labels; unchanged where the file has none, or those of a later version."""
     if type(value) is not dict or value.get("version") != _VERSION:
         return trace
-    modules = [interner.string(each) for each in value.get("modules", [])] or [0]
+    modules = [interner.string(each) for each in _list(value, "modules")] or [0]
     table = np.array(modules, dtype=np.int32)
-    given = {(each.get("kind"), each.get("device")): each for each in value.get("devices", []) if type(each) is dict}
+    rows = [each for each in _list(value, "devices") if type(each) is dict]
+    named = [each for each in rows if type(each.get("kind")) is str and type(each.get("device")) is int]
+    given = {(each["kind"], each["device"]): each for each in named}
     devices = tuple(_labelled(each, given.get((each.kind, each.device)), table) for each in trace.devices)
     return replace(trace, devices=devices, about=_about(trace.about, value.get("about")))
 
@@ -47,13 +51,13 @@ def dump(trace: Trace) -> dict[str, Any] | None:
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
-    used = sorted({int(code) for each in labelled for labels in _both(each) for code in np.unique(labels.module)} | {0})
-    position = {code: i for i, code in enumerate(used)}
+    modules = [labels.module for each in labelled for labels in _both(each)]
+    used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
     return {
         "version": _VERSION,
         "about": {"origin": about.origin, "on": about.on, "facts": dict(about.facts)},
         "modules": [trace.strings[code] for code in used],
-        "devices": [_dump_device(each, position) for each in labelled],
+        "devices": [_dump_device(each, used) for each in labelled],
     }
 
 
@@ -61,26 +65,31 @@ def _both(device: DeviceTrace) -> list[Labels]:
     return [each for each in (device.event_labels, device.block_labels) if each is not None]
 
 
-def _dump_device(device: DeviceTrace, position: dict[int, int]) -> dict[str, Any]:
+def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
     row: dict[str, Any] = {"kind": device.kind, "device": device.device}
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
-            modules = np.array([position[int(code)] for code in labels.module], dtype="<i4")
             row[key] = {
-                "category": labels.category.tobytes(),
-                "module": modules.tobytes(),
-                "phase": labels.phase.tobytes(),
+                "category": _text(labels.category),
+                "module": _text(np.searchsorted(used, labels.module).astype("<i4")),
+                "phase": _text(labels.phase),
             }
     return row
+
+
+def _text(column: npt.NDArray[Any]) -> str:
+    return base64.b64encode(column.tobytes()).decode("ascii")
 
 
 def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
     if given is None:
         return device
+    events = _labels(given.get("events"), len(device.events), modules)
+    blocks = _labels(given.get("blocks"), len(device.blocks), modules)
     return replace(
         device,
-        event_labels=_labels(given.get("events"), len(device.events), modules) or device.event_labels,
-        block_labels=_labels(given.get("blocks"), len(device.blocks), modules) or device.block_labels,
+        event_labels=device.event_labels if events is None else events,
+        block_labels=device.block_labels if blocks is None else blocks,
     )
 
 
@@ -104,17 +113,22 @@ def _column(value: Any, dtype: Any, count: int, values: int) -> Any:
 
 
 def _raw(value: Any) -> bytes:
-    if type(value) is bytes:
-        return value
     try:
         return base64.b64decode(value, validate=True)
     except (TypeError, ValueError, binascii.Error):
-        raise TraceError("Its labels (under the key 'memviz') are neither bytes nor base64.") from None
+        raise TraceError("Its labels (under the key 'memviz') are not base64.") from None
 
 
 def _about(about: About, value: Any) -> About:
     if type(value) is not dict or value.get("origin") not in _ORIGINS:
         return about
     facts = value.get("facts")
-    kept = {str(key): str(text) for key, text in facts.items()} if type(facts) is dict else {}
-    return replace(about, origin=value["origin"], on=str(value.get("on", ""))[:200], facts=kept)
+    pairs = facts.items() if type(facts) is dict else ()
+    kept = {key: text for key, text in pairs if type(key) is str and type(text) is str}
+    on = value.get("on")
+    return replace(about, origin=value["origin"], on=on[:200] if type(on) is str else "", facts=kept)
+
+
+def _list(mapping: dict[Any, Any], key: str) -> list[Any]:
+    value = mapping.get(key)
+    return value if type(value) is list else []

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from memviz.errors import TraceError
-from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers
+from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
 from memviz.trace.formats import own_labels
 from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -25,6 +27,7 @@ from memviz.trace.model import (
     Blocks,
     Category,
     DeviceTrace,
+    Events,
     Labels,
     Note,
     Segments,
@@ -48,11 +51,14 @@ _RECORD = (
 )
 _STATES = {each.name.lower(): each for each in State}
 _MOST_DEVICES = 4096
+_UNSIGNED = 2**64 - 1
+"""The C++ writer stores addresses of 2**63 and above as negative numbers."""
 
 
-def read_snapshot(root: Any, about: About, interner: Interner) -> Trace:
-    """`interner` already holds whatever the caller decoded ahead (see `memviz.trace.columns`)."""
+def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | None = None) -> Trace:
+    """`interner` already holds the stacks and texts of events that were decoded while the file was read."""
     snapshot = _as_dict(root)
+    _check_counts(snapshot, limits or Limits())
     segments = _by_device(_list(snapshot, "segments"))
     traces = _traces(snapshot.get("device_traces", []), "device_traces")
     annotations = _by_device(_list(snapshot, "external_annotations"))
@@ -70,8 +76,7 @@ def read_snapshot(root: Any, about: About, interner: Interner) -> Trace:
     if not devices:
         raise TraceError("It is a snapshot, but an empty one: no segments and no events.", remedy=_RECORD)
 
-    reader.unknown_top_keys = {str(key) for key in snapshot.keys() - _TOP_KEYS}
-    settings = snapshot.get("allocator_settings", {})
+    reader.unknown_top_keys = {name_of(key) for key in snapshot.keys() - _TOP_KEYS}
     trace = Trace(
         devices=tuple(devices),
         stacks=interner.frozen_stacks(),
@@ -79,7 +84,7 @@ def read_snapshot(root: Any, about: About, interner: Interner) -> Trace:
         streams=tuple(interner.streams),
         pools=tuple(interner.pools),
         other_actions=tuple(interner.other_actions),
-        settings=settings if type(settings) is dict else {},
+        settings=_settings(snapshot.get("allocator_settings")),
         about=about,
         notes=reader.notes(),
     )
@@ -101,7 +106,7 @@ class _DeviceReader:
     def device(
         self, number: int, kind: Any, segments: list[Any], events: list[Any], annotations: list[Any]
     ) -> DeviceTrace:
-        segments = sorted(segments, key=lambda each: _whole(each, "address"))
+        segments = sorted(segments, key=lambda each: _whole(each, "address") & _UNSIGNED)
         collector = EventCollector(self.interner)
         collector.add(events)
         columns, categories = collector.finish()
@@ -145,6 +150,8 @@ class _DeviceReader:
             if rows and rows[-1][0] == number:
                 self.untiled_bytes += abs(start + _whole(segment, "total_size") - address)
         columns = [integers([row[i] for row in rows], "address" if i == 1 else "size") for i in range(6)]
+        if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
+            raise TraceError("The sizes of its blocks are beyond any real memory.")
         return _block_columns(columns), categories if any(categories) else []
 
     def _block(self, block: Any, segment: int, expected_address: int) -> tuple[int, int, int, int, int, int]:
@@ -170,7 +177,7 @@ class _DeviceReader:
     def _state(self, name: Any) -> State:
         known = _STATES.get(name) if type(name) is str else None
         if known is None:
-            self.unknown_states.add(str(name)[:80])
+            self.unknown_states.add(name_of(name))
             return State.INACTIVE
         return known
 
@@ -214,25 +221,43 @@ def _as_dict(root: Any) -> Mapping[str, Any]:
     if type(root) is dict and ("segments" in root or "device_traces" in root):
         return root
     if type(root) is dict:
-        kind = f"a dict with the keys {_listed(str(key) for key in root)}" if root else "an empty dict"
+        kind = f"a dict with the keys {_listed(name_of(key) for key in root)}" if root else "an empty dict"
     else:
         kind = f"a {type(root).__name__}"
     raise TraceError(f"It holds {kind}, not a memory snapshot.", remedy=_RECORD)
+
+
+def _check_counts(snapshot: Mapping[str, Any], limits: Limits) -> None:
+    """A few bytes can name one long list a thousand times over, so counts are taken before anything is read."""
+    traces = [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key, []), key)]
+    counts = {id(each): _event_count(each) for each in traces if len(each) <= limits.events}
+    if sum(counts.get(id(each), len(each)) for each in traces) > limits.events:
+        raise TraceError(f"It holds more than {limits.events:,} events.", remedy="Raise MEMVIZ_MAX_EVENTS.")
+    segments = [each for key in ("segments", "host_segments") for each in _list(snapshot, key)]
+    blocks = sum(len(_list(each, "blocks")) for each in segments if type(each) is dict)
+    if blocks > limits.items:
+        raise TraceError(f"It holds more than {limits.items:,} blocks.", remedy="Raise MEMVIZ_MAX_ITEMS.")
+
+
+def _event_count(items: list[Any]) -> int:
+    return sum(len(each) if type(each) is Events else 1 for each in items)
 
 
 def _list(mapping: Mapping[str, Any], key: str) -> list[Any]:
     value = mapping.get(key)
     if value is None:
         return []
-    if type(value) not in (list, tuple):
+    if type(value) is tuple:
+        return list(value)
+    if type(value) is not list:
         raise TraceError(f"{key!r} is a {type(value).__name__}, not a list.")
-    return list(value)
+    return value
 
 
 def _traces(value: Any, key: str) -> list[list[Any]]:
     """One list of events per device; a flat list of events counts as the first device's."""
     rows = _list({key: value}, key)
-    if len(rows) > _MOST_DEVICES and any(type(each) is list for each in rows):
+    if len(rows) > _MOST_DEVICES and any(type(each) in (list, tuple) for each in rows):
         raise TraceError(f"{key!r} names more than {_MOST_DEVICES} devices.")
     if rows and not any(type(each) in (list, tuple) for each in rows):
         return [rows]
@@ -255,6 +280,17 @@ def _whole(mapping: Any, key: str, default: int | None = None) -> int:
     if type(value) is not int:
         raise TraceError(f"{key!r} is missing or not a whole number.")
     return value
+
+
+def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
+    """Plain values, and tables of them, one deep, as torch writes them. Anything else is no setting."""
+    kept: dict[str, Any] = {}
+    for key, each in value.items() if type(value) is dict else ():
+        if type(key) is str and type(each) is dict and tables:
+            kept[key] = _settings(each, tables=False)
+        elif type(key) is str and (type(each) in (str, int, bool) or (type(each) is float and isfinite(each))):
+            kept[key] = each
+    return kept
 
 
 def _stage(name: Any) -> Stage:

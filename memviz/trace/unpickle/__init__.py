@@ -1,0 +1,52 @@
+"""The unpickler that knows no classes: dicts, lists, tuples, texts, bytes and numbers, and nothing else.
+
+Python's own unpickler can be told to refuse classes, but not to be frugal: a file of a few bytes makes it
+reserve gigabytes for its memo, hash a tuple nested a million deep (which ends the process), or take an
+object from the registry of extensions. So the operations are read here. Only those exist that a pickler
+writes for plain data; any other is refused by its name. Every object is counted before it is kept.
+
+Interpreting a million events would take seconds, so long rows of events, which are 99 % of a snapshot, are
+handed to `runs`, which decodes them as columns without making any object.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+from memviz.errors import TraceError
+from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
+from memviz.trace.unpickle.machine import Machine, RefersToEvent
+from memviz.trace.unpickle.operations import OPERATIONS, STOP
+from memviz.trace.unpickle.refusals import refused_operation
+from memviz.trace.unpickle.stream import AGAIN, Progress
+
+__all__ = ["RefersToEvent", "unpickle"]
+
+
+def unpickle(
+    file: BinaryIO, interner: Interner, limits: Limits, progress: Progress | None = None, *, runs: bool = True
+) -> Any:
+    """The object in the file. Long rows of events come as `Events` among the items of their list.
+
+    `runs=False` reads every event by itself: slower, and the only way for a file that refers back to a
+    whole event.
+    """
+    machine = Machine(file, interner, limits, progress, runs)
+    while True:
+        while machine.at >= machine.low_water:
+            machine.refill()
+        code = machine.buffer[machine.at]
+        machine.at += 1
+        if code == STOP:
+            return _result(machine)
+        operation = OPERATIONS[code]
+        if operation is None:
+            raise refused_operation(code, machine.before + machine.at - 1)
+        operation(machine)
+
+
+def _result(machine: Machine) -> Any:
+    if machine.marks or len(machine.stack) != 1:
+        raise TraceError("Its pickle is damaged: it ends with unfinished objects.", remedy=AGAIN)
+    return machine.stack[0]

@@ -1,0 +1,178 @@
+"""What a pickle works on while it is read: bytes, a stack, a memo, and the bounds of all three."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, BinaryIO
+
+from memviz.errors import TraceError
+from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
+from memviz.trace.unpickle.refusals import NOT_OURS, damaged, too_large
+from memviz.trace.unpickle.runs import EventRuns
+from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Progress
+
+_LOW_WATER = 1 << 16
+"""An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
+MARGIN = 16
+"""Zero bytes behind every window, so that words may be read at its very end."""
+_ENTRY, _ITEM, _MEMO = 100, 40, 100
+"""Bytes that an entry of a dict, an item of a list and a place in the memo cost in CPython, rather too much."""
+_CONTAINERS = (dict, list, tuple)
+
+
+class RefersToEvent(Exception):
+    """The file names an event a second time; such a file is read without runs."""
+
+
+class Machine:
+    def __init__(
+        self, file: BinaryIO, interner: Interner, limits: Limits, progress: Progress | None, runs: bool
+    ) -> None:
+        self.limits = limits
+        self.progress = progress
+        self.stream = PickleStream(file)
+        self.deadline = time.monotonic() + limits.seconds
+        self.buffer = b""
+        self.at = 0
+        self.low_water = 0
+        self.before = 0
+        self.ended = False
+        self.stack: list[Any] = []
+        self.marks: list[list[Any]] = []
+        self.memo: dict[int, Any] = {}
+        self.cost = 0
+        self.items = 0
+        self.depths: dict[int, int] = {}
+        self.newest_dict: dict[str, Any] | None = None
+        self.newest_dict_at = -1
+        self.runs = EventRuns(interner, self) if runs else None
+
+    # -- bytes ---------------------------------------------------------------------------------------
+
+    def refill(self) -> None:
+        if self.ended:
+            raise TraceError(TRUNCATED, remedy=AGAIN)
+        self._check_limits()
+        rest = self.buffer[self.at : len(self.buffer) - MARGIN] if self.buffer else b""
+        more = self.stream.read()
+        self.ended = not more
+        self._set_window((rest, more))
+
+    def _set_window(self, pieces: tuple[bytes, ...] | list[bytes]) -> None:
+        self.before += self.at
+        self.newest_dict_at = -1
+        self.buffer, self.at = b"".join((*pieces, bytes(MARGIN))), 0
+        self.low_water = len(self.buffer) - MARGIN - (0 if self.ended else _LOW_WATER)
+        if self.runs is not None:
+            self.runs.new_window(self.buffer)
+
+    def take(self, count: int) -> bytes:
+        """The next bytes, however many windows they span."""
+        if count > len(self.buffer) - MARGIN - self.at:
+            self._widen(count)
+        start = self.at
+        self.at += count
+        return self.buffer[start : self.at]
+
+    def _widen(self, count: int) -> None:
+        if count > self.limits.memory_bytes:
+            raise too_large("memory_bytes", self.limits.memory_bytes)
+        pieces = [self.buffer[self.at : len(self.buffer) - MARGIN]]
+        have = len(pieces[0])
+        while have < count:
+            more = self.stream.read()
+            if not more:
+                raise TraceError(TRUNCATED, remedy=AGAIN)
+            pieces.append(more)
+            have += len(more)
+        self._set_window(pieces)
+
+    def line(self) -> bytes:
+        """Text opcodes of protocol 0 end with a newline."""
+        end = self.buffer.find(b"\n", self.at, len(self.buffer) - MARGIN)
+        if end < 0:
+            raise TraceError(TRUNCATED if self.ended else "Its pickle holds an endless line.", remedy=AGAIN)
+        start, self.at = self.at, end + 1
+        return self.buffer[start:end]
+
+    # -- bounds --------------------------------------------------------------------------------------
+
+    def _check_limits(self) -> None:
+        limits = self.limits
+        if self.progress is not None:
+            self.progress(self.stream.consumed, 0)
+        spent = self.cost + _ITEM * len(self.stack) + _MEMO * (len(self.memo) + len(self.depths))
+        if spent > limits.memory_bytes:
+            raise too_large("memory_bytes", limits.memory_bytes)
+        if self.items > limits.items:
+            raise too_large("items", limits.items)
+        if self.runs is not None and self.runs.count > limits.events:
+            raise too_large("events", limits.events)
+        if time.monotonic() > self.deadline:
+            raise too_large("seconds", limits.seconds)
+
+    def deepen(self, parent: Any, children: list[Any] | tuple[Any, ...]) -> None:
+        depth = 1 + max((self.depths.get(id(each), 1) for each in children if type(each) in _CONTAINERS), default=0)
+        if depth > 1:
+            if depth > self.limits.depth:
+                raise too_large("depth", self.limits.depth)
+            self.depths[id(parent)] = max(depth, self.depths.get(id(parent), 0))
+
+    # -- stack and memo ------------------------------------------------------------------------------
+
+    def pop(self) -> Any:
+        if not self.stack:
+            raise damaged()
+        return self.stack.pop()
+
+    def pop_mark(self) -> list[Any]:
+        if not self.marks:
+            raise damaged()
+        items, self.stack = self.stack, self.marks.pop()
+        return items
+
+    def put(self, number: int) -> None:
+        if not self.stack:
+            raise damaged()
+        self.memo[number] = self.stack[-1]
+
+    def memo_length(self) -> int:
+        return len(self.memo) + (self.runs.memo_used if self.runs is not None else 0)
+
+    def get(self, number: int) -> None:
+        try:
+            self.stack.append(self.memo[number])
+        except KeyError:
+            self.stack.append(self._from_runs(number))
+
+    def _from_runs(self, number: int) -> Any:
+        found = self.runs.recall(number) if self.runs is not None else None
+        if found is None:
+            raise damaged()
+        if found is EventRuns.AN_EVENT:
+            raise RefersToEvent
+        return found
+
+    def append_to_list(self, items: list[Any]) -> None:
+        target = self.stack[-1] if self.stack else None
+        if type(target) is not list:
+            raise damaged()
+        self.cost += _ITEM * len(items)
+        self.items += len(items)
+        self.deepen(target, items)
+        target.extend(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        target = self.stack[-1] if self.stack else None
+        if type(target) is not dict or len(items) % 2:
+            raise damaged()
+        keys, values = items[::2], items[1::2]
+        if any(type(key) is not str for key in keys):
+            raise TraceError("A key in its pickle is not a text.", remedy=NOT_OURS)
+        self.cost += _ENTRY * len(keys)
+        self.items += len(keys)
+        self.deepen(target, values)
+        target.update(zip(keys, values, strict=True))
+        if self.runs is not None and "action" in target:
+            self.runs.after_event(target)

@@ -1,0 +1,298 @@
+"""Every place in a window where an event may start, parsed side by side, by bytes only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.errors import TraceError
+from memviz.trace.model import Bools, Ints8
+from memviz.trace.unpickle.template import LIST, Kind, Template
+
+Word = npt.NDArray[np.uint64]
+_MOST_CONTENTS = 500_000
+_BATCH_END = b"e("
+"""Picklers close and reopen a list after every 1,000 items."""
+
+
+class Contents:
+    """Distinct bytes of lists and texts, each once: 600,000 lists in a file are often 200 different ones."""
+
+    def __init__(self) -> None:
+        self.numbers: dict[bytes, int] = {}
+        self.raw: list[bytes] = []
+        self.stacks: list[int | None] = []
+        """Of a list: the stack it was found to be."""
+
+    def number(self, raw: bytes) -> int:
+        found = self.numbers.get(raw)
+        if found is None:
+            if len(self.raw) >= _MOST_CONTENTS:
+                raise TraceError(f"Its events hold more than {_MOST_CONTENTS:,} different stacks.")
+            found = self.numbers[raw] = len(self.raw)
+            self.raw.append(raw)
+            self.stacks.append(None)
+        return found
+
+
+@dataclass
+class Column:
+    """One slot of all candidates. Which arrays are used depends on the slot's kind."""
+
+    value: Ints8
+    """A number; the memo's place of a reference; or a content's number, negative and one less."""
+    second: Ints8 | None = None
+    """The other number of a pool, or the place in the memo that the object takes (explicit memo only)."""
+    memo_offset: Ints8 | None = None
+    """How many objects the event has put into the memo before this one; -1 where this is a reference."""
+
+
+class Window:
+    """Every place in the window where an event may start, parsed side by side."""
+
+    def __init__(self, buffer: bytes, template: Template, at: int, seen: tuple[Contents, Contents]) -> None:
+        self.template = template
+        self._buffer = buffer
+        self._bytes = np.frombuffer(buffer, dtype=np.uint8)
+        # A word at every byte, aligned or not: eight bytes from any position in one step.
+        self._words: Word = np.ndarray((len(buffer) - 7,), dtype="<u8", buffer=buffer, strides=(1,))
+        self._lists_seen, self._texts_seen = seen
+        self._limit = len(buffer) - 16
+        self.start = self._candidates(at)
+        self._at = self.start + 1
+        self._ok: Bools = np.ones(len(self.start), dtype=np.bool_)
+        self.event_memo = self._memo_place()
+        self._skip(b"(")
+        self._memoized: Ints8 = np.full(len(self.start), 1 if template.memo == b"\x94" else 0)
+        self.columns = {name: self._slot(i) for i, (name, _, _) in enumerate(template.slots)}
+        self._skip(b"u")
+        self.end = self._at
+        self.memo_count = self._memoized
+        self.ok: Bools = self._ok & (self.end <= self._limit)
+        self._breaks = np.flatnonzero(~self._linked())
+
+    def run_from(self, at: int) -> tuple[int, int]:
+        """First and one past the last candidate of the run that starts here; equal where there is none."""
+        if self._buffer[at : at + 2] == _BATCH_END:
+            at += 2
+        first = int(np.searchsorted(self.start, at))
+        if first == len(self.start) or self.start[first] != at or not self.ok[first]:
+            return 0, 0
+        last = self._breaks[np.searchsorted(self._breaks, first)]
+        return first, int(last) + 1
+
+    def _linked(self) -> Bools:
+        """Whether an event ends where the next one starts; never so for the last."""
+        gap = self.start[1:] - self.end[:-1]
+        end = np.minimum(self.end[:-1], self._limit)
+        batch = (gap == 2) & (self._bytes[end] == ord("e")) & (self._bytes[end + 1] == ord("("))
+        linked = np.zeros(len(self.start), dtype=np.bool_)
+        linked[:-1] = self.ok[:-1] & self.ok[1:] & ((gap == 0) | batch)
+        return linked
+
+    def _candidates(self, at: int) -> Ints8:
+        literal = b"(" + self.template.slots[0][2]
+        head = {b"\x94": 2, b"r": 6, b"": 1}[self.template.memo]
+        found = self._find(literal, at) - head
+        found = found[found >= at]
+        return found[self._bytes[found] == ord("}")]
+
+    def _find(self, literal: bytes, at: int) -> Ints8:
+        raw, count = self._bytes, self._limit - len(literal) + 1
+        hit = raw[at:count] == literal[0]
+        for i in range(1, min(3, len(literal))):
+            hit &= raw[at + i : count + i] == literal[i]
+        found = np.flatnonzero(hit) + at
+        for i in range(3, len(literal)):
+            found = found[raw[found + i] == literal[i]]
+        return found
+
+    def _clamp(self, ok: Bools) -> None:
+        """Rows that do not fit stay where reading is harmless."""
+        self._ok &= ok & (self._at < self._limit)
+        self._at = np.where(self._ok, self._at, 0)
+
+    def _skip(self, literal: bytes) -> None:
+        expected = int.from_bytes(literal, "little")
+        self._clamp((self._words[self._at] & _mask(len(literal))) == expected)
+        self._at = self._at + len(literal)
+        self._clamp(self._ok)
+
+    def _memo_place(self) -> Ints8 | None:
+        """Steps over what puts an object into the memo; its place where the file names it."""
+        if self.template.memo == b"":
+            return None
+        if self.template.memo == b"\x94":
+            self._skip(b"\x94")
+            return None
+        word = self._words[self._at]
+        self._clamp((word & _mask(1)) == ord("r"))
+        self._at = self._at + 5
+        return _signed((word >> np.uint64(8)) & _mask(4))
+
+    def _slot(self, number: int) -> Column:
+        _, kind, literal = self.template.slots[number]
+        self._skip(literal)
+        if kind == "number":
+            return Column(self._number())
+        following = self.template.slots[number + 1][2] if number + 1 < len(self.template.slots) else b"u"
+        return self._object(kind, following)
+
+    def _number(self) -> Ints8:
+        word = self._words[self._at]
+        code, rest = word & _mask(1), word >> np.uint64(8)
+        value = _signed(rest & _mask(1))
+        length = np.full(len(word), 2)
+        for opcode, size, signed in ((ord("M"), 2, False), (ord("J"), 4, True)):
+            here = code == opcode
+            if here.any():
+                value = np.where(here, _from_bytes(rest, size, signed), value)
+                length = np.where(here, 1 + size, length)
+        here = code == 0x8A
+        if here.any():
+            size_of = _signed(rest & _mask(1))
+            body = self._words[np.where(here, np.minimum(self._at + 2, self._limit), 0)]
+            value = np.where(here, _long(body, size_of), value)
+            length = np.where(here, 2 + size_of, length)
+            here &= size_of <= 8
+        self._clamp(here | (code == ord("K")) | (code == ord("M")) | (code == ord("J")))
+        self._at = self._at + length
+        self._clamp(self._ok)
+        return value
+
+    def _object(self, kind: Kind, following: bytes) -> Column:
+        """A reference, or a text, pool or list written out here."""
+        word = self._words[self._at]
+        code = word & _mask(1)
+        short, long = code == ord("h"), code == ord("j")
+        reference = short | long
+        value = np.where(
+            short, _from_bytes(word >> np.uint64(8), 1, False), _from_bytes(word >> np.uint64(8), 4, False)
+        )
+        column = Column(value, memo_offset=np.full(len(value), -1))
+        inline = np.flatnonzero(self._ok & ~reference)
+        after = self._at + np.where(short, 2, 5)
+        if len(inline):
+            self._inline(kind, following, inline, column, after)
+        self._at = after
+        self._clamp(self._ok)
+        return column
+
+    def _inline(self, kind: Kind, following: bytes, rows: Ints8, column: Column, after: Ints8) -> None:
+        if kind == "text":
+            end, value = self._texts(rows)
+            places = self._memo_after(end)
+        elif kind == "pool":
+            end, value = self._pools(rows)
+            places = self._memo_after(end)
+        else:
+            places = self._memo_after(self._at[rows] + 1, opcode=self._at[rows])
+            end, value = self._lists(places[0], following, rows)
+        after[rows] = end if kind == "stack" else places[0]
+        column.value[rows] = value
+        if column.memo_offset is not None:
+            column.memo_offset[rows] = self._memoized[rows]
+        if self.template.memo == b"r":
+            column.second = np.full(len(column.value), -1)
+            column.second[rows] = places[1]
+        if self.template.memo == b"\x94":
+            self._memoized[rows] += 1
+
+    def _memo_after(self, at: Ints8, opcode: Ints8 | None = None) -> tuple[Ints8, Ints8]:
+        """Position behind what memoizes the object, and its place (explicit memo only)."""
+        at = np.minimum(at, self._limit)
+        word = self._words[at]
+        if opcode is not None:
+            at = np.where(self._bytes[opcode] == ord("]"), at, self._limit)
+        if self.template.memo == b"":
+            return at, at
+        right = (word & _mask(1)) == self.template.memo[0]
+        step = 1 if self.template.memo == b"\x94" else 5
+        return np.where(right, at + step, self._limit + 1), _signed((word >> np.uint64(8)) & _mask(4))
+
+    def _texts(self, rows: Ints8) -> tuple[Ints8, Ints8]:
+        at = self._at[rows]
+        word = self._words[at]
+        short = (word & _mask(1)) == 0x8C
+        right = short | ((word & _mask(1)) == ord("X"))
+        size = _signed((word >> np.uint64(8)) & np.where(short, _mask(1), _mask(4)))
+        start = at + np.where(short, 2, 5)
+        end = np.where(right, start + size, self._limit + 1)
+        return np.minimum(end, self._limit + 1), self._interned(start, end)
+
+    def _pools(self, rows: Ints8) -> tuple[Ints8, Ints8]:
+        """Almost always (0, 0) or two small numbers; their bytes are the content."""
+        at = self._at[rows]
+        word = self._words[at]
+        small = (word & np.uint64(0xFF00FF)) == np.uint64(ord("K") | ord("K") << 16)
+        closed = (word >> np.uint64(32)) & _mask(1) == 0x86
+        end = np.where(small & closed, at + 5, self._limit + 1)
+        return end, self._interned(at, end)
+
+    def _interned(self, start: Ints8, end: Ints8) -> Ints8:
+        """Contents as negative numbers: -1 is content 0."""
+        good = end <= self._limit
+        if not good.any():
+            return np.zeros(len(start), dtype=np.int64)
+        size = np.where(good, end - start, 0)
+        # Nearly always all the same, so compare with the first before taking each apart.
+        first = int(np.flatnonzero(good)[0])
+        raw = self._buffer[start[first] : end[first]]
+        same = good & (size == len(raw)) & self._equal(start, raw)
+        value = np.where(same, -1 - self._texts_seen.number(raw), 0)
+        for i in np.flatnonzero(good & ~same):
+            value[i] = -1 - self._texts_seen.number(self._buffer[start[i] : end[i]])
+        return value
+
+    def _equal(self, start: Ints8, raw: bytes) -> Bools:
+        equal = np.ones(len(start), dtype=np.bool_)
+        for i in range(0, len(raw), 8):
+            piece = raw[i : i + 8]
+            at = np.minimum(start + i, self._limit)
+            equal &= (self._words[at] & _mask(len(piece))) == int.from_bytes(piece, "little")
+        return equal
+
+    def _lists(self, start: Ints8, following: bytes, rows: Ints8) -> tuple[Ints8, Ints8]:
+        """A list of references ends where 'e' and the next key follow; the first such place is nearly always right.
+
+        A list that is known by its bytes up to there is complete; any other is matched as a whole.
+        """
+        buffer, limit, contents = self._buffer, self._limit, self._lists_seen
+        closes = self._find(b"e" + following, int(start.min(initial=limit)))
+        closes = np.append(closes, limit)
+        ends = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
+        numbers = contents.numbers
+        value, end = [], []
+        for at, upto in zip(start.tolist(), ends.tolist(), strict=True):
+            known = numbers.get(buffer[at:upto])
+            if known is None:
+                match = LIST.match(buffer, at) if at <= limit else None
+                upto = match.end() if match else limit + 1
+                known = contents.number(buffer[at:upto]) if upto <= limit else 0
+            value.append(-1 - known)
+            end.append(upto)
+        return np.array(end, dtype=np.int64), np.array(value, dtype=np.int64)
+
+
+def _mask(size: int) -> np.uint64:
+    return np.uint64((1 << (8 * size)) - 1)
+
+
+def _signed(word: Word) -> Ints8:
+    return word.view(np.int64) if word.flags.c_contiguous else word.astype(np.int64)
+
+
+def _from_bytes(word: Word, size: int, signed: bool) -> Ints8:
+    shift = 64 - 8 * size
+    value = _signed(word << np.uint64(shift))
+    return value >> shift if signed else _signed(value.view(np.uint64) >> np.uint64(shift))
+
+
+def _long(body: Word, size: Ints8) -> Ints8:
+    """The lower `size` bytes, signed; 0 bytes are 0."""
+    shift = (64 - 8 * np.clip(size, 0, 8)).astype(np.int64)
+    whole = np.minimum(shift, 63)
+    value = _signed(body << whole.astype(np.uint64)) >> whole
+    return np.where(size == 0, 0, value)

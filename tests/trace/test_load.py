@@ -1,0 +1,223 @@
+"""Files as people have them: old, packed, cut off, mistaken for something else, hostile."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.errors import MemvizError, TraceError, UsageError
+from memviz.trace.limits import Limits
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from tests.traces import alloc, block, frame, free, segment, snapshot
+
+ROOT = snapshot(
+    [
+        {"action": "segment_alloc", "addr": 0x7F0000000000, "size": 2 << 20, "stream": 0, "time_us": 1, "frames": []},
+        *(
+            alloc(0x7F0000000000 + 512 * i, 300 + i, time_us=10 + i, frames=[frame("f", line=i % 3)], pool_id=(0, 0))
+            for i in range(40)
+        ),
+        *free(0x7F0000000000 + 512, 301, time_us=60, frames=[]),
+    ],
+    [segment(0x7F0000000000, 2 << 20, [block(0x7F0000000000, 512, 300)])],
+    allocator_settings={"expandable_segments": False},
+    external_annotations=[{"name": "step", "stage": "START", "device": 0, "time_us": 5}],
+)
+
+
+def written(tmp_path: Path, raw: bytes, name: str = "a.pickle") -> Path:
+    path = tmp_path / name
+    path.write_bytes(raw)
+    return path
+
+
+def refusal(path: Path, **more: Any) -> str:
+    with pytest.raises(TraceError) as caught:
+        load_trace(path, **more)
+    text = str(caught.value)
+    assert text.startswith(path.name), "every refusal names the file"
+    return text
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Trace:
+    return load_trace(written(tmp_path, pickle.dumps(ROOT)))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+def test_every_protocol_gives_the_same_trace(tmp_path: Path, trace: Trace, protocol: int) -> None:
+    other = load_trace(written(tmp_path, pickle.dumps(ROOT, protocol)))
+    assert other.devices == trace.devices
+    assert other.strings == trace.strings
+
+
+def test_json_gives_the_same_trace(tmp_path: Path, trace: Trace) -> None:
+    other = load_trace(written(tmp_path, b"\xef\xbb\xbf\n" + json.dumps(ROOT).encode(), "a.json"))
+    assert other.devices == trace.devices
+    assert other.about.format == "JSON"
+
+
+def test_gzip_is_seen_by_content_not_by_name(tmp_path: Path, trace: Trace) -> None:
+    other = load_trace(written(tmp_path, gzip.compress(pickle.dumps(ROOT)), "a.bin"))
+    assert other.devices == trace.devices
+    assert other.about.format == "pickle, protocol 4, gzip"
+
+
+def test_packed_json_is_read(tmp_path: Path, trace: Trace) -> None:
+    assert load_trace(written(tmp_path, gzip.compress(json.dumps(ROOT).encode()))).devices == trace.devices
+
+
+def test_about_names_the_file_without_its_folder(trace: Trace) -> None:
+    assert (trace.about.source, trace.about.format, trace.about.label) == (
+        "a.pickle",
+        "pickle, protocol 4",
+        "measured",
+    )
+
+
+def test_progress_ends_with_the_whole_file(tmp_path: Path) -> None:
+    path = written(tmp_path, pickle.dumps({**ROOT, "padding": ["x" * 100_000] * 3 + [str(i) for i in range(900_000)]}))
+    seen: list[tuple[int, int]] = []
+    load_trace(path, progress=lambda done, total: seen.append((done, total)))
+    size = path.stat().st_size
+    assert seen == sorted(seen)
+    assert seen[-1] == (size, size)
+
+
+def checkpoint(tmp_path: Path) -> bytes:
+    with zipfile.ZipFile(tmp_path / "c", "w") as archive:
+        archive.writestr("model/data.pkl", b"")
+    return (tmp_path / "c").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("raw", "words"),
+    [
+        (b"", "It is empty"),
+        (b"hello, world", "It is neither a pickle nor JSON"),
+        (b"\x89PNG\r\n\x1a\n", "It is neither a pickle nor JSON"),
+        (b'{"segments": [', "not sound JSON"),
+        (b"[" * 100_000, "nested too deep"),
+        (b'{"segments": NaN}', "NaN is not a number"),
+        (b"PK\x03\x04 something", "It is a zip archive"),
+        (pickle.dumps({"model": 1}), "It holds a dict with the keys 'model', not a memory snapshot"),
+        (pickle.dumps({}), "an empty dict"),
+        (pickle.dumps(5), "It holds a int"),
+        (pickle.dumps({"segments": [], "device_traces": [[]]}), "an empty one: no segments and no events"),
+        (b"[]", "an empty one"),
+        (pickle.dumps(ROOT)[:-40], "cut off"),
+        (gzip.compress(pickle.dumps(ROOT))[:-40], "cut off"),
+        (b"\x1f\x8bnot gzip", "cut off"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_each_kind_of_wrong_file_gets_its_own_words(tmp_path: Path, raw: bytes, words: str) -> None:
+    assert words in refusal(written(tmp_path, raw))
+
+
+def test_a_checkpoint_is_called_one(tmp_path: Path) -> None:
+    assert "It is a model checkpoint (torch.save)" in refusal(written(tmp_path, checkpoint(tmp_path)))
+
+
+def test_a_folder_and_a_missing_file(tmp_path: Path) -> None:
+    assert "It is a folder" in refusal(tmp_path)
+    assert "There is no such file" in refusal(tmp_path / "absent.pickle")
+
+
+def test_an_empty_snapshot_says_how_to_record_one(tmp_path: Path) -> None:
+    assert "_record_memory_history" in refusal(written(tmp_path, pickle.dumps({"segments": [], "device_traces": []})))
+
+
+def test_a_bomb_in_gzip_stops_at_the_limit(tmp_path: Path) -> None:
+    path = written(tmp_path, gzip.compress(b"\x80\x04" + bytes(50_000_000)))
+    assert "unpacks to more than 1,000,000 bytes" in refusal(path, limits=Limits(unpacked_bytes=1_000_000))
+    path = written(tmp_path, gzip.compress(b"[" + b" " * 50_000_000))
+    assert "1,000,000 bytes" in refusal(path, limits=Limits(unpacked_bytes=1_000_000))
+
+
+def test_files_and_json_beyond_their_limits(tmp_path: Path) -> None:
+    raw = json.dumps(ROOT).encode()
+    path = written(tmp_path, raw)
+    assert "MEMVIZ_MAX_FILE_BYTES" in refusal(path, limits=Limits(file_bytes=100))
+    assert "MEMVIZ_MAX_JSON_BYTES" in refusal(path, limits=Limits(json_bytes=100))
+
+
+def test_one_list_named_a_thousand_times_is_counted_before_it_is_read(tmp_path: Path) -> None:
+    events = [alloc(i, 1) for i in range(1000)]
+    path = written(tmp_path, pickle.dumps({"segments": [], "device_traces": [events] * 4000}))
+    assert "more than 100,000 events" in refusal(path, limits=Limits(events=100_000))
+    blocks = [block(i, 1) for i in range(1000)]
+    one = {"device": 0, "address": 0, "total_size": 1000, "stream": 0, "blocks": blocks}
+    path = written(tmp_path, pickle.dumps({"segments": [one] * 4000}))
+    assert "more than 100,000 blocks" in refusal(path, limits=Limits(items=100_000))
+
+
+def test_limits_come_from_the_environment() -> None:
+    assert Limits.from_environment({"MEMVIZ_MAX_EVENTS": "5", "MEMVIZ_MAX_SECONDS": "2.5"}) == Limits(
+        events=5, seconds=2.5
+    )
+    with pytest.raises(UsageError, match="MEMVIZ_MAX_DEPTH='many'"):
+        Limits.from_environment({"MEMVIZ_MAX_DEPTH": "many"})
+
+
+# -- damage ----------------------------------------------------------------------------------------------
+
+WHOLE = {
+    "pickle 4": pickle.dumps(ROOT, 4),
+    "pickle 2": pickle.dumps(ROOT, 2),
+    "pickle 0": pickle.dumps(ROOT, 0),
+    "json": json.dumps(ROOT).encode(),
+    "gzip": gzip.compress(pickle.dumps(ROOT), mtime=0),
+}
+TIGHT = Limits(memory_bytes=256 << 20, unpacked_bytes=16 << 20, seconds=10)
+
+
+def trace_or_refusal(path: Path) -> Trace | None:
+    try:
+        return load_trace(path, limits=TIGHT)
+    except MemvizError as error:
+        assert str(error).startswith(path.name)
+        return None
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+def test_a_file_cut_at_any_byte_is_refused(tmp_path: Path, kind: str) -> None:
+    raw = WHOLE[kind]
+    # What follows the checksum-bearing end of gzip's data is its trailer: cut there it is refused as well.
+    for length in range(0, len(raw), 1 if len(raw) < 8000 else 7):
+        assert trace_or_refusal(written(tmp_path, raw[:length])) is None, length
+
+
+@pytest.mark.parametrize("kind", WHOLE)
+@settings(max_examples=300, deadline=None)
+@given(place=st.floats(0, 1, exclude_max=True), value=st.integers(0, 255), count=st.integers(1, 8))
+def test_a_flipped_byte_ends_in_a_trace_or_a_refusal(
+    tmp_path_factory: pytest.TempPathFactory, kind: str, place: float, value: int, count: int
+) -> None:
+    raw = bytearray(WHOLE[kind])
+    at = int(place * len(raw))
+    raw[at : at + count] = bytes([value]) * len(raw[at : at + count])
+    path = written(tmp_path_factory.getbasetemp(), bytes(raw), f"flipped-{kind}")
+    trace_or_refusal(path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(raw=st.binary(max_size=200))
+def test_noise_is_refused(tmp_path_factory: pytest.TempPathFactory, raw: bytes) -> None:
+    trace_or_refusal(written(tmp_path_factory.getbasetemp(), b"\x80\x04" + raw, "noise"))
+
+
+def test_reading_does_not_need_a_real_file_name(tmp_path: Path) -> None:
+    out = io.BytesIO()
+    pickle.Pickler(out).dump(ROOT)
+    assert load_trace(str(written(tmp_path, out.getvalue(), "trace without ending"))).event_count == 43

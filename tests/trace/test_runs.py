@@ -1,0 +1,194 @@
+"""Events decoded in long runs are the events that reading one by one gives."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.errors import TraceError
+from memviz.trace.formats.torch_snapshot import read_snapshot
+from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
+from memviz.trace.load import load_trace
+from memviz.trace.model import About, Events, Trace
+from memviz.trace.unpickle import RefersToEvent, unpickle
+from tests.real import real_files, requires_real
+from tests.traces import snapshot
+
+ABOUT = About("measured")
+
+
+def read(raw: bytes, *, runs: bool) -> tuple[Any, Interner]:
+    interner = Interner()
+    return unpickle(io.BytesIO(raw), interner, Limits(), runs=runs), interner
+
+
+def both(raw: bytes) -> tuple[Trace, Trace]:
+    return tuple(read_snapshot(*_args(raw, runs)) for runs in (True, False))  # type: ignore[return-value]
+
+
+def _args(raw: bytes, runs: bool) -> tuple[Any, About, Interner]:
+    root, interner = read(raw, runs=runs)
+    return root, ABOUT, interner
+
+
+def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
+    return [[_event(trace, each.events, i) for i in range(len(each.events))] for each in trace.devices]
+
+
+def _event(trace: Trace, events: Events, i: int) -> tuple[Any, ...]:
+    frames = trace.stacks.frames
+    stack = [
+        (trace.strings[frames.name[f]], trace.strings[frames.filename[f]], int(frames.line[f]))
+        for f in trace.stacks.of(events.stack[i])
+    ]
+    return (
+        trace.action_name(events.action[i]),
+        int(events.address[i]),
+        int(events.size[i]),
+        trace.streams[events.stream[i]],
+        int(events.time_us[i]),
+        stack,
+        trace.strings[events.context[i]],
+        trace.strings[events.metadata[i]],
+        trace.pools[events.pool[i]],
+    )
+
+
+def run_lengths(raw: bytes) -> list[int]:
+    root, _ = read(raw, runs=True)
+    return [len(each) for each in root["device_traces"][0] if type(each) is Events]
+
+
+integers = st.sampled_from(
+    [0, 1, 255, 256, 65535, 65536, 2**31 - 1, 2**31, -1, -(2**31), 2**40, 2**47 + 5, 2**55, 2**62, -(2**62)]
+)
+FRAMES = [{"name": f"f{i}", "filename": "e" * i + "u", "line": i} for i in range(12)]
+STACKS = [FRAMES[i : i + n] for i in range(8) for n in (0, 1, 2, 5)]
+TEXTS = ["", "N/A", "eu", "x" * 300, "Torch-Compiled Region: 0/0", "€uro"]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
+    keys = draw(st.sets(st.sampled_from(["time_us", "compile_context", "user_metadata", "pool_id", "frames"])))
+    shared = draw(st.booleans())
+    seed = draw(st.integers(0, 2**32))
+    rnd = random.Random(seed)
+    numbers = draw(st.lists(integers, min_size=3, max_size=6))
+    events = []
+    for i in range(draw(st.integers(20, 300))):
+        event: dict[str, Any] = {
+            "action": rnd.choice(["alloc", "free_requested", "free_completed", "segment_alloc", "segment_unmap", "new"]),
+            "addr": rnd.choice(numbers) if rnd.random() < 0.9 else 2**63 + i,
+            "size": abs(rnd.choice(numbers)) % 2**50,
+            "stream": rnd.choice([0, 0, 0, 7, 2**40]),
+        }
+        if "time_us" in keys:
+            event["time_us"] = 1_777_000_000_000_000 + i
+        if "compile_context" in keys:
+            event["compile_context"] = rnd.choice(TEXTS)
+        if "user_metadata" in keys:
+            event["user_metadata"] = "".join(rnd.choice(TEXTS))
+        if "pool_id" in keys:
+            event["pool_id"] = rnd.choice([(0, 0), (0, 1), (3, 300), (2**40, 0)])
+        if "frames" in keys:
+            stack = rnd.choice(STACKS)
+            event["frames"] = stack if shared else list(stack)
+        events.append(event)
+        if rnd.random() < 0.01:
+            events.append({"action": "oom", "device_free": 5, "size": 2**33, "stream": 0, "frames": list(STACKS[3])})
+    return events
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@settings(max_examples=40, deadline=None)
+@given(history=histories())
+def test_runs_give_what_reading_one_by_one_gives(history: list[dict[str, Any]], protocol: int) -> None:
+    with_runs, without = both(pickle.dumps(snapshot(history), protocol))
+    assert described(with_runs) == described(without)
+
+
+@settings(max_examples=20, deadline=None)
+@given(history=histories())
+def test_the_pickler_written_in_python_gives_the_same(history: list[dict[str, Any]]) -> None:
+    out = io.BytesIO()
+    pickle._Pickler(out, 4).dump(snapshot(history))  # type: ignore[attr-defined]
+    with_runs, without = both(out.getvalue())
+    assert described(with_runs) == described(without)
+
+
+def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
+    stacks = [list(FRAMES), FRAMES[3:], [FRAMES[1]]]
+    return [
+        {"action": "alloc", "addr": 512 * i, "size": 512, "stream": 0, "time_us": i, **more, "frames": stacks[i % 3]}
+        for i in range(count)
+    ]
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_long_histories_are_nearly_all_runs(protocol: int) -> None:
+    lengths = run_lengths(pickle.dumps(snapshot(plain_history(30_000)), protocol))
+    # Explicit memos number the first 256 objects in one byte, later ones in four; runs need the latter.
+    assert sum(lengths) > 29_700
+    assert len(lengths) < 12
+
+
+def test_lists_of_frames_that_are_not_shared_are_runs_too() -> None:
+    events = [{**each, "frames": list(each["frames"])} for each in plain_history(30_000)]
+    assert sum(run_lengths(pickle.dumps(snapshot(events)))) > 29_900
+
+
+def test_a_file_that_names_an_event_twice_is_read_one_by_one(tmp_path: Path) -> None:
+    events = plain_history(1000)
+    events.append(events[500])
+    raw = pickle.dumps(snapshot(events))
+    with pytest.raises(RefersToEvent):
+        read(raw, runs=True)
+    path = tmp_path / "twice.pickle"
+    path.write_bytes(raw)
+    loaded = load_trace(path)
+    assert len(loaded.devices[0].events) == 1001
+    assert loaded.devices[0].events.address[1000] == 512 * 500
+
+
+def test_texts_of_a_run_can_be_named_after_it() -> None:
+    text = "seen inside a run first"
+    events = plain_history(200)
+    for each in events[100:]:
+        each["user_metadata"] = text
+    root, _ = read(pickle.dumps({**snapshot(events), "late": text}), runs=True)
+    assert root["late"] == text
+
+
+def test_stacks_of_a_run_can_be_named_by_a_block_after_it() -> None:
+    events = [{**each, "frames": list(each["frames"])} for each in plain_history(200)]
+    block = {"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated", "frames": events[150]["frames"]}
+    segment = {"address": 0, "total_size": 512, "device": 0, "stream": 0, "blocks": [block]}
+    raw = pickle.dumps({"device_traces": [events], "segments": [segment]})
+    with_runs, without = both(raw)
+    assert described(with_runs) == described(without)
+    assert with_runs.devices[0].blocks.stack[0] == with_runs.devices[0].events.stack[150]
+
+
+def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
+    raw = bytearray(pickle.dumps(snapshot(plain_history(2000)), 2))
+    place = raw.rindex(b"r", 0, len(raw) - 200)
+    raw[place + 1 : place + 5] = b"\xff\xff\xff\x7f"
+    try:
+        read(bytes(raw), runs=True)
+    except TraceError as error:
+        assert "numbers its objects" in str(error) or "damaged" in str(error)
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
+    with_runs, without = both(path.read_bytes())
+    assert described(with_runs) == described(without)

@@ -1,0 +1,206 @@
+"""The unpickler reads plain data of every protocol, and nothing else, within bounds."""
+
+from __future__ import annotations
+
+import collections
+import copyreg
+import io
+import pickle
+import struct
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.errors import TraceError
+from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
+from memviz.trace.unpickle import unpickle
+
+SMALL = Limits(memory_bytes=64 << 20, items=1_000_000, events=100_000, depth=32, seconds=20)
+
+
+def read(raw: bytes, limits: Limits = SMALL) -> object:
+    return unpickle(io.BytesIO(raw), Interner(), limits)
+
+
+def refusal(raw: bytes, limits: Limits = SMALL) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(raw, limits)
+    return str(caught.value)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**400), 2**400)
+    | st.floats(allow_nan=False)
+    | st.text(st.characters(exclude_categories=["Cs"]))
+    | st.binary(max_size=300),
+    lambda inner: (
+        st.lists(inner, max_size=5) | st.dictionaries(st.text(max_size=5), inner, max_size=5) | st.tuples(inner, inner)
+    ),
+    max_leaves=20,
+)
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@given(value=plain)
+def test_plain_data_of_every_protocol_is_read_as_it_was_written(value: object, protocol: int) -> None:
+    # Protocols 0 to 2 have no bytes: pickle calls a codec for them, and calls are refused.
+    raw = pickle.dumps(value, protocol)
+    if protocol < 3 and (b"_codecs" in raw or b"bytes" in raw):
+        assert "_codecs.encode" in refusal(raw) or "bytes" in refusal(raw)
+    else:
+        assert read(raw) == value
+
+
+def test_shared_objects_stay_shared() -> None:
+    frame = {"name": "f"}
+    first, second = read(pickle.dumps([[frame], [frame]]))
+    assert first[0] is second[0]
+
+
+def test_pickles_of_python_2_are_read() -> None:
+    assert read(b"(dp0\nS'a'\np1\nI01\nsS'b'\nL12L\nsS'c'\nV\\u20ac\nsS'd'\nF1.5\ns.") == {
+        "a": True,
+        "b": 12,
+        "c": "€",
+        "d": 1.5,
+    }
+
+
+def test_objects_larger_than_a_frame_stand_outside_of_frames() -> None:
+    value = ["x" * 300_000, {"a": "y" * 70_000}, b"z" * 9_000_000, list(range(50_000))]
+    assert read(pickle.dumps(value, 4), Limits()) == value
+
+
+def test_pickles_longer_than_a_window_are_read_whole() -> None:
+    value = [{"name": f"f{i}", "line": i, "big": 2**40 + i} for i in range(120_000)]
+    for protocol in (2, 4):
+        assert read(pickle.dumps(value, protocol), Limits()) == value
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return print, ("a class was resolved",)
+
+
+class Local:
+    pass
+
+
+class Persistent(pickle.Pickler):
+    def persistent_id(self, obj: object) -> object:
+        return "id" if obj == "mark" else None
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    "value", [Evil(), Local(), Local, print, collections.OrderedDict(a=1), {1, 2}, frozenset([3]), 1j]
+)
+def test_nothing_but_plain_data_is_made(value: object, protocol: int, capsys: pytest.CaptureFixture[str]) -> None:
+    refusal(pickle.dumps({"segments": [value]}, protocol))
+    assert capsys.readouterr().out == ""
+
+
+def test_a_class_is_refused_by_its_name() -> None:
+    assert "the class builtins.print" in refusal(pickle.dumps(print))
+
+
+def test_a_checkpoint_is_called_one() -> None:
+    raw = pickle.dumps(collections.OrderedDict(weight=1))
+    assert "It is a model checkpoint or another program's object" in refusal(raw)
+
+
+@pytest.mark.parametrize("protocol", [0, 2])
+def test_persistent_ids_are_refused(protocol: int) -> None:
+    out = io.BytesIO()
+    Persistent(out, protocol).dump(["mark"])
+    assert "a persistent id" in refusal(out.getvalue())
+
+
+def test_extensions_are_refused_even_where_this_process_knows_them() -> None:
+    copyreg.add_extension("builtins", "print", 240)
+    try:
+        raw = pickle.dumps(print, 2)
+        assert pickle.loads(raw) is print  # now it is in the cache, which asks nobody
+        assert "an extension" in refusal(raw)
+    finally:
+        copyreg.remove_extension("builtins", "print", 240)
+        copyreg.clear_extension_cache()
+
+
+def test_keys_are_texts() -> None:
+    assert "A key" in refusal(pickle.dumps({(1, 2): 3}))
+
+
+# -- bombs: each is a few bytes, or few for what it would unfold to ------------------------------------
+
+
+def test_a_huge_place_in_the_memo_costs_nothing() -> None:
+    assert read(b"\x80\x02}r\xff\xff\xff\xff.") == {}
+
+
+@pytest.mark.parametrize("opcode", [b"\x85", b"]\x94h\x00a"], ids=["tuples", "lists by reference"])
+def test_deep_nesting_is_refused(opcode: bytes) -> None:
+    if opcode == b"\x85":
+        raw = b"\x80\x04)" + opcode * 1_000_000 + b"."
+    else:
+        links = b"".join(b"]r" + struct.pack("<I", i + 1) + b"j" + struct.pack("<I", i) + b"a0"[:1] for i in range(99))
+        raw = b"\x80\x02(]q\x00" + links + b"l."
+    assert "It nests deeper than 32 levels" in refusal(raw)
+
+
+def test_nested_lists_are_refused_before_they_are_deep() -> None:
+    assert "It nests deeper" in refusal(b"\x80\x04" + b"]" * 200_000 + b"a" * 199_999 + b".")
+
+
+def test_open_marks_are_bounded() -> None:
+    assert "It nests deeper" in refusal(b"\x80\x04" + b"(" * 1_000_000 + b".")
+
+
+@pytest.mark.parametrize("opcode", [b"}", b"]", b"N", b"K\x00", b"K\x00\x94"])
+def test_objects_that_are_never_put_anywhere_are_counted(opcode: bytes) -> None:
+    raw = b"\x80\x04(" + opcode * 12_000_000
+    assert "bytes of memory" in refusal(raw)
+
+
+def test_many_items_are_counted() -> None:
+    assert "It holds more than 1,000 objects" in refusal(
+        pickle.dumps([list(range(1000))] * 2 + [None] * 2_000_000), Limits(items=1000)
+    )
+
+
+@pytest.mark.parametrize(
+    "head", [b"\x8d" + struct.pack("<Q", 2**40), b"\x8e" + struct.pack("<Q", 2**62), b"X\xff\xff\xff\xff"]
+)
+def test_a_length_without_its_bytes_allocates_nothing(head: bytes) -> None:
+    started = time.perf_counter()
+    refusal(b"\x80\x04" + head + b"abc.")
+    assert time.perf_counter() - started < 5
+
+
+@pytest.mark.parametrize("number", [b"L" + b"9" * 5000 + b"L\n", b"\x8b\xff\xff\xff\x7f", b"\x8a\xff" + b"\x01" * 255])
+def test_huge_numbers_are_refused(number: bytes) -> None:
+    assert "number" in refusal(b"\x80\x04" + number + b".")
+
+
+def test_reading_takes_no_longer_than_allowed() -> None:
+    assert "takes longer than 1e-09 seconds" in refusal(pickle.dumps([]), Limits(seconds=1e-9))
+
+
+def test_references_that_multiply_are_not_unfolded() -> None:
+    value: list[object] = []
+    for _ in range(25):
+        value = [value, value]
+    assert isinstance(read(pickle.dumps(value)), list)
+
+
+def test_unknown_operations_say_where() -> None:
+    assert "byte 2 is no known operation" in refusal(b"\x80\x04\xff.")
+
+
+def test_a_later_protocol_is_named() -> None:
+    assert "protocol 9" in refusal(b"\x80\x09.")
