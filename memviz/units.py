@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import re
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
+_KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
+_TEN = 10
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtpe]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
 def bytes_text(count: int | float) -> str:
-    """1536 -> '1.50 KiB'. Below 1 KiB the number is exact."""
-    sign = "-" if count < 0 else ""
+    """Three digits: '38.1 MiB', '1,150 MiB'. MiB go up to 10 GiB, so that neighbours do not hide in a '1 GiB'."""
     size = abs(count)
-    if size < 1024:
+    sign = "-" if count < 0 else ""
+    if size < _KIB:
         return f"{sign}{int(size)} B"
-    unit = 0
-    while size >= 1024 and unit < len(_BINARY) - 1:
-        size /= 1024
-        unit += 1
-    digits = 2 if size < 100 else 1
-    # 1023.999 MiB must not read "1024.0 MiB".
-    if round(size, digits) >= 1024 and unit < len(_BINARY) - 1:
-        size, unit, digits = size / 1024, unit + 1, 2
-    return f"{sign}{size:.{digits}f} {_BINARY[unit]}"
+    for unit, name in ((_TIB, "TiB"), (_GIB, "GiB")):
+        if size >= _TEN * unit:
+            return f"{sign}{size / unit:,.2f} {name}"
+    # 1023.9 KiB must not read '1,024 KiB'.
+    if size < _MIB and round(size / _KIB) < 1024:
+        return f"{sign}{_three_digits(size / _KIB)} KiB"
+    return f"{sign}{_three_digits(max(size / _MIB, 1))} MiB"
+
+
+def _three_digits(value: float) -> str:
+    digits = 2 if value < 9.995 else 1 if value < 99.95 else 0
+    return f"{value:,.{digits}f}"
+
+
+def unit_text(unit: int) -> str:
+    """The name of a power of 1024."""
+    return ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")[unit.bit_length() // 10]
 
 
 def delta_text(count: int) -> str:
@@ -46,8 +55,8 @@ def duration_text(microseconds: int) -> str:
     if microseconds < 1_000:
         return f"{microseconds} µs"
     if microseconds < 1_000_000:
-        return f"{microseconds / 1e3:.2f} ms"
-    return f"{microseconds / 1e6:.2f} s"
+        return f"{_three_digits(microseconds / 1e3)} ms"
+    return f"{microseconds / 1e6:,.2f} s"
 
 
 def parse_bytes(text: str) -> int:

@@ -116,7 +116,7 @@ def matched(device: DeviceTrace) -> Matched:
         lost_blocks=int(lost.sum()),
         lost_bytes=int(events.size[source][lost].sum()),
     )
-    return Matched(_by_start(rows), faults)
+    return Matched(_by_start(rows, count), faults)
 
 
 @dataclass(frozen=True)
@@ -137,7 +137,7 @@ class _Runs:
         events, never = device.events, len(device.events)
         index = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
         address = events.address[index]
-        order = np.argsort(address, kind="stable")
+        order = _by_address(address)
         index, address = index[order], address[order]
         action = events.action[index]
 
@@ -205,6 +205,25 @@ def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Wh
     return np.concatenate([first, second.astype(first.dtype, copy=False)])
 
 
-def _by_start(rows: Lifetimes) -> Lifetimes:
-    order = np.lexsort((rows.address, rows.start))
+def _by_start(rows: Lifetimes, count: int) -> Lifetimes:
+    """No two rows start at one event, so each row's place is known without sorting."""
+    before = np.flatnonzero(rows.start == BEFORE)
+    row_of_event = np.full(count, -1)
+    begun = np.flatnonzero(rows.start != BEFORE)
+    row_of_event[rows.start[begun]] = begun
+    order = np.concatenate([before[np.argsort(rows.address[before], kind="stable")], row_of_event[row_of_event >= 0]])
     return Lifetimes(**{name: column[order] for name, column in rows.columns()})
+
+
+def _by_address(address: Ints8) -> Ints8:
+    """A stable order by address. Sixteen bits at a time, numpy sorts twice as fast as all 64 at once."""
+    if not len(address):
+        return np.zeros(0, dtype=np.int64)
+    offset = (address - address.min()).view(np.uint64)
+    used = int(np.bitwise_or.reduce(offset))
+    lowest = (used & -used).bit_length() - 1
+    order = np.arange(len(address))
+    for shift in range(max(lowest, 0), used.bit_length(), 16):
+        digit = (offset >> np.uint64(shift)).astype(np.uint16)
+        order = order[np.argsort(digit[order], kind="stable")]
+    return order

@@ -72,4 +72,6 @@ def _reserved(device: DeviceTrace) -> Ints8:
     shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
     change = np.where(grows, size, np.where(shrinks, -size, 0))
     after = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(change)])
-    return np.asarray(after + (device.segments.size.sum() - after[-1]), dtype=np.int64)
+    # Never less than nothing, even where a file has events but no final segments, or contradicts itself.
+    start = max(int(device.segments.size.sum() - after[-1]), -int(after.min()))
+    return np.asarray(after + start, dtype=np.int64)

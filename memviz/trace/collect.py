@@ -136,13 +136,19 @@ def no_events() -> Events:
 
 
 def _joined(parts: list[Events]) -> Events:
-    """One Events; parts are let go column by column, so the peak is not twice the whole."""
     if not parts:
         return no_events()
     if len(parts) == 1:
         return parts[0]
-    names = [each.name for each in fields(Events)]
-    return Events(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
+    return Events(**{each.name: _one_column([getattr(part, each.name) for part in parts]) for each in fields(Events)})
+
+
+def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Streams, pools and contexts are mostly one value throughout: such a column takes no memory."""
+    first = next((piece[0] for piece in pieces if len(piece)), None)
+    if first is not None and all((piece == first).all() for piece in pieces):
+        return np.broadcast_to(first, sum(len(piece) for piece in pieces))
+    return np.concatenate(pieces)
 
 
 def _batches(group: Iterator[dict[str, Any]], size: int = 65_536) -> Iterator[list[dict[str, Any]]]:

@@ -91,7 +91,7 @@ class _Source:
             return self._read(_Bounded(self.file, self.limits.unpacked_bytes), ", gzip")
         return self._read(self.file, "")
 
-    def _read(self, stream: BinaryIO, packed: str) -> tuple[Any, str, Interner]:
+    def _read(self, stream: BinaryIO | _Bounded, packed: str) -> tuple[Any, str, Interner]:
         head = _peek(stream)
         first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if first in (b"{", b"["):
@@ -109,7 +109,7 @@ class _Source:
         return root, f"pickle, {protocol}{packed}", interner
 
 
-def _peek(stream: BinaryIO) -> bytes:
+def _peek(stream: BinaryIO | _Bounded) -> bytes:
     head = stream.read(64)
     stream.seek(0)
     return head
@@ -133,7 +133,7 @@ class _Bounded(gzip.GzipFile):
         return piece
 
 
-def _json(stream: BinaryIO, limits: Limits) -> Any:
+def _json(stream: BinaryIO | _Bounded, limits: Limits) -> Any:
     raw = stream.read(limits.json_bytes + 1)
     if len(raw) > limits.json_bytes:
         reason = f"As JSON it has more than {limits.json_bytes:,} bytes, which is the limit here."

@@ -11,7 +11,7 @@ handed to `runs`, which decodes them as columns without making any object.
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
@@ -19,13 +19,13 @@ from memviz.trace.limits import Limits
 from memviz.trace.unpickle.machine import Machine, RefersToEvent
 from memviz.trace.unpickle.operations import OPERATIONS, STOP
 from memviz.trace.unpickle.refusals import refused_operation
-from memviz.trace.unpickle.stream import AGAIN, Progress
+from memviz.trace.unpickle.stream import AGAIN, Progress, Readable
 
 __all__ = ["RefersToEvent", "unpickle"]
 
 
 def unpickle(
-    file: BinaryIO, interner: Interner, limits: Limits, progress: Progress | None = None, *, runs: bool = True
+    file: Readable, interner: Interner, limits: Limits, progress: Progress | None = None, *, runs: bool = True
 ) -> Any:
     """The object in the file. Long rows of events come as `Events` among the items of their list.
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Any, BinaryIO
+from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged, too_large
 from memviz.trace.unpickle.runs import EventRuns
-from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Progress
+from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Progress, Readable
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -27,7 +27,7 @@ class RefersToEvent(Exception):
 
 class Machine:
     def __init__(
-        self, file: BinaryIO, interner: Interner, limits: Limits, progress: Progress | None, runs: bool
+        self, file: Readable, interner: Interner, limits: Limits, progress: Progress | None, runs: bool
     ) -> None:
         self.limits = limits
         self.progress = progress

@@ -132,8 +132,9 @@ class _Run:
             return resolved[name][:count] if name in resolved else np.zeros(count, dtype=np.int64)
 
         def code(name: str, default: int) -> Ints4:
-            given = resolved[name][:count] if name in resolved else np.full(count, default)
-            return given.astype(np.int32)
+            if name not in resolved:
+                return np.broadcast_to(np.int32(default), count)
+            return resolved[name][:count].astype(np.int32)
 
         self._finish_memo()
         if not count:
@@ -145,7 +146,7 @@ class _Run:
             stream=_translated(number("stream"), intern.stream).astype(np.int32),
             time_us=np.ascontiguousarray(number("time_us")),
             stack=code("frames", NO_STACK),
-            forward_stack=np.full(count, NO_STACK, dtype=np.int32),
+            forward_stack=np.broadcast_to(np.int32(NO_STACK), count),
             context=code("compile_context", EMPTY_TEXT),
             metadata=code("user_metadata", EMPTY_TEXT),
             pool=code("pool_id", 0),
@@ -276,6 +277,6 @@ def _translated(values: Ints8, translate: Any) -> Ints8:
     if not len(values):
         return values
     if (values == values[0]).all():
-        return np.full(len(values), translate(int(values[0])))
+        return np.broadcast_to(np.int64(translate(int(values[0]))), len(values))
     distinct, inverse = np.unique(values, return_inverse=True)
     return np.array([translate(int(each)) for each in distinct], dtype=np.int64)[inverse]

@@ -8,7 +8,8 @@ on as they are, until the reader meets the next header and hands the rest back.
 
 from __future__ import annotations
 
-from typing import BinaryIO, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
 from memviz.errors import TraceError
 
@@ -18,15 +19,18 @@ _HEADER = 9
 TRUNCATED = "The file ends in the middle of its data; it was cut off while it was written or copied."
 AGAIN = "Dump or copy it again."
 
+Progress = Callable[[int, int], None]
+"""Bytes of the file read so far, and its size."""
 
-class Progress(Protocol):
-    def __call__(self, done: int, total: int) -> None: ...
+
+class Readable(Protocol):
+    def read(self, size: int, /) -> bytes: ...
 
 
 class PickleStream:
     """`read()` gives the next window; `reframe(rest)` says that `rest`, unread so far, starts with a header."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: Readable) -> None:
         self._file = file
         self._raw = b""
         self._left_in_frame = 0

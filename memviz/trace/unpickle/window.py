@@ -97,7 +97,7 @@ class Window:
         head = {b"\x94": 2, b"r": 6, b"": 1}[self.template.memo]
         found = self._find(literal, at) - head
         found = found[found >= at]
-        return found[self._bytes[found] == ord("}")]
+        return np.asarray(found[self._bytes[found] == ord("}")], dtype=np.int64)
 
     def _find(self, literal: bytes, at: int) -> Ints8:
         raw, count = self._bytes, self._limit - len(literal) + 1

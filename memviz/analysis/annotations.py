@@ -1,0 +1,178 @@
+"""`record_function` ranges as intervals of events, with the peak inside each.
+
+An END closes the latest START of its name that is still open. Ring buffers lose either side: a START without
+its END lasts to the end of the trace and says so, an END without its START is counted and left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from heapq import heappop, heappush
+
+import numpy as np
+
+from memviz.analysis.live import clock, has_times
+from memviz.analysis.remember import remembered
+from memviz.analysis.sums import max_of_ranges
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import Annotations, Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace
+
+NO_INTERVAL = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals(Columns):
+    """By start, outer ones first."""
+
+    name: Ints4
+    """Text of the annotation."""
+    start_us: Ints8
+    end_us: Ints8
+    """The time of the last event where `is_open`."""
+    start_event: Ints8
+    """First event not earlier than the start; the number of events where there is none."""
+    end_event: Ints8
+    """Last event not later than the end; less than `start_event` where nothing happened inside."""
+    depth: Ints4
+    """How many others were open when it began."""
+    is_open: Bools
+    """Its END was not recorded."""
+    peak_bytes: Ints8
+    """Most live bytes from its beginning to its end, what was live when it began included."""
+
+
+@dataclass(frozen=True)
+class Annotated:
+    intervals: Intervals
+    unmatched_ends: int = 0
+    unplaced: int = 0
+    """Annotations of a file whose events have no times: they cannot be placed among the events."""
+
+
+@remembered
+def annotated(device: DeviceTrace) -> Annotated:
+    rows = device.annotations
+    if len(device.events) and not has_times(device):
+        return Annotated(_intervals(device, *_pairs(_none())), unplaced=len(rows))
+    start, end = _pairs(rows)
+    ends = int(np.count_nonzero(rows.stage == Stage.END))
+    return Annotated(_intervals(device, start, end), unmatched_ends=ends - int(np.count_nonzero(end >= 0)))
+
+
+def _none() -> Annotations:
+    return Annotations(np.zeros(0, np.int32), np.zeros(0, np.uint8), np.zeros(0, np.int64))
+
+
+def _pairs(rows: Annotations) -> tuple[Ints8, Ints8]:
+    """Row of each START, in order, and of its END or -1."""
+    by_name = np.argsort(rows.name, kind="stable")
+    name, is_start = rows.name[by_name], rows.stage[by_name] == Stage.START
+    level, matched = _levels(name, is_start)
+    # Within one name and level, starts and ends take turns: a start is closed by the row right after it.
+    order = np.lexsort((np.arange(len(name)), level, name))
+    order = order[matched[order]]
+    starts = order[is_start[order]]
+    after = np.full(len(name), -1)
+    after[order[:-1]] = order[1:]
+    follower = after[starts]
+    closes = (follower >= 0) & ~is_start[follower] & (name[follower] == name[starts])
+    closes &= level[follower] == level[starts]
+    start_row = by_name[starts]
+    end_row = np.where(closes, by_name[follower], -1)
+    in_order = np.argsort(start_row)
+    return start_row[in_order], end_row[in_order]
+
+
+def _levels(name: Ints4, is_start: Bools) -> tuple[Ints8, Bools]:
+    """How deep each row lies among those of its own name, and which rows are not an END too many."""
+    step = np.where(is_start, 1, -1)
+    running = np.cumsum(step)
+    group = np.cumsum(np.concatenate([np.zeros(1, np.int64), (name[1:] != name[:-1]).astype(np.int64)]))[: len(name)]
+    first = np.searchsorted(group, group)
+    running = running - np.where(first > 0, running[first - 1], 0)
+    # The lowest point so far, per name: each group is shifted below all groups before it.
+    shift = group * (len(name) + 1)
+    lowest = np.minimum.accumulate(np.minimum(running, 0) - shift) + shift
+    before = np.concatenate([np.zeros(1, np.int64), lowest[:-1]])[: len(name)]
+    before[first == np.arange(len(name))] = 0
+    too_many = ~is_start & (lowest < before)
+    return running - lowest + np.where(is_start, 0, 1), ~too_many
+
+
+def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
+    rows, times = device.annotations, clock(device)
+    is_open = end < 0
+    last_time = int(times[-1]) if len(times) else 0
+    start_us = rows.time_us[start]
+    end_us = np.where(is_open, np.maximum(last_time, start_us), rows.time_us[end] if len(rows) else 0)
+    start_event = np.searchsorted(times, start_us, side="left")
+    end_event = np.searchsorted(times, end_us, side="right") - 1
+    live = timeline(device).live
+    return Intervals(
+        name=rows.name[start],
+        start_us=start_us,
+        end_us=end_us,
+        start_event=start_event,
+        end_event=end_event,
+        depth=_depths(len(rows), start, end),
+        is_open=is_open,
+        peak_bytes=max_of_ranges(live, start_event, np.maximum(end_event, start_event - 1) + 2),
+    )
+
+
+def _depths(count: int, start: Ints8, end: Ints8) -> Ints4:
+    change = np.zeros(count, dtype=np.int32)
+    change[start] = 1
+    change[end[end >= 0]] = -1
+    return np.asarray((np.cumsum(change) - 1)[start], dtype=np.int32)
+
+
+def annotation_of_events(device: DeviceTrace, events: Ints8) -> Ints8:
+    """For each event the latest-begun interval around it, or NO_INTERVAL."""
+    return _innermost(device)[events]
+
+
+@remembered
+def _innermost(device: DeviceTrace) -> Ints8:
+    """Per event. One loop over the annotations, with those that are open on a heap, the latest on top."""
+    intervals, count = annotated(device).intervals, len(device.events)
+    begins = intervals.start_event.tolist()
+    ends = (intervals.end_event + 1).tolist()
+    owner, since = [NO_INTERVAL], [0]
+    open_ones: list[int] = []
+    starting = 0
+    for moment in sorted({*begins, *ends}):
+        while starting < len(begins) and begins[starting] <= moment:
+            heappush(open_ones, -starting)
+            starting += 1
+        while open_ones and ends[-open_ones[0]] <= moment:
+            heappop(open_ones)
+        owner.append(-open_ones[0] if open_ones else NO_INTERVAL)
+        since.append(moment)
+    return np.repeat(np.array(owner), np.diff(np.minimum([*since, count], count)))
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    start_event: int
+    end_event: int
+
+
+def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
+    """What the profiler called steps; without it, what lies between one end of an optimizer's step and the next."""
+    intervals = annotated(device).intervals
+    names = [trace.strings[code] for code in intervals.name]
+    profiled = [i for i, name in enumerate(names) if name.startswith("ProfilerStep#")]
+    if profiled:
+        return tuple(_step(names[i], intervals.start_event[i], intervals.end_event[i]) for i in profiled)
+    optimized = [i for i, name in enumerate(names) if name.startswith("Optimizer.step#") and not intervals.is_open[i]]
+    # With several optimizers the first one sets the pace.
+    optimized = [i for i in optimized if names[i] == names[optimized[0]]]
+    ends = intervals.end_event[optimized]
+    begins = [0, *(ends[:-1] + 1)] if optimized else []
+    return tuple(_step(f"step {n}", begin, end) for n, (begin, end) in enumerate(zip(begins, ends, strict=True)))
+
+
+def _step(name: str, start_event: int, end_event: int) -> Step:
+    return Step(name, int(start_event), int(end_event))

@@ -1,0 +1,204 @@
+"""Any set of allocations, by place or kind: the groups, largest first, and what is left of them, to the byte."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.annotations import annotated, annotation_of_events
+from memviz.analysis.categories import categories
+from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.phases import label_of_rows, phases
+from memviz.analysis.sites import Site, sites
+from memviz.analysis.sums import sum_by
+from memviz.errors import UsageError
+from memviz.trace.model import Category, DeviceTrace, Ints8, Phase, Trace
+from memviz.units import count_text
+
+
+@dataclass(frozen=True)
+class Group:
+    key: str
+    """The same in every trace for the same thing; two groups never share one."""
+    label: str
+    bytes: int
+    count: int
+    stack: int | None = None
+    """The stack that most of its bytes have; None where none was recorded."""
+    last_event: int = BEFORE
+    """The alloc that came last; -1 where all were there before the first event."""
+
+
+@dataclass(frozen=True)
+class Groups:
+    by: str
+    groups: tuple[Group, ...]
+    """By bytes, largest first."""
+    bytes: int
+    count: int
+    rest_bytes: int = 0
+    """Of the groups that were not asked for."""
+    rest_count: int = 0
+
+
+@dataclass(frozen=True)
+class Keyed:
+    """Which group each row belongs to, as small numbers, and what such a number means."""
+
+    codes: npt.NDArray[Any]
+    name: Callable[[int], tuple[str, str]]
+    """Key and label of a code."""
+
+
+def grouped(
+    trace: Trace,
+    device: DeviceTrace,
+    rows: Ints8,
+    by: str = "site",
+    *,
+    top: int | None = None,
+    rule: SiteRule = DEFAULT_RULE,
+) -> Groups:
+    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`."""
+    keyed = keyed_by(trace, device, rows, by, rule=rule)
+    all_rows = lifetimes(device)
+    size, stack = all_rows.size[rows], all_rows.stack[rows]
+    found, codes = np.unique(keyed.codes, return_inverse=True)
+    totals, counts = sum_by(codes, size, len(found)), np.bincount(codes, minlength=len(found))
+    named = [(*keyed.name(int(code)), i) for i, code in enumerate(found)]
+    order = sorted(named, key=lambda each: (-int(totals[each[2]]), each[1], each[0]))
+    shown = order if top is None else order[:top]
+    heaviest = _heaviest_stacks(codes, stack, size)
+    last = np.full(len(found), BEFORE)
+    np.maximum.at(last, codes, all_rows.start[rows])
+    groups = tuple(
+        Group(key, label, int(totals[i]), int(counts[i]), int(heaviest[i]) if heaviest[i] >= 0 else None, int(last[i]))
+        for key, label, i in shown
+    )
+    total, count = int(size.sum()), len(rows)
+    rest_bytes = total - sum(each.bytes for each in groups)
+    return Groups(by, groups, total, count, rest_bytes, count - sum(each.count for each in groups))
+
+
+def _heaviest_stacks(codes: Ints8, stack: npt.NDArray[Any], size: Ints8) -> Ints8:
+    """Per code the stack with most bytes; the lowest number where several are equal."""
+    if not len(codes):
+        return codes
+    width = int(stack.max()) + 2
+    pairs, pair_of = np.unique(codes * width + stack + 1, return_inverse=True)
+    order = np.lexsort((pairs, -sum_by(pair_of, size, len(pairs)), pairs // width))
+    first = np.concatenate([np.ones(1, np.bool_), np.diff(pairs[order] // width) != 0])
+    return np.asarray(pairs[order][first] % width - 1, dtype=np.int64)
+
+
+def keyed_by(
+    trace: Trace, device: DeviceTrace, rows: Ints8, by: str = "site", *, rule: SiteRule = DEFAULT_RULE
+) -> Keyed:
+    if by not in GROUPINGS:
+        raise UsageError(f"{by!r} is no grouping; there are {', '.join(GROUPINGS)}.")
+    return GROUPINGS[by](trace, device, rows, rule)
+
+
+def _by_site(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    table = sites(trace, rule)
+    codes = table.of_stack[lifetimes(device).stack[rows]]
+    return Keyed(codes, lambda code: (table.sites[code].key, table.sites[code].label))
+
+
+def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    """Sites of one line are one group, whichever function's they are: nested functions share lines."""
+    table = sites(trace, rule)
+    lines = [_line_of(site) for site in table.sites]
+    numbers = {line: i for i, line in enumerate(dict.fromkeys(lines))}
+    code_of_site = np.array([numbers[line] for line in lines])
+    names = list(numbers)
+    return Keyed(code_of_site[table.of_stack[lifetimes(device).stack[rows]]], names.__getitem__)
+
+
+def _line_of(site: Site) -> tuple[str, str]:
+    if not site.path:
+        return site.key, site.label
+    return f"{site.path}:{site.line}", site.label.removesuffix(f" {site.function}")
+
+
+def _by_stack(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    table = sites(trace, rule)
+    return Keyed(lifetimes(device).stack[rows], lambda stack: (f"stack {stack}", table.of(stack).label))
+
+
+def _by_category(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    return Keyed(categories(trace, device).category[rows], lambda code: _twice(Category(code).label))
+
+
+def _by_phase(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    return Keyed(phases(trace, device)[rows], lambda code: _twice(Phase(code).name.lower()))
+
+
+def _by_module(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    modules = label_of_rows(device, "module")
+    codes = np.zeros(len(rows), dtype=np.int32) if modules is None else modules[rows]
+    return Keyed(codes, lambda code: _named(trace.strings[code], "no module recorded"))
+
+
+def _by_pool(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    def name(code: int) -> tuple[str, str]:
+        first, second = trace.pools[code]
+        return f"{first},{second}", f"pool {first}, {second}" if (first, second) != (0, 0) else "default pool"
+
+    return Keyed(lifetimes(device).pool[rows], name)
+
+
+def _by_stream(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    def name(code: int) -> tuple[str, str]:
+        handle = trace.streams[code]
+        return str(handle), f"stream {handle}" if handle else "default stream"
+
+    return Keyed(lifetimes(device).stream[rows], name)
+
+
+def _by_annotation(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    """The innermost annotation around the alloc. What was there before the first event is apart."""
+    start, before, outside = lifetimes(device).start[rows], -2, -1
+    names = np.append(annotated(device).intervals.name, outside)
+    codes = np.full(len(rows), before)
+    begun = start >= 0
+    codes[begun] = names[annotation_of_events(device, start[begun])]
+
+    def name(code: int) -> tuple[str, str]:
+        # Keys of real annotations start with a quote, so that none can pass for one of ours.
+        if code >= 0:
+            return f"'{trace.strings[code]}", trace.strings[code]
+        return _twice("before the first event" if code == before else "no annotation")
+
+    return Keyed(codes, name)
+
+
+def _by_size(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
+    return Keyed(lifetimes(device).size[rows], lambda size: (str(size), f"{count_text(size)} B each"))
+
+
+def _twice(text: str) -> tuple[str, str]:
+    return text, text
+
+
+def _named(text: str, nothing: str) -> tuple[str, str]:
+    return text, text or nothing
+
+
+GROUPINGS: dict[str, Callable[[Trace, DeviceTrace, Ints8, SiteRule], Keyed]] = {
+    "site": _by_site,
+    "line": _by_line,
+    "stack": _by_stack,
+    "category": _by_category,
+    "module": _by_module,
+    "phase": _by_phase,
+    "annotation": _by_annotation,
+    "stream": _by_stream,
+    "pool": _by_pool,
+    "size": _by_size,
+}

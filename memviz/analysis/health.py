@@ -1,0 +1,311 @@
+"""What a reader of this trace must know before trusting a picture of it, in plain words, with what to do.
+
+What the file's reader itself noticed is in `Trace.notes` and is not repeated here. A cause that the file does not
+tell is not guessed: then both are named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Literal
+
+import numpy as np
+
+from memviz.analysis.fragmentation import fragmentation_at
+from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace
+from memviz.trace.rounding import LARGE_SEGMENT
+from memviz.units import bytes_text, count_text, percent_text
+
+History = Literal["complete", "late", "none"]
+
+_RECORD = (
+    "Call torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the model is built "
+    "and torch.cuda.memory._dump_snapshot('trace.pickle') after the work."
+)
+_LEFT_OUT = "Events were left out (skip_actions), or the file is damaged."
+_NOTICEABLE = 0.01
+"""Share of a peak below which a note would be noise."""
+_MUCH = 0.2
+"""Share of the reserved bytes that may hold nothing before it is worth a note."""
+_WORTH_A_NOTE = 64 << 20
+"""One or two segments are always partly free."""
+_MOST_POOLS = 5
+
+
+def history(device: DeviceTrace) -> History:
+    """complete: nothing was live or reserved before the first event. late: something was. none: no events."""
+    if not len(device.events):
+        return "none"
+    bytes_over_time = timeline(device)
+    return "late" if bytes_over_time.live[0] > 0 or bytes_over_time.reserved[0] > 0 else "complete"
+
+
+def health(trace: Trace) -> tuple[Note, ...]:
+    """Notes on the whole trace first, then device by device."""
+    return (*_on_trace(trace), *(note for each in trace.devices for note in _on_device(trace, each)))
+
+
+def _on_trace(trace: Trace) -> Iterator[Note]:
+    if trace.event_count and not len(trace.stacks):
+        text = "No stacks were recorded, so nothing says where memory was allocated."
+        yield Note("no_stacks", text, f'Record with context="all" and stacks="all". {_RECORD}', "warning")
+    text = (
+        "A snapshot holds what PyTorch's allocator manages. The CUDA context, NCCL, libraries that allocate on their "
+        "own and other programs use the device too and are not in it."
+    )
+    yield Note("unseen_memory", text, "Compare with nvidia-smi to see how much that is.")
+
+
+def _on_device(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    where = f"Device {device.name}: " if len(trace.devices) > 1 else ""
+    for about in _CONCERNS:
+        for note in about(trace, device):
+            yield Note(note.code, where + note.text, note.remedy, note.level)
+
+
+def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    if history(device) != "none":
+        return
+    state = f"{bytes_text(timeline(device).end_bytes)} live in {_counted(len(device.segments), 'segment')}"
+    if trace.event_count:
+        yield Note("no_events", f"Nothing happened here while the history was recorded; its state is {state}.")
+    else:
+        text = f"It has no history: only the state at the end is known, {state}."
+        yield Note("no_history", text, _RECORD, "warning")
+
+
+def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    if history(device) != "late":
+        return
+    before, reserved = timeline(device).start_bytes, int(timeline(device).reserved[0])
+    if before:
+        count = int((lifetimes(device).start == BEFORE).sum())
+        text = (
+            f"The history starts late: {bytes_text(before)} in {_counted(count, 'allocation')} were there before its "
+            "first event. They are counted, but when they were made is not known."
+        )
+    else:
+        text = (
+            f"Nothing was live before the first event, but {bytes_text(reserved)} were reserved: cached from earlier "
+            "work, or the events of segments were left out (skip_actions)."
+        )
+    cause, remedy = _why_late(trace, device)
+    yield Note("late_history", f"{text} {cause}", remedy, "warning" if before else "info")
+
+
+def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
+    """What the file tells of the cause, and the remedy that fits."""
+    count, action = len(device.events), device.events.action
+    larger = "Record with a larger max_entries, or record fewer steps."
+    if count == 1:
+        return "It keeps a single event, as enabled='state' or max_entries=1 do.", _RECORD
+    if trace.settings.get("trace_alloc_overflowed") is True:
+        return "The ring buffer overflowed, and older events were overwritten.", larger
+    if count == trace.settings.get("trace_alloc_max_entries") or (count >= 1000 and count % 1000 == 0):
+        return f"It holds exactly {count_text(count)} events: most likely a full ring buffer (max_entries).", larger
+    if action[0] == Action.FREE_COMPLETED and (action == Action.FREE_REQUESTED).any():
+        return "It begins in the middle of a free, as a ring buffer that has overflowed does.", larger
+    return "Either recording began late, or a ring buffer (max_entries) overflowed; the file does not say.", _RECORD
+
+
+def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    if not len(trace.stacks):
+        return
+    lives, peak = lifetimes(device), timeline(device)
+    bare = _live_at(device, peak.peak_event) & (lives.stack == NO_STACK)
+    recorded = int(lives.size[bare & (lives.start > BEFORE)].sum())
+    earlier = int(lives.size[bare & (lives.start == BEFORE)].sum())
+    least = peak.peak_bytes * _NOTICEABLE
+    if recorded > least:
+        text = f"{_part(recorded, peak.peak_bytes)} live at the peak have no stack, though they were recorded."
+        remedy = (
+            'Record with context="all" and stacks="all". With stacks="python" a backward pass has none: it runs on a '
+            "thread that holds no Python frames."
+        )
+        yield Note("bytes_without_stack", text, remedy, "warning")
+    if earlier > least:
+        text = (
+            f"{_part(earlier, peak.peak_bytes)} live at the peak were there before the first event and have no stack."
+        )
+        yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
+
+
+def _live_at(device: DeviceTrace, event: int) -> Bools:
+    lives = lifetimes(device)
+    return (lives.start <= event) & (lives.end > event)
+
+
+def _part(part: int, whole: int) -> str:
+    return f"{bytes_text(part)} of {bytes_text(whole)} ({percent_text(part, whole)})"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def _expandable(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    if _maps_pages(device):
+        text = "Expandable segments are in use: they grow and shrink by pages, so their number says little."
+        yield Note("expandable_segments", text)
+
+
+def _maps_pages(device: DeviceTrace) -> bool:
+    action = device.events.action
+    mapped = (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
+    return bool(device.segments.is_expandable.any() or mapped.any())
+
+
+def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    segments = device.segments
+    numbers = np.unique(segments.pool[segments.pool != 0]).tolist()
+    if not numbers:
+        return
+    held = sorted(((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True)
+    named = [f"{trace.pools[number]} {bytes_text(size)}" for size, number in held[:_MOST_POOLS]]
+    more = f" and {count_text(len(held) - _MOST_POOLS)} more" if len(held) > _MOST_POOLS else ""
+    whole = _part(sum(size for size, _ in held), int(segments.size.sum()))
+    text = f"Private pools (CUDA graphs, MemPool) hold {whole} reserved at the end: {', '.join(named)}{more}."
+    yield Note("private_pools", text, "Allocations outside a pool cannot use its free memory.")
+
+
+def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    """A free that no other stream delays is asked for and completed by two events in a row."""
+    lives, peak = lifetimes(device), timeline(device)
+    asked = lives.free_requested < len(device.events)
+    held = asked & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
+    if not held.any():
+        return
+    count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
+    held &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
+    at_peak = int(lives.size[held].sum())
+    text = (
+        f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream); "
+        f"{bytes_text(at_peak)} of them were waiting at the peak, {bytes_text(at_end)} at the end."
+    )
+    remedy = "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once."
+    yield Note("pending_frees", text, remedy, "warning" if at_peak > peak.peak_bytes * _NOTICEABLE else "info")
+
+
+def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    found = np.flatnonzero(device.events.action == Action.OOM)
+    if not len(found):
+        return
+    first = int(found[0])
+    asked, free = int(device.events.size[first]), int(device.events.address[first])
+    figures = fragmentation_at(trace, device, first)
+    unused = figures.reserved - figures.live - figures.waiting
+    times = "once" if len(found) == 1 else f"{count_text(len(found))} times; the first time"
+    text = f"It ran out of memory {times}: {bytes_text(asked)} were asked, {bytes_text(free)} were free on the device"
+    if figures.outside or figures.unknown or not figures.reserved:
+        yield Note("out_of_memory", f"{text}; what was reserved cannot be told.", level="warning")
+        return
+    text += f", and of {bytes_text(figures.reserved)} reserved {bytes_text(unused)} held no live tensor."
+    if free >= asked + LARGE_SEGMENT:
+        remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
+    elif unused + free < asked:
+        remedy = "No setting of the allocator would have made room: less must be live at that moment."
+    elif _maps_pages(device):
+        remedy = "There were enough bytes, but not where it could use them: in other streams, pools or half-used pages."
+    else:
+        remedy = (
+            "There were enough bytes, but not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True "
+            "(PYTORCH_CUDA_ALLOC_CONF before torch 2.9)."
+        )
+    yield Note("out_of_memory", text, remedy, "warning")
+
+
+def _fragmentation(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    figures = fragmentation_at(trace, device, timeline(device).peak_event)
+    unused = figures.cached + figures.rounding
+    if figures.outside or unused < max(_WORTH_A_NOTE, figures.reserved * _MUCH):
+        return
+    text = (
+        f"At the peak of live bytes {_part(unused, figures.reserved)} reserved held no tensor: "
+        f"{bytes_text(figures.free_segments)} in free segments, {bytes_text(figures.free_remainders)} in free parts of "
+        f"used segments, {bytes_text(figures.free_pages)} in free pages, {bytes_text(figures.rounding)} by rounding."
+    )
+    remedy = "empty_cache() returns free segments and whole free pages, nothing else."
+    if figures.free_remainders > figures.reserved * _MUCH and not _maps_pages(device):
+        remedy += " Against free parts of used segments try expandable_segments:True."
+    yield Note("fragmentation", text, remedy)
+
+
+def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    action, size = device.events.action, device.events.size
+    index = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
+    if not len(index):
+        return
+    ends = index[np.append(np.diff(index) > 1, True)]
+    forced = _before_a_new_segment(device, ends)
+    text = (
+        f"{bytes_text(int(size[index].sum()))} went back to the device on {_counted(len(ends), 'occasion')}, by "
+        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it took new memory."
+    )
+    remedy = (
+        "Those were most likely close to running out (or garbage_collection_threshold); each one waits for the device."
+    )
+    yield Note("memory_given_back", text, remedy if forced else "", "warning" if forced else "info")
+
+
+def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
+    """When it needs room the allocator gives back first, and asks again at once."""
+    action = device.events.action
+    following = action[ends[ends + 1 < len(action)] + 1]
+    return int(np.isin(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
+
+
+def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    faults = matched(device).faults
+    said = [
+        (faults.stray_frees, "free", "of what was free already"),
+        (faults.implied_frees, "allocation", "of an address that was not free"),
+        (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but not there at the end"),
+    ]
+    if faults:
+        listed = ", ".join(f"{_counted(count, noun)} {what}" for count, noun, what in said if count)
+        text = f"Its events and its final state do not fit together: {listed}."
+        yield Note("contradictions", text, _LEFT_OUT, "warning")
+
+
+def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    bytes_over_time = timeline(device)
+    if not len(device.segments) and bytes_over_time.end_bytes:
+        text = "It has no segments, so reserved bytes and fragmentation are not known."
+        yield Note("no_segments", text, _RECORD, "warning")
+        return
+    figures = fragmentation_at(trace, device, bytes_over_time.peak_event)
+    if figures.outside or figures.unknown:
+        text = (
+            f"Its segments do not fit its events: at the peak {bytes_text(figures.outside)} live lie in no known "
+            f"segment, and {bytes_text(figures.unknown)} reserved cannot be placed."
+        )
+        yield Note("segments_do_not_fit", text, _LEFT_OUT, "warning")
+
+
+def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
+    times = device.events.time_us[device.events.time_us != 0]
+    if len(device.events) and not len(times):
+        yield Note("no_times", "Its events have no times (torch before 2.2): only their order is known.")
+    back = int((np.diff(times) < 0).sum())
+    if back:
+        text = f"The clock went back {_counted(back, 'time')}; events are shown in the order they were recorded."
+        yield Note("times_out_of_order", text)
+
+
+# By how much they change what all the rest means.
+_CONCERNS: tuple[Callable[[Trace, DeviceTrace], Iterator[Note]], ...] = (
+    _no_history,
+    _late_history,
+    _contradictions,
+    _unplaced,
+    _out_of_memory,
+    _bytes_without_stack,
+    _fragmentation,
+    _given_back,
+    _pending_frees,
+    _private_pools,
+    _expandable,
+    _times,
+)

@@ -1,0 +1,82 @@
+"""What was allocated and never freed, and what grows from step to step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.annotations import steps
+from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.groups import Groups, grouped, keyed_by
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import DeviceTrace, Ints8, Trace
+
+
+def never_freed(
+    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
+) -> Groups:
+    """Made within the trace, and nobody had asked to free it when the trace ended."""
+    rows, count = lifetimes(device), len(device.events)
+    kept = np.flatnonzero((rows.start >= 0) & (rows.end == count) & (rows.free_requested == count))
+    return grouped(trace, device, kept, by, top=top, rule=rule)
+
+
+@dataclass(frozen=True)
+class GrowthRow:
+    key: str
+    label: str
+    bytes: tuple[int, ...]
+    """Live at the end of each step."""
+
+    @property
+    def grown_bytes(self) -> int:
+        return self.bytes[-1] - self.bytes[0]
+
+
+@dataclass(frozen=True)
+class Growth:
+    by: str
+    steps: tuple[str, ...]
+    """Empty where the trace has no steps: nothing is known then."""
+    live_bytes: tuple[int, ...]
+    """At the end of each step."""
+    rows: tuple[GrowthRow, ...]
+    """What is larger at the end of the last step than of the first, by that difference."""
+    rest_bytes: tuple[int, ...]
+    """All else; rows and rest add up to `live_bytes`."""
+
+
+def growth(
+    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
+) -> Growth:
+    found = steps(trace, device)
+    if not found:
+        return Growth(by, (), (), (), ())
+    ends = np.array([each.end_event for each in found])
+    all_rows = lifetimes(device)
+    # Rows that are live at the end of some step: from the first such step up to, not with, the last one.
+    first, past = np.searchsorted(ends, all_rows.start), np.searchsorted(ends, all_rows.end)
+    rows = np.flatnonzero(first < past)
+    keyed = keyed_by(trace, device, rows, by, rule=rule)
+    found_codes, codes = np.unique(keyed.codes, return_inverse=True)
+    per_step = _live_per_step(codes, (first[rows], past[rows]), all_rows.size[rows], (len(found_codes), len(ends)))
+    grown = per_step[:, -1] - per_step[:, 0]
+    named = [
+        GrowthRow(*keyed.name(int(found_codes[i])), tuple(per_step[i].tolist())) for i in np.flatnonzero(grown > 0)
+    ]
+    shown = sorted(named, key=lambda row: (-row.grown_bytes, row.label, row.key))[:top]
+    live = timeline(device).live[ends + 1]
+    rest = live - np.array([row.bytes for row in shown], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
+    names = tuple(each.name for each in found)
+    return Growth(by, names, tuple(live.tolist()), tuple(shown), tuple(rest.tolist()))
+
+
+def _live_per_step(codes: Ints8, span: tuple[Ints8, Ints8], size: Ints8, shape: tuple[int, int]) -> Ints8:
+    """One row per code, one column per step."""
+    width = shape[1] + 1
+    change = sum_by(codes * width + span[0], size, shape[0] * width)
+    change -= sum_by(codes * width + span[1], size, shape[0] * width)
+    return np.asarray(np.cumsum(change.reshape(shape[0], width), axis=1)[:, :-1], dtype=np.int64)

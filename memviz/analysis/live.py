@@ -1,0 +1,52 @@
+"""What is live at a moment, and which event a moment is."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.remember import remembered
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace, Ints8
+
+
+def live_rows(device: DeviceTrace, event: int) -> Ints8:
+    """Rows of `lifetimes` that are live after this event; BEFORE (-1) asks for before the first one."""
+    check_event(device, event)
+    rows = lifetimes(device)
+    begun = int(np.searchsorted(rows.start, event, side="right"))
+    return np.flatnonzero(rows.end[:begun] > event)
+
+
+def check_event(device: DeviceTrace, event: int) -> None:
+    last = len(device.events) - 1
+    if not BEFORE <= event <= last:
+        reach = f"from 0 to {last}" if last >= 0 else "none"
+        raise UsageError(
+            f"Device {device.name} has no event {event}. Its events: {reach}; {BEFORE} stands for before the first."
+        )
+
+
+def has_times(device: DeviceTrace) -> bool:
+    """torch before 2.2 recorded none."""
+    return bool(device.events.time_us.any())
+
+
+@remembered
+def clock(device: DeviceTrace) -> Ints8:
+    """Times that never run backwards: threads may record an event a little after a later one."""
+    return np.asarray(np.maximum.accumulate(device.events.time_us), dtype=np.int64)
+
+
+def event_at_time(device: DeviceTrace, time_us: int) -> int:
+    """The last event not later than this time; BEFORE (-1) where all are later."""
+    if not has_times(device):
+        raise UsageError(f"The events of device {device.name} have no times. Ask by event instead.")
+    return int(np.searchsorted(clock(device), time_us, side="right")) - 1
+
+
+def time_of_event(device: DeviceTrace, event: int) -> int | None:
+    """None before the first event, and in a file without times."""
+    if event == BEFORE or not has_times(device):
+        return None
+    return int(device.events.time_us[event])

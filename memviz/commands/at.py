@@ -1,0 +1,61 @@
+"""What is live after any event, or at any time."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.live import clock, event_at_time
+from memviz.analysis.peak import at as live_at
+from memviz.commands.command import (
+    Command,
+    add_device,
+    add_file,
+    add_grouping,
+    add_json,
+    choose_device,
+    open_trace,
+    print_json,
+)
+from memviz.commands.peak import live_json, print_live
+from memviz.trace.model import DeviceTrace, Trace
+
+_EARLIEST_EPOCH_SECONDS = 1e8
+"""Seconds from here on are a date (1973 and later), below it they count from the first event."""
+
+
+def at(trace: Trace, event: int, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
+    """As `python -m memviz at --event N --json` writes it."""
+    chosen = choose_device(trace, device)
+    return live_json(trace, chosen, live_at(trace, chosen, event, by, top=top), "live_bytes")
+
+
+def _event(device: DeviceTrace, args: argparse.Namespace) -> int:
+    if args.event is not None:
+        return int(args.event)
+    microseconds = round(args.time * 1e6)
+    if args.time < _EARLIEST_EPOCH_SECONDS and len(device.events):
+        microseconds += int(clock(device)[0])
+    return event_at_time(device, microseconds)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    moment = parser.add_mutually_exclusive_group(required=True)
+    moment.add_argument("--event", type=int, metavar="N", help="after this event; -1 is before the first")
+    moment.add_argument("--time", type=float, metavar="SECONDS", help="since the first event, or since 1970")
+    add_device(parser)
+    add_grouping(parser, list(GROUPINGS), top=20)
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    trace = open_trace(args.file)
+    device = choose_device(trace, args.device)
+    live = live_at(trace, device, _event(device, args), args.by, top=args.top or None)
+    print_json(live_json(trace, device, live, "live_bytes")) if args.json else print_live(live, "")
+    return 0
+
+
+COMMAND = Command("at", "What is live after an event or at a time.", _add_arguments, _run)

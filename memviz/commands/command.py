@@ -1,0 +1,102 @@
+"""What commands share: how a file is opened, a device chosen, and a result shown."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, Trace
+
+
+@dataclass(frozen=True)
+class Command:
+    name: str
+    help: str
+    add_arguments: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> None:
+    if many:
+        parser.add_argument("files", metavar="FILE", nargs=many, type=Path, help="snapshots")
+    else:
+        parser.add_argument("file", metavar="FILE", type=Path, help="a snapshot")
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = "the one with the highest peak") -> None:
+    parser.add_argument("--device", metavar="N", help=f"a number, or host0 for pinned memory (default: {default})")
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="write JSON instead of text")
+
+
+def add_grouping(parser: argparse.ArgumentParser, groupings: Sequence[str], *, top: int) -> None:
+    parser.add_argument("--by", choices=groupings, default="site", help="what a row is (default: %(default)s)")
+    parser.add_argument(
+        "--top", type=count, default=top, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
+    )
+
+
+def count(text: str) -> int:
+    number = int(text)
+    if number < 0:
+        raise argparse.ArgumentTypeError("must not be negative")
+    return number
+
+
+def open_trace(path: Path) -> Trace:
+    """Progress goes to a terminal only, and is gone when the work is done."""
+    if not sys.stderr.isatty():
+        return load_trace(path)
+
+    def show(done: int, total: int) -> None:
+        print(f"\rReading {path.name} {100 * done // max(total, 1)} %", end="", file=sys.stderr, flush=True)
+
+    try:
+        return load_trace(path, progress=show)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def choose_device(trace: Trace, name: str | None) -> DeviceTrace:
+    """The named device, or the one whose memory went highest."""
+    from memviz.analysis.timeline import timeline
+
+    if name is None:
+        return max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
+    for each in trace.devices:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in trace.devices)
+    raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
+
+
+def device_json(device: DeviceTrace) -> int | str:
+    return device.device if device.kind == "gpu" else device.name
+
+
+def print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2, ensure_ascii=True)
+    print()
+
+
+def printable(text: str) -> str:
+    """Text from a file never moves the cursor of a terminal."""
+    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+
+
+def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> None:
+    """Columns before `left` are numbers, aligned right; the rest is text."""
+    cells = [list(head), *([printable(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
+    for row in cells:
+        padded = [row[i].rjust(widths[i]) if i < left else row[i].ljust(widths[i]) for i in range(len(head))]
+        print("  ".join(padded).rstrip())

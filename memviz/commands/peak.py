@@ -1,0 +1,93 @@
+"""What the peak is made of."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.peak import LiveSet
+from memviz.analysis.peak import peak as peak_of
+from memviz.commands.command import (
+    Command,
+    add_device,
+    add_file,
+    add_grouping,
+    add_json,
+    choose_device,
+    device_json,
+    open_trace,
+    print_json,
+    print_table,
+)
+from memviz.commands.stacks import frames_json
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.units import bytes_text, count_text, percent_text
+
+
+def peak(trace: Trace, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
+    """As `python -m memviz peak --json` writes it."""
+    chosen = choose_device(trace, device)
+    return live_json(trace, chosen, peak_of(trace, chosen, by, top=top), "peak_bytes")
+
+
+def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> dict[str, Any]:
+    return {
+        "device": device_json(device),
+        "event": live.event,
+        "time_us": live.time_us,
+        total: live.live_bytes,
+        "waiting_bytes": live.waiting_bytes,
+        "reserved_bytes": live.reserved_bytes,
+        "by": live.live.by,
+        "rows": [
+            {
+                "site" if live.live.by == "site" else "key": each.label,
+                "bytes": each.bytes,
+                "count": each.count,
+                **({"stack": frames_json(trace, each.stack)} if each.stack is not None else {}),
+            }
+            for each in live.live.groups
+        ],
+        "rest_bytes": live.live.rest_bytes,
+        "rest_count": live.live.rest_count,
+    }
+
+
+def print_live(live: LiveSet, words: str) -> None:
+    moment = "before the first event" if live.event < 0 else f"after event {count_text(live.event)}"
+    waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
+    print(
+        f"Device {live.device}, {words}{moment}: {bytes_text(live.live_bytes)} live{waiting}, "
+        f"{bytes_text(live.reserved_bytes)} reserved\n"
+    )
+    rows = [
+        [bytes_text(each.bytes), percent_text(each.bytes, live.live_bytes), count_text(each.count), each.label]
+        for each in live.live.groups
+    ]
+    if live.live.rest_count:
+        rest = live.live
+        share = percent_text(rest.rest_bytes, live.live_bytes)
+        rows.append([bytes_text(rest.rest_bytes), share, count_text(rest.rest_count), "(all others)"])
+    print_table(["bytes", "share", "blocks", live.live.by], rows, left=3)
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    add_device(parser)
+    add_grouping(parser, list(GROUPINGS), top=20)
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    trace = open_trace(args.file)
+    device = choose_device(trace, args.device)
+    live = peak_of(trace, device, args.by, top=args.top or None)
+    if args.json:
+        print_json(live_json(trace, device, live, "peak_bytes"))
+    else:
+        print_live(live, "peak ")
+    return 0
+
+
+COMMAND = Command("peak", "What the peak is made of.", _add_arguments, _run)

@@ -1,0 +1,138 @@
+"""What colour means on a timeline: a group per allocation, in the order in which groups are stacked.
+
+By category the order is fixed, long-lived kinds below, so that a peak reads as layers. By site or module the
+groups with most bytes at the peak get the hues, and one grey *other* takes the rest.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.categories import categories
+from memviz.analysis.groups import keyed_by
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import live_rows
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.figures.raster import SHADES
+from memviz.figures.theme import Palette, mixed, palette
+from memviz.trace.model import NO_STACK, Bytes1, Category, DeviceTrace, Ints8, Trace
+from memviz.units import bytes_text
+
+MEANINGS = ("category", "site", "module", "size")
+BEFORE_RECORDING = "before recording"
+OTHER = "other"
+
+_CATEGORY_ORDER = (
+    Category.PARAMETER,
+    Category.OPTIMIZER_STATE,
+    Category.WORKSPACE,
+    Category.GRADIENT,
+    Category.ACTIVATION,
+    Category.INPUT,
+    Category.OUTPUT,
+    Category.TEMPORARY,
+    Category.UNKNOWN,
+)
+_HUES = (
+    Category.PARAMETER,
+    Category.ACTIVATION,
+    Category.GRADIENT,
+    Category.OPTIMIZER_STATE,
+    Category.TEMPORARY,
+    Category.WORKSPACE,
+    Category.OUTPUT,
+)
+_SIZE_STEPS = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26, 1 << 28)
+_SHADE_STEP = 0.055
+_EDGE_MIX = (0.0, 0.21, 0.42)
+_DIMMED = 0.66
+
+
+@dataclass(frozen=True, eq=False)
+class Colouring:
+    meaning: str
+    labels: tuple[str, ...]
+    """Of the groups, from the bottom of the stack up."""
+    group: Bytes1
+    """Per row of `lifetimes`."""
+    colours: tuple[str | float, ...]
+    """Of each group: a category's name, 'before', or a share from `fill` to `ink`."""
+
+
+def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category") -> Colouring:
+    if meaning == "category":
+        return _by_category(trace, device)
+    if meaning == "size":
+        return _by_size(device)
+    if meaning in MEANINGS:
+        return _by_key(trace, device, meaning)
+    raise UsageError(f"{meaning!r} is no meaning of colour; there are {', '.join(MEANINGS)}.")
+
+
+def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
+    rows = lifetimes(device)
+    place = np.zeros(len(Category), dtype=np.uint8)
+    for i, each in enumerate(_CATEGORY_ORDER):
+        place[each] = i + 1
+    category = categories(trace, device).category
+    unseen = (rows.start < 0) & (rows.stack == NO_STACK) & (category == Category.UNKNOWN)
+    group = np.where(unseen, 0, place[category]).astype(np.uint8)
+    labels = (BEFORE_RECORDING, *(each.label for each in _CATEGORY_ORDER))
+    return Colouring("category", labels, group, ("before", *(each.name for each in _CATEGORY_ORDER)))
+
+
+def _by_size(device: DeviceTrace) -> Colouring:
+    """Large ones below: they are few, and what they stand on does not move."""
+    steps = np.array(_SIZE_STEPS)
+    group = len(steps) - np.searchsorted(steps, lifetimes(device).size, side="right")
+    bounds = [bytes_text(each) for each in _SIZE_STEPS]
+    labels = (f"{bounds[-1]} and more", *(f"{bounds[i]} to {bounds[i + 1]}" for i in reversed(range(len(bounds) - 1))))
+    shares = tuple(1 - i / len(steps) for i in range(len(steps) + 1))
+    return Colouring("size", (*labels, f"under {bounds[0]}"), group.astype(np.uint8), shares)
+
+
+def _by_key(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
+    rows = np.arange(len(lifetimes(device)))
+    keyed = keyed_by(trace, device, rows, meaning)
+    found, code = np.unique(keyed.codes, return_inverse=True)
+    largest = _largest_at_peak(device, code, len(found))[: len(_HUES)]
+    group_of = np.full(len(found), len(largest), dtype=np.uint8)
+    group_of[largest] = np.arange(len(largest))
+    labels = (*(keyed.name(int(found[each]))[1] for each in largest), OTHER)
+    colours = (*(each.name for each in _HUES[: len(largest)]), Category.UNKNOWN.name)
+    return Colouring(meaning, labels, group_of[code], colours)
+
+
+def _largest_at_peak(device: DeviceTrace, code: npt.NDArray[np.intp], count: int) -> Ints8:
+    live = live_rows(device, timeline(device).peak_event)
+    sums = sum_by(code[live], lifetimes(device).size[live], count)
+    order = np.argsort(-sums, kind="stable")
+    return np.asarray(order[sums[order] > 0], dtype=np.int64)
+
+
+def pixel_palette(colours: Colouring, *, dark: bool, dimmed: bool = False) -> npt.NDArray[np.uint32]:
+    """0xRRGGBB by group, shade and edge; see `raster.colour_grid`."""
+    look = palette(dark)
+    table = np.zeros((len(colours.labels), SHADES, len(_EDGE_MIX)), dtype=np.uint32)
+    for i, name in enumerate(colours.colours):
+        for shade in range(SHADES):
+            base = mixed(_colour(look, name), "#ffffff" if shade > 2 else "#000000", abs(shade - 2) * _SHADE_STEP)
+            for edge, share in enumerate(_EDGE_MIX):
+                shown = mixed(base, look.page, share)
+                table[i, shade, edge] = int(mixed(shown, look.page, _DIMMED if dimmed else 0)[1:], 16)
+    return table
+
+
+def group_colour(colours: Colouring, group: int, *, dark: bool) -> str:
+    return _colour(palette(dark), colours.colours[group])
+
+
+def _colour(look: Palette, name: str | float) -> str:
+    if isinstance(name, float):
+        return mixed(look.fill, look.ink, 0.15 + 0.7 * name)
+    return look.before if name == "before" else look.category(Category[name])

@@ -1,0 +1,118 @@
+"""Allocations by their stacks: the program's start on top, each call below its caller, as wide as its bytes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import plotly.graph_objects as go
+
+from memviz.analysis.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
+from memviz.analysis.sites import short_native
+from memviz.analysis.stacks import OTHER, ROOT, StackTree, frame_name
+from memviz.figures.text import lines, plain
+from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette, text_on
+from memviz.trace.model import Ints8, Trace
+from memviz.units import bytes_text, count_text, percent_text
+
+MOST_NODES = 500
+"""The largest are drawn. A tree made with `TreeOptions(most_nodes=...)` names what it left out; here it is a gap."""
+
+_ROW_HEIGHT = 23
+
+
+def plot_icicle(result: StackTree, trace: Trace, *, dark: bool = False) -> go.Figure:
+    """`trace` is the one whose frames the tree names."""
+    whole = int(result.bytes[0]) if len(result) else 0
+    drawing = figure(dark=dark, title=f"{bytes_text(whole)} by call stack, callers on top")
+    if not whole:
+        return nothing_to_show(drawing, "Nothing is live here.")
+    nodes = _largest(result)
+    depth, colours = _depth(result, nodes), palette(dark)
+    fills = [_fill(frame, trace, colours) for frame in result.frame[nodes].tolist()]
+    drawing.add_icicle(
+        **_columns(result, trace, nodes),
+        marker={"colors": fills, "line": {"width": 1, "color": colours.page}},
+        textfont={"color": [text_on(fill) for fill in fills]},
+        tiling={"orientation": "v", "pad": 0},
+        pathbar={"visible": False},
+    )
+    # A label that does not fit is left out: shrunk, nobody could read it.
+    drawing.update_layout(uniformtext={"minsize": 9, "mode": "hide"})
+    drawing.update_layout(height=70 + _ROW_HEIGHT * (depth + 1), margin={"l": 8, "r": 8, "b": 8})
+    return drawing
+
+
+def _largest(tree: StackTree) -> Ints8:
+    """A parent is never smaller than its child and stands before it, so it is drawn with it."""
+    rows: Ints8 = (-tree.bytes).argsort(kind="stable")[:MOST_NODES]
+    rows.sort()
+    return rows
+
+
+def _depth(tree: StackTree, nodes: Ints8) -> int:
+    depths = {-1: -1}
+    for node in nodes.tolist():
+        depths[node] = depths[int(tree.parent[node])] + 1
+    return max(depths.values())
+
+
+def _columns(tree: StackTree, trace: Trace, nodes: Ints8) -> dict[str, Any]:
+    frames, sizes, whole = tree.frame[nodes].tolist(), tree.bytes[nodes].tolist(), int(tree.bytes[0])
+    parents = ["" if parent < 0 else str(parent) for parent in tree.parent[nodes].tolist()]
+    own, counts = tree.self_bytes[nodes].tolist(), tree.count[nodes].tolist()
+    rows = zip(frames, sizes, own, counts, strict=True)
+    return {
+        "ids": [str(node) for node in nodes.tolist()],
+        "parents": parents,
+        "labels": [_label(trace, frame) for frame in frames],
+        "values": sizes,
+        "branchvalues": "total",
+        "sort": False,
+        "textinfo": "label",
+        "hovertext": [
+            lines(_place(trace, frame), f"{bytes_text(size)}, {percent_text(size, whole)}", _detail(mine, count))
+            for frame, size, mine, count in rows
+        ],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
+
+
+def _label(trace: Trace, frame: int) -> str:
+    """Functions called `forward` are told apart by their file and line."""
+    name = plain(frame_name(trace, frame), 50)
+    if frame < 0:
+        return name
+    if not _is_python(trace, frame):
+        return plain(short_native(frame_name(trace, frame)), 50)
+    path = trace.strings[trace.stacks.frames.filename[frame]].replace("\\", "/")
+    return f"{name} {plain(path.rpartition('/')[2], 40)}:{_line(trace, frame)}"
+
+
+def _place(trace: Trace, frame: int) -> str:
+    name = plain(frame_name(trace, frame))
+    if not _is_python(trace, frame):
+        return name
+    return lines(name, f"{plain(trace.strings[trace.stacks.frames.filename[frame]])}:{_line(trace, frame)}")
+
+
+def _is_python(trace: Trace, frame: int) -> bool:
+    return frame >= 0 and bool(frame_kinds(trace)[frame] <= LAST_PYTHON_KIND)
+
+
+def _line(trace: Trace, frame: int) -> int:
+    return int(trace.stacks.frames.line[frame])
+
+
+def _detail(own: int, count: int) -> str:
+    allocations = f"{count_text(count)} allocation{'s' if count != 1 else ''}"
+    return f"{allocations}, {bytes_text(own)} of it taken here" if own else allocations
+
+
+def _fill(frame: int, trace: Trace, colours: Palette) -> str:
+    """One's own frames stand out; colour itself means a category, and a node may hold several."""
+    if frame == ROOT:
+        return colours.fill
+    if frame < 0:
+        return colours.before if frame != OTHER else mixed(colours.before, colours.page, 0.5)
+    own = frame_kinds(trace)[frame] == FrameKind.USER
+    return mixed(colours.ink_3, colours.page, 0.45 if own else 0.75)

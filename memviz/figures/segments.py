@@ -1,0 +1,163 @@
+"""The allocator's map: segments in rows of one length in bytes, so that area is bytes, with what lies in them.
+
+Thousands of small blocks would make a large figure that nobody can read. So the largest ones are drawn, and each
+segment's ground says on hover what the whole segment holds, to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from memviz.analysis.categories import Categories
+from memviz.analysis.segments import SegmentsAt, TileKind, Tiles
+from memviz.figures.text import byte_axis, lines
+from memviz.figures.theme import Palette, figure, hatched, nothing_to_show, palette
+from memviz.trace.model import Ints8, address_text
+from memviz.units import bytes_text, count_text
+
+MOST_SEGMENTS = 500
+MOST_TILES = 1500
+_ROWS = 30
+_ROW_HEIGHT = 18
+_BAR = 0.8
+_GAP = 0.004
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where each drawn segment lies: its row, and the bytes before it in that row."""
+
+    row: dict[int, int]
+    before: dict[int, int]
+    row_bytes: int
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """Tiles of one look."""
+
+    name: str
+    tiles: Ints8
+    marker: dict[str, Any]
+
+
+def plot_segments(result: SegmentsAt, *, categories: Categories | None = None, dark: bool = False) -> go.Figure:
+    """With `categories` (of the device's lifetimes) what is live has the colour of what it is for."""
+    colours, segments = palette(dark), result.segments
+    order = (-segments.size).argsort(kind="stable")[:MOST_SEGMENTS]
+    drawing = figure(dark=dark, title=_title(result, len(order)), barmode="overlay")
+    if not len(order):
+        return nothing_to_show(drawing, "No memory is reserved here.")
+    places = _places(segments.size[order].tolist(), order.tolist())
+    drawing.add_bar(**_ground(result, places), marker={"color": colours.fill, "line": {"width": 0}})
+    for layer in _layers(result, _largest(result, order), categories, colours):
+        drawing.add_bar(**_bars(result, layer, places))
+    rows = max(places.row.values()) + 1
+    drawing.update_layout(height=110 + _ROW_HEIGHT * max(rows, 6))
+    drawing.update_xaxes(title_text="largest segments first", rangemode="tozero", **byte_axis(places.row_bytes))
+    drawing.update_yaxes(range=[rows - 0.5, -0.5], showticklabels=False, showgrid=False)
+    return drawing
+
+
+def _places(sizes: list[int], segments: list[int]) -> _Places:
+    row_bytes = max(sizes[0], sum(sizes) // _ROWS)
+    gap = int(row_bytes * _GAP)
+    rows: dict[int, int] = {}
+    before: dict[int, int] = {}
+    row = at = filled = 0
+    for segment, size in zip(segments, sizes, strict=True):
+        if filled and filled + size > row_bytes:
+            row, at, filled = row + 1, 0, 0
+        rows[segment], before[segment] = row, at
+        at, filled = at + size + gap, filled + size
+    return _Places(rows, before, row_bytes)
+
+
+def _title(result: SegmentsAt, drawn: int) -> str:
+    count = len(result.segments)
+    words = f"{count_text(count)} segments, {bytes_text(result.reserved_bytes)} reserved"
+    return f"{words}; the {drawn} largest are drawn" if drawn < count else words
+
+
+def _largest(result: SegmentsAt, order: Ints8) -> Ints8:
+    """Rows of the tiles that are drawn one by one, by address."""
+    segments, tiles = result.segments, result.tiles
+    is_drawn = segments.size < 0
+    is_drawn[order] = True
+    drawn = is_drawn[tiles.segment].nonzero()[0]
+    largest: Ints8 = drawn[(-tiles.size[drawn]).argsort(kind="stable")[:MOST_TILES]]
+    largest.sort()
+    return largest
+
+
+def _ground(result: SegmentsAt, places: _Places) -> dict[str, Any]:
+    return {
+        "orientation": "h",
+        "width": _BAR,
+        "base": list(places.before.values()),
+        "x": result.segments.size[list(places.row)].tolist(),
+        "y": list(places.row.values()),
+        "hovertext": [_segment_text(result, segment) for segment in places.row],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _segment_text(result: SegmentsAt, segment: int) -> str:
+    segments, tiles = result.segments, result.tiles
+    first, last = tiles.segment.searchsorted(segment), tiles.segment.searchsorted(segment, side="right")
+    kind, size = tiles.kind[first:last], tiles.size[first:last]
+    held = kind != TileKind.FREE
+    return lines(
+        f"segment {address_text(int(segments.address[segment]))}, {bytes_text(int(segments.size[segment]))}",
+        f"{'large' if segments.is_large[segment] else 'small'} pool"
+        + (", expandable" if segments.is_expandable[segment] else ""),
+        f"{count_text(int(held.sum()))} blocks, {bytes_text(int(size[held].sum()))}; "
+        f"free {bytes_text(int(size[~held].sum()))}",
+    )
+
+
+def _layers(result: SegmentsAt, chosen: Ints8, categories: Categories | None, colours: Palette) -> list[_Layer]:
+    tiles, edge = result.tiles, {"width": 0.5, "color": colours.page}
+    kind, layers = tiles.kind[chosen], []
+    live = chosen[kind == TileKind.LIVE]
+    if categories is None:
+        layers.append(_Layer("live", live, {"color": colours.ink_3, "line": edge}))
+    else:
+        of_live = categories.category[tiles.row[live]]
+        for category in colours.categories:
+            marker = {"color": colours.category(category), "line": edge}
+            layers.append(_Layer(category.label, live[of_live == category], marker))
+    waiting = {"color": colours.warn, "line": edge}
+    free = {"color": colours.page, "pattern": hatched(colours), "line": {"width": 0.5, "color": colours.line}}
+    layers.append(_Layer("waiting to be freed", chosen[kind == TileKind.WAITING], waiting))
+    layers.append(_Layer("free", chosen[kind == TileKind.FREE], free))
+    return [layer for layer in layers if len(layer.tiles)]
+
+
+def _bars(result: SegmentsAt, layer: _Layer, places: _Places) -> dict[str, Any]:
+    segments, tiles = result.segments, result.tiles
+    segment = tiles.segment[layer.tiles]
+    inside = (tiles.address[layer.tiles] - segments.address[segment]).tolist()
+    return {
+        "orientation": "h",
+        "width": _BAR,
+        "name": layer.name,
+        "marker": layer.marker,
+        "base": [places.before[each] + offset for each, offset in zip(segment.tolist(), inside, strict=True)],
+        "x": tiles.size[layer.tiles].tolist(),
+        "y": [places.row[each] for each in segment.tolist()],
+        "hovertext": [_tile_text(tiles, each, layer.name) for each in layer.tiles.tolist()],
+        "hovertemplate": "%{hovertext}<extra></extra>",
+    }
+
+
+def _tile_text(tiles: Tiles, tile: int, name: str) -> str:
+    size, requested = int(tiles.size[tile]), int(tiles.requested[tile])
+    words = f"{name}, {bytes_text(size)}"
+    if requested not in (0, size):
+        words += f" for {bytes_text(requested)} asked"
+    return lines(words, address_text(int(tiles.address[tile])))

@@ -1,0 +1,197 @@
+"""Colours, the two templates, and what every figure shares.
+
+Colour belongs to bytes: it means a category, a change or an alarm, and everything else is ink on paper.
+The category colours keep hue and order in both modes and stay apart for colour-blind people; a test
+recomputes their distances, so that nobody tunes one of them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import plotly.graph_objects as go
+
+from memviz.trace.model import Category
+
+CONFIG: dict[str, Any] = {
+    "displaylogo": False,
+    # plotly.js 4 offers to upload the chart to its makers unless told not to.
+    "showSendToCloud": False,
+    "displayModeBar": False,
+    "responsive": True,
+}
+
+FONT = "IBM Plex Sans, ui-sans-serif, system-ui, sans-serif"
+MONO = "IBM Plex Mono, ui-monospace, monospace"
+
+
+@dataclass(frozen=True)
+class Palette:
+    page: str
+    raised: str
+    fill: str
+    ink: str
+    ink_2: str
+    """The second voice."""
+    ink_3: str
+    """Labels, axes, and bytes that are in no category."""
+    line: str
+    grew: str
+    shrank: str
+    bad: str
+    warn: str
+    before: str
+    """Live at the first event, with no stack to say what it is."""
+    categories: dict[Category, str]
+
+    def category(self, category: Category) -> str:
+        return self.categories[category]
+
+
+LIGHT = Palette(
+    page="#ffffff",
+    raised="#ffffff",
+    fill="#ebebed",
+    ink="#18181b",
+    ink_2="#52525b",
+    ink_3="#71717a",
+    line="#e4e4e7",
+    grew="#b93a1a",
+    shrank="#1f6f9f",
+    bad="#c62828",
+    warn="#9a6700",
+    before="#c9c9cf",
+    categories={
+        Category.PARAMETER: "#3569bf",
+        Category.OPTIMIZER_STATE: "#a482d9",
+        Category.GRADIENT: "#cb7900",
+        Category.ACTIVATION: "#46b08a",
+        Category.TEMPORARY: "#d0b338",
+        Category.WORKSPACE: "#9c4b23",
+        Category.INPUT: "#8abbd8",
+        Category.OUTPUT: "#8abbd8",
+        Category.UNKNOWN: "#7a7d86",
+    },
+)
+
+DARK = Palette(
+    page="#0f0f11",
+    raised="#1b1b1f",
+    fill="#26262b",
+    ink="#f4f4f5",
+    ink_2="#b4b4bd",
+    ink_3="#8d8d98",
+    line="#2b2b30",
+    grew="#f0835f",
+    shrank="#6db3de",
+    bad="#ff6b64",
+    warn="#e0b341",
+    before="#4a4a52",
+    categories={
+        Category.PARAMETER: "#396bbe",
+        Category.OPTIMIZER_STATE: "#b08fe5",
+        Category.GRADIENT: "#ce7e0a",
+        Category.ACTIVATION: "#53b892",
+        Category.TEMPORARY: "#d7bb47",
+        Category.WORKSPACE: "#a2532d",
+        Category.INPUT: "#98c8e5",
+        Category.OUTPUT: "#98c8e5",
+        Category.UNKNOWN: "#7c7f88",
+    },
+)
+
+
+def palette(dark: bool) -> Palette:
+    return DARK if dark else LIGHT
+
+
+def text_on(fill: str) -> str:
+    """Ink or white, whichever can be read on this fill."""
+    return "#131316" if luminance(fill) > 0.19 else "#ffffff"
+
+
+def luminance(colour: str) -> float:
+    """Relative luminance as WCAG defines it, 0 to 1."""
+    red, green, blue = (_linear(part) for part in _rgb(colour))
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+
+def mixed(colour: str, other: str, share: float) -> str:
+    """`share` of the other colour in the first."""
+    pairs = zip(_rgb(colour), _rgb(other), strict=True)
+    return "#" + "".join(f"{round(mine + (theirs - mine) * share):02x}" for mine, theirs in pairs)
+
+
+def hatched(colours: Palette, shape: str = "/") -> dict[str, Any]:
+    """The pattern of memory that is reserved and not used."""
+    return {"shape": shape, "size": 6, "solidity": 0.12, "fgcolor": colours.ink_3, "bgcolor": colours.page}
+
+
+def _rgb(colour: str) -> tuple[int, ...]:
+    return tuple(int(colour[at : at + 2], 16) for at in (1, 3, 5))
+
+
+def _linear(part: int) -> float:
+    value = part / 255
+    return value / 12.92 if value <= 0.04045 else float(((value + 0.055) / 1.055) ** 2.4)
+
+
+def figure(*, dark: bool, title: str = "", **layout: Any) -> go.Figure:
+    """An empty figure in the house's clothes. The title is ours, never a text from a trace."""
+    made = go.Figure(layout={"template": _template(dark), **layout})
+    if title:
+        made.update_layout(title_text=title)
+    return made
+
+
+def nothing_to_show(drawing: go.Figure, words: str) -> go.Figure:
+    """Says why a figure is empty, where its data would be."""
+    drawing.update_xaxes(visible=False)
+    drawing.update_yaxes(visible=False)
+    drawing.add_annotation(text=words, x=0.5, y=0.5, xref="paper", yref="paper", showarrow=False)
+    return drawing
+
+
+@cache
+def _template(dark: bool) -> go.layout.Template:
+    colours = palette(dark)
+    axis = {"zeroline": False, "tickcolor": colours.ink_3, "linecolor": colours.ink_3, "automargin": True}
+    return go.layout.Template(
+        layout={
+            "font": {"family": FONT, "size": 11, "color": colours.ink_2},
+            # Above the legend, which stands above the plot: they meet at no width.
+            "title": {
+                "x": 0,
+                "xref": "paper",
+                "y": 1,
+                "yref": "paper",
+                "yanchor": "bottom",
+                "pad": {"b": 26},
+                "font": {"size": 13, "color": colours.ink},
+            },
+            "height": 380,
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "colorway": list(dict.fromkeys(colours.categories.values())),
+            "margin": {"l": 54, "r": 24, "t": 56, "b": 36},
+            "bargap": 0.35,
+            "xaxis": {**axis, "showgrid": False, "showline": True, "ticks": "outside", "ticklen": 4},
+            "yaxis": {**axis, "gridcolor": colours.line, "ticks": ""},
+            "legend": {
+                "orientation": "h",
+                "traceorder": "normal",
+                "y": 1,
+                "yanchor": "bottom",
+                "x": 0,
+                "font": {"size": 12},
+            },
+            "hoverlabel": {
+                "bgcolor": colours.raised,
+                "bordercolor": colours.line,
+                "font": {"size": 12, "color": colours.ink},
+                "align": "left",
+            },
+        }
+    )

@@ -1,0 +1,243 @@
+"""Live, waiting and reserved bytes over events or time, with the peak, failed allocations and annotations marked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import plotly.graph_objects as go
+
+from memviz.analysis.annotations import Intervals
+from memviz.analysis.decimate import DecimatedTimeline
+from memviz.analysis.out_of_memory import OutOfMemory
+from memviz.figures.text import byte_axis, lines, moment, plain
+from memviz.figures.theme import Palette, figure, hatched, mixed, nothing_to_show, palette, text_on
+from memviz.units import bytes_text, count_text, duration_text
+
+MOST_BANDS = 200
+"""The longest annotations are drawn; of the others there are too many for a picture."""
+
+DEEPEST_BAND = 2
+_HEIGHT = 400
+_BAND_HEIGHT = 0.085
+_HEADROOM = 1.08
+
+
+@dataclass(frozen=True)
+class _Axis:
+    """Where columns, events and times lie: in events, or in ms since the first column."""
+
+    starts: list[float]
+    end: float
+    start_us: int | None
+
+    def place(self, event: int, time_us: int | None) -> float | None:
+        """None for a time that is not known."""
+        if self.start_us is None:
+            return event
+        return None if time_us is None else (time_us - self.start_us) / 1000
+
+
+def plot_timeline(
+    result: DecimatedTimeline,
+    *,
+    intervals: Intervals | None = None,
+    strings: Sequence[str] = (),
+    out_of_memory: Sequence[OutOfMemory] = (),
+    span_us: tuple[int, int] | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """`span_us` is the time that `decimate.by_time` cut into columns; without it the axis counts events.
+
+    `strings` are the trace's, for the names of the intervals.
+    """
+    axis, colours = _axis(result, span_us), palette(dark)
+    top = int(max(result.live_max.max(), result.reserved_max.max())) if len(result) else 0
+    drawing = figure(dark=dark, title=_title(result), hovermode="x unified", height=_HEIGHT)
+    drawing.update_xaxes(**_x_axis(axis))
+    if not top:
+        return nothing_to_show(drawing, "No memory is live or reserved here.")
+    _draw_bytes(drawing, result, axis, colours)
+    _mark_peak(drawing, result, axis, colours)
+    _mark_failures(drawing, out_of_memory, axis, colours)
+    drawn = _draw_bands(drawing, intervals, strings, axis=axis, colours=colours)
+    y_axis = {**byte_axis(top), "range": [0, top * _HEADROOM], "domain": [0, 1 - _BAND_HEIGHT * drawn]}
+    drawing.update_layout(yaxis=y_axis)
+    return drawing
+
+
+def _axis(result: DecimatedTimeline, span_us: tuple[int, int] | None) -> _Axis:
+    if span_us is None:
+        starts: list[float] = result.first_event.tolist()
+        return _Axis(starts, starts[-1] + int(result.event_count[-1]) if starts else 0, None)
+    begin, end = span_us
+    count = len(result)
+    return _Axis([(end - begin) * i / count / 1000 for i in range(count)], (end - begin) / 1000, begin)
+
+
+def _title(result: DecimatedTimeline) -> str:
+    if not len(result):
+        return "Live bytes"
+    column = int(result.live_max.argmax())
+    return f"{bytes_text(int(result.live_max[column]))} live at the peak, {moment(int(result.peak_event[column]))}"
+
+
+def _x_axis(axis: _Axis) -> dict[str, Any]:
+    title = "event" if axis.start_us is None else "ms"
+    first = axis.starts[0] if axis.starts else 0
+    return {"title_text": title, "tickformat": ",", "range": [first, max(axis.end, first + 1)]}
+
+
+def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
+    """A column's area goes up to its most, darker up to its least; hatched from there to what is reserved."""
+    x = [*axis.starts, axis.end]
+    step = {"x": x, "mode": "lines", "line_shape": "hv"}
+    most, least, reserved = (_closed(each) for each in (result.live_max, result.live_min, result.reserved_max))
+    live_texts = [_range_text(low, high) for low, high in zip(least, most, strict=True)]
+    soft, firm = (mixed(colours.ink_3, colours.page, share) for share in (0.55, 0.2))
+    hover = {"hovertemplate": "%{text}"}
+    drawing.add_scatter(**step, y=most, name="live", text=live_texts, **hover, line_color=firm, fill="tozeroy")
+    drawing.data[-1].update(fillcolor=soft, line_width=1)
+    drawing.add_scatter(**step, y=reserved, name="reserved", text=[*map(bytes_text, reserved)], **hover)
+    drawing.data[-1].update(line={"color": colours.ink, "width": 1.5}, fill="tonexty", fillpattern=hatched(colours))
+    drawing.add_scatter(
+        **step, y=least, showlegend=False, hoverinfo="skip", fill="tozeroy", fillcolor=firm, line_width=0
+    )
+    if result.waiting_max.any():
+        waiting = _closed(result.waiting_max)
+        drawing.add_scatter(
+            **step, y=waiting, name="of it waiting to be freed", text=[*map(bytes_text, waiting)], **hover
+        )
+        # Between its two events every free waits for a moment, so this is for those who ask.
+        drawing.data[-1].update(line={"color": colours.warn, "width": 1}, visible="legendonly")
+
+
+def _closed(column: Any) -> list[int]:
+    """Each value holds until the next column, so the last one is said twice."""
+    values: list[int] = column.tolist()
+    return [*values, values[-1]]
+
+
+def _range_text(low: int, high: int) -> str:
+    most, least = bytes_text(high), bytes_text(low)
+    return most if least == most else f"{least} to {most}"
+
+
+def _mark_peak(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colours: Palette) -> None:
+    column = int(result.live_max.argmax())
+    size, event = int(result.live_max[column]), int(result.peak_event[column])
+    x = float(event) if axis.start_us is None else axis.starts[column]
+    left = x > (axis.starts[0] + axis.end) / 2
+    drawing.add_scatter(
+        x=[x],
+        y=[size],
+        mode="markers",
+        marker={"symbol": "circle", "size": 9, "color": colours.ink, "line": {"width": 2, "color": colours.page}},
+        hovertemplate=f"peak, {moment(event)}<extra></extra>",
+        showlegend=False,
+        cliponaxis=False,
+    )
+    drawing.add_annotation(
+        x=x,
+        y=size,
+        text=f"peak {bytes_text(size)}",
+        showarrow=False,
+        xanchor="right" if left else "left",
+        xshift=-9 if left else 9,
+        yanchor="top",
+        bgcolor=colours.page,
+        borderpad=2,
+        font_color=colours.ink,
+    )
+
+
+def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _Axis, colours: Palette) -> None:
+    placed = [(axis.place(each.then.event, each.then.time_us), each) for each in failures]
+    shown = [(x, each) for x, each in placed if x is not None and axis.starts[0] <= x <= axis.end]
+    if not shown:
+        return
+    drawing.add_scatter(
+        x=[x for x, _ in shown],
+        y=[each.then.reserved_bytes for _, each in shown],
+        mode="markers",
+        name="out of memory",
+        cliponaxis=False,
+        marker={"symbol": "x", "size": 11, "color": colours.bad, "line": {"width": 1, "color": colours.page}},
+        text=[_failure_text(each) for _, each in shown],
+        hovertemplate="%{text}<extra></extra>",
+    )
+
+
+def _failure_text(failure: OutOfMemory) -> str:
+    return lines(
+        f"out of memory {moment(failure.then.event)}",
+        f"asked {bytes_text(failure.asked_bytes)}, the driver had {bytes_text(failure.device_free_bytes)}",
+        plain(failure.site),
+    )
+
+
+def _draw_bands(
+    drawing: go.Figure, intervals: Intervals | None, strings: Sequence[str], *, axis: _Axis, colours: Palette
+) -> int:
+    """Annotations above the plot, outer ones on top; how many rows they take."""
+    if intervals is None:
+        return 0
+    rows = [row for row in _longest(intervals) if int(intervals.end_event[row]) >= int(intervals.start_event[row])]
+    if not rows:
+        return 0
+    ends = [_ends(intervals, row, axis) for row in rows]
+    deep = max(int(intervals.depth[row]) for row in rows) + 1
+    fill = colours.fill
+    drawing.add_bar(
+        orientation="h",
+        yaxis="y2",
+        base=[start for start, _ in ends],
+        x=[end - start for start, end in ends],
+        y=intervals.depth[rows].tolist(),
+        width=0.9,
+        marker={"color": fill, "line": {"width": 1, "color": colours.page}},
+        text=[plain(strings[int(intervals.name[row])], 40) for row in rows],
+        textposition="inside",
+        insidetextanchor="start",
+        textangle=0,
+        textfont={"color": text_on(fill)},
+        hovertext=[_band_text(intervals, row, strings) for row in rows],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+    )
+    domain = [1 - _BAND_HEIGHT * deep, 1]
+    drawing.update_layout(
+        yaxis2={
+            "domain": domain,
+            "range": [deep - 0.5, -0.5],
+            "showgrid": False,
+            "showticklabels": False,
+            "anchor": "free",
+        },
+        uniformtext={"minsize": 9, "mode": "hide"},
+    )
+    return deep
+
+
+def _longest(intervals: Intervals) -> list[int]:
+    shallow = (intervals.depth < DEEPEST_BAND).nonzero()[0]
+    length = (intervals.end_us - intervals.start_us)[shallow]
+    chosen: list[int] = shallow[(-length).argsort(kind="stable")[:MOST_BANDS]].tolist()
+    return sorted(chosen)
+
+
+def _ends(intervals: Intervals, row: int, axis: _Axis) -> tuple[float, float]:
+    if axis.start_us is None:
+        return float(intervals.start_event[row]), float(intervals.end_event[row] + 1)
+    return (int(intervals.start_us[row]) - axis.start_us) / 1000, (int(intervals.end_us[row]) - axis.start_us) / 1000
+
+
+def _band_text(intervals: Intervals, row: int, strings: Sequence[str]) -> str:
+    events = int(intervals.end_event[row] - intervals.start_event[row]) + 1
+    duration = duration_text(int(intervals.end_us[row] - intervals.start_us[row]))
+    return lines(
+        plain(strings[int(intervals.name[row])]),
+        f"{count_text(events)} events, {duration}" + (", still open at the end" if intervals.is_open[row] else ""),
+        f"at most {bytes_text(int(intervals.peak_bytes[row]))} live",
+    )

@@ -1,0 +1,131 @@
+"""From one trace's peak to another's: each row begins where the one above it ends, so that they add up in sight."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+import plotly.graph_objects as go
+
+from memviz.analysis.compare import Comparison, Row
+from memviz.figures.text import byte_axis, lines, plain, rows_axis
+from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
+from memviz.units import bytes_text, count_text, delta_text
+
+MOST_ROWS = 30
+_ROW_HEIGHT = 24
+_ROOM = 0.16
+
+
+@dataclass(frozen=True)
+class _Step:
+    label: str
+    before: tuple[int, int]
+    """Bytes and allocations in the baseline."""
+    after: tuple[int, int]
+
+    @property
+    def change(self) -> int:
+        return self.after[0] - self.before[0]
+
+
+def plot_waterfall(result: Comparison, *, other: int = 1, dark: bool = False) -> go.Figure:
+    """From the baseline to the trace number `other`. The axis is the change: 0 is the baseline's peak.
+
+    At most `MOST_ROWS` changes are drawn; the rest is one row, so that the last bar ends at the other's peak.
+    """
+    drawing = figure(dark=dark, title=_title(result, other))
+    steps = _steps(result, other)
+    if not steps:
+        return nothing_to_show(drawing, "Every row holds as many bytes in both.")
+    colours = palette(dark)
+    ends = list(accumulate(step.change for step in steps))
+    starts = [0, *ends[:-1]]
+    drawing.add_bar(
+        orientation="h",
+        base=starts,
+        x=[step.change for step in steps],
+        y=list(range(len(steps))),
+        marker={"color": [colours.grew if step.change > 0 else colours.shrank for step in steps]},
+        text=[delta_text(step.change) for step in steps],
+        textposition="outside",
+        cliponaxis=False,
+        hovertext=[_hover(step) for step in steps],
+        hovertemplate="%{hovertext}<extra></extra>",
+        showlegend=False,
+    )
+    _connect(drawing, ends, colours)
+    _draw_axes(drawing, steps, ends)
+    _mark_peaks(drawing, result, other, colours)
+    return drawing
+
+
+def _title(result: Comparison, other: int) -> str:
+    names = [plain(result.moments[each].source, 40) for each in (0, other)]
+    return f"{delta_text(result.delta_bytes[other])} from {names[0]} to {names[1]}, by {result.by}"
+
+
+def _steps(result: Comparison, other: int) -> list[_Step]:
+    """Those that change, in the order of the result; what is not among them is the last."""
+    changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
+    largest = sorted(changed, key=lambda row: -abs(row.delta_bytes[other]))[:MOST_ROWS]
+    shown = [row for row in changed if row in largest]
+    steps = [_Step(row.label, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown]
+    left = [row for row in result.rows if row not in shown]
+    rest = _Step("everything else", *((_left(result, left, each)) for each in (0, other)))
+    return [*steps, rest] if rest.change else steps
+
+
+def _left(result: Comparison, rows: list[Row], side: int) -> tuple[int, int]:
+    return (
+        result.rest_bytes[side] + sum(row.bytes[side] for row in rows),
+        result.rest_counts[side] + sum(row.counts[side] for row in rows),
+    )
+
+
+def _connect(drawing: go.Figure, ends: list[int], colours: Palette) -> None:
+    """A thin line from where each bar ends to where the next begins."""
+    drawing.add_scatter(
+        x=[x for end in ends[:-1] for x in (end, end, None)],
+        y=[y for row in range(len(ends) - 1) for y in (row, row + 1, None)],
+        mode="lines",
+        line={"width": 1, "color": colours.ink_3},
+        hoverinfo="skip",
+        showlegend=False,
+    )
+
+
+def _draw_axes(drawing: go.Figure, steps: list[_Step], ends: list[int]) -> None:
+    top, bottom = max(0, *ends), min(0, *ends)
+    room = max(int((top - bottom) * _ROOM), 1)
+    drawing.update_layout(height=130 + _ROW_HEIGHT * len(steps), margin_t=66)
+    drawing.update_xaxes(**byte_axis(top, bottom), range=[bottom - room, top + room])
+    drawing.update_yaxes(**rows_axis([plain(step.label, 60) for step in steps]), tickfont={"family": MONO})
+
+
+def _mark_peaks(drawing: go.Figure, result: Comparison, other: int, colours: Palette) -> None:
+    change = result.delta_bytes[other]
+    # The lower of the two stands to the left of its line, so that they never meet.
+    anchors = ("right", "left") if change >= 0 else ("left", "right")
+    places = [("A", 0, 0, "solid"), ("B", change, other, "dash")]
+    for (name, x, side, dash), anchor in zip(places, anchors, strict=True):
+        drawing.add_vline(x=x, line={"width": 1, "dash": dash, "color": colours.ink})
+        drawing.add_annotation(
+            text=f"{name} {bytes_text(result.moments[side].live_bytes)}",
+            x=x,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor=anchor,
+            showarrow=False,
+            font_color=colours.ink,
+        )
+
+
+def _hover(step: _Step) -> str:
+    (before, count_before), (after, count_after) = step.before, step.after
+    return lines(
+        plain(step.label, 160),
+        f"{bytes_text(before)} to {bytes_text(after)}, {delta_text(step.change)}",
+        f"{count_text(count_before)} to {count_text(count_after)} allocations",
+    )

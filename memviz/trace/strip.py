@@ -1,0 +1,186 @@
+"""A Trace that can be shared: the same numbers, without the folders of whoever recorded it.
+
+What goes: everything in a file name before the part that says what the file is. That part begins at
+`site-packages`, `lib/python3.X` and the like, so that libraries stay libraries to everyone who reads the
+stacks. Any other file keeps its own name, and as many of its folders as tell it from its namesakes; never a home
+folder, nor a folder with the name of somebody whose home folder appears in any path. The same holds for
+paths that torch writes into `forward_frames`. Texts that nothing refers to any more are not in the result.
+
+What stays, because only its author knows what it says: names of functions, `user_metadata`, names of
+`record_function` ranges, compile contexts, module paths. A person's name in a project's folder can stay too,
+where two files of one name need that folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from memviz.trace.intern import Interner
+from memviz.trace.model import DeviceTrace, Ints4, Labels, Trace
+
+_KEPT_FROM = re.compile(
+    r"(?:^|/)((?:site-packages|dist-packages|lib/python3\.[0-9]+|Lib|pytorch/torch|torch|torch_compile_debug)/.*"
+    r"|(?:bin|Scripts)/[^/]*)$"
+)
+"""By these parts of a path, analyses and people tell libraries from a person's own code."""
+_COMPILED = re.compile(r"(?:^|/)torchinductor_[^/]*(/.*)$")
+"""The folder of torch.compile has the user's name in its own."""
+_HOME = re.compile(r"(?:^|/)(?:home|[Uu]sers|Documents and Settings)/([^/]+)(?=/)")
+_ROOT = re.compile(r"^/root(?=/)")
+_TRACEBACK_FILE = re.compile(r'(?<=File ")[^"\n]+(?=")')
+_PATH_IN_TEXT = re.compile(r"""(?<![^\s"'=(\[])(?:[A-Za-z]:|~)?[\\/][^\s"'<>|:;,()]*""")
+_MOST_FOLDERS = 8
+
+
+def strip_paths(trace: Trace) -> Trace:
+    strings = trace.strings
+    files = {strings[code] for code in np.unique(trace.stacks.frames.filename).tolist()}
+    names = {strings[code] for code in np.unique(trace.stacks.frames.name).tolist()}
+    inside = {path for name in names for path in _TRACEBACK_FILE.findall(name)}
+    short = short_paths(files | inside)
+
+    interner = Interner()
+    stacks = _stacks(trace, short, interner)
+    texts = _kept_texts(trace, interner)
+    about = replace(trace.about, source=_base(trace.about.source), facts=_facts(trace.about.facts))
+    devices = tuple(_device(each, stacks, texts) for each in trace.devices)
+    frozen = interner.frozen_stacks()
+    return replace(trace, devices=devices, stacks=frozen, strings=tuple(interner.strings), about=about)
+
+
+def short_paths(paths: Iterable[str]) -> dict[str, str]:
+    """Each path and what is kept of it. Different files of a person's own keep different names."""
+    plain = {path: path.replace("\\", "/") for path in paths}
+    people = {name.lower() for path in plain.values() for name in _HOME.findall(path)}
+    short: dict[str, str] = {}
+    own: dict[str, list[str]] = {}
+    for path, slashed in plain.items():
+        known = _recognised(_below_home(slashed), people)
+        if known is not None:
+            short[path] = known
+        elif slashed.startswith("<"):
+            short[path] = _without_folders(path)
+        else:
+            own[path] = _public_parts(slashed, people)
+    return {**short, **_distinct(own, taken=set(short.values()))}
+
+
+def _below_home(path: str) -> str:
+    ends = [found.end() for pattern in (_HOME, _ROOT) for found in pattern.finditer(path)]
+    return path[max(ends, default=0) :]
+
+
+def _recognised(path: str, people: set[str]) -> str | None:
+    compiled = _COMPILED.search(path)
+    kept = _KEPT_FROM.search(path)
+    if not compiled and not kept:
+        return None
+    rest = f"torchinductor_user{compiled[1]}" if compiled else kept[1] if kept else ""
+    return "/".join("user" if part.lower() in people else part for part in rest.split("/"))
+
+
+def _public_parts(path: str, people: set[str]) -> list[str]:
+    """The file's name and the folders above it that may be shown, outermost first."""
+    parts = [part for part in _below_home(path).split("/") if part not in ("", ".", "..")]
+    private = [
+        place for place, part in enumerate(parts[:-1]) if part.lower() in people or part[0] == "~" or part[-1] == ":"
+    ]
+    return parts[max(private, default=-1) + 1 :] or ["?" if path else ""]
+
+
+def _distinct(own: Mapping[str, list[str]], taken: set[str]) -> dict[str, str]:
+    """Adds folders to names that are not alone, and numbers to those that even these do not tell apart."""
+    depth = dict.fromkeys(own, 1)
+    for _ in range(_MOST_FOLDERS):
+        names = {path: "/".join(parts[-depth[path] :]) for path, parts in own.items()}
+        seen = Counter(names.values())
+        alike = [path for path, name in names.items() if seen[name] > 1 and len(own[path]) > depth[path]]
+        if not alike:
+            break
+        for path in alike:
+            depth[path] += 1
+    numbered = {}
+    used = set(taken)
+    for path, parts in sorted(own.items()):
+        name = stem = "/".join(parts[-depth[path] :])
+        number = 1
+        while name in used:
+            number += 1
+            name = f"{number}/{stem}"
+        used.add(name)
+        numbered[path] = name
+    return numbered
+
+
+def _stacks(trace: Trace, short: Mapping[str, str], interner: Interner) -> Ints4:
+    """New number of each stack, with room for NO_STACK at the end. Stacks that now read alike become one."""
+    strings, frames = trace.strings, trace.stacks.frames
+    columns = (frames.name.tolist(), frames.filename.tolist(), frames.line.tolist())
+    numbers = [
+        interner.frame({"name": _renamed(strings[name], short), "filename": short[strings[filename]], "line": line})
+        for name, filename, line in zip(*columns, strict=True)
+    ]
+    found = [interner.stack_of([numbers[k] for k in trace.stacks.of(i).tolist()]) for i in range(len(trace.stacks))]
+    return np.array([*found, -1], dtype=np.int32)
+
+
+def _renamed(name: str, short: Mapping[str, str]) -> str:
+    return _TRACEBACK_FILE.sub(lambda found: short[found[0]], name) if 'File "' in name else name
+
+
+def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
+    """New number of each text that anything but a frame refers to."""
+    used = [each.annotations.name for each in trace.devices]
+    used += [column for each in trace.devices for column in (each.events.context, each.events.metadata)]
+    used += [each.module for device in trace.devices for each in _labels(device)]
+    table = np.zeros(len(trace.strings), dtype=np.int32)
+    for code in np.unique(np.concatenate(used)).tolist():
+        table[code] = interner.string(trace.strings[code])
+    for name in trace.other_actions:
+        interner.string(name)
+    return table
+
+
+def _labels(device: DeviceTrace) -> list[Labels]:
+    return [each for each in (device.event_labels, device.block_labels) if each is not None]
+
+
+def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
+    events, annotations = device.events, device.annotations
+
+    def relabelled(labels: Labels | None) -> Labels | None:
+        return None if labels is None else replace(labels, module=texts[labels.module])
+
+    return replace(
+        device,
+        events=replace(
+            events,
+            stack=stacks[events.stack],
+            forward_stack=stacks[events.forward_stack],
+            context=texts[events.context],
+            metadata=texts[events.metadata],
+        ),
+        segments=replace(device.segments, stack=stacks[device.segments.stack]),
+        blocks=replace(device.blocks, stack=stacks[device.blocks.stack]),
+        annotations=replace(annotations, name=texts[annotations.name]),
+        event_labels=relabelled(device.event_labels),
+        block_labels=relabelled(device.block_labels),
+    )
+
+
+def _facts(facts: Mapping[str, str]) -> dict[str, str]:
+    return {key: _without_folders(text) for key, text in facts.items()}
+
+
+def _without_folders(text: str) -> str:
+    """Every path inside a text becomes its last part."""
+    return _PATH_IN_TEXT.sub(lambda found: _base(found[0]), text)
+
+
+def _base(path: str) -> str:
+    return re.split(r"[\\/]", path.rstrip("\\/"))[-1]

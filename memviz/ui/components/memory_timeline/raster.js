@@ -1,0 +1,269 @@
+// The memory timeline as pixels, in the browser. memviz/figures/raster.py is the same in Python and says why;
+// tests/browser/test_raster.py holds one to the other, pixel by pixel. No DOM in this file.
+(() => {
+  "use strict";
+  const NOTHING = -1;
+  const SHADES = 5;
+  const HASH = 0x9e3779b1;
+  const ROW_BLOCK = 64;
+  const INSTANT_BLOCK = 256;
+  const BYTES = { uint8: 1, uint32: 4 };
+
+  /** Columns of a piece made by packed_timeline.py, by name. */
+  async function unpack(header, buffer) {
+    const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("deflate"));
+    const raw = new Uint8Array(await new Response(stream).arrayBuffer());
+    const columns = {};
+    let at = 0;
+    for (const [name, kind, count] of header.columns) {
+      columns[name] = kind === "uint8" ? raw.slice(at, at + count) : words(raw, at, count);
+      at += BYTES[kind] * count;
+    }
+    return columns;
+  }
+
+  /** All lowest bytes come first, then all second ones, and so on. */
+  function words(raw, at, count) {
+    const made = new Uint32Array(count);
+    const [b, c, d] = [at + count, at + 2 * count, at + 3 * count];
+    for (let i = 0; i < count; i++) {
+      made[i] = raw[at + i] | (raw[b + i] << 8) | (raw[c + i] << 16) | (raw[d + i] << 24);
+    }
+    return made;
+  }
+
+  function wide(low, high) {
+    const made = new Float64Array(low.length);
+    for (let i = 0; i < low.length; i++) made[i] = low[i] + high[i] * 4294967296;
+    return made;
+  }
+
+  function summed(steps) {
+    let sum = 0;
+    for (let i = 0; i < steps.length; i++) steps[i] = sum += steps[i];
+    return steps;
+  }
+
+  /** Allocations by start: live at instants start <= i < end. Instant 0 is before the first event. */
+  class Spans {
+    constructor(columns, events) {
+      const start = summed(columns.start);
+      const end = columns.span;
+      for (let i = 0; i < end.length; i++) end[i] += start[i];
+      this.count = start.length;
+      this.instants = events + 1;
+      this.start = start;
+      this.end = end;
+      this.size = wide(columns.size_low, columns.size_high);
+      this.live = this._live();
+      this.reservedAt = summed(columns.reserved_at);
+      this.reserved = wide(columns.reserved_low, columns.reserved_high);
+      this._blockEnds = this._largestEnds();
+      this._blockPeaks = this._largestLive();
+      this.peak = this.largestIn(0, this.instants);
+    }
+
+    _live() {
+      const live = new Float64Array(this.instants);
+      const { start, end, size, instants } = this;
+      for (let i = 0; i < this.count; i++) {
+        live[start[i]] += size[i];
+        if (end[i] < instants) live[end[i]] -= size[i];
+      }
+      for (let i = 1; i < instants; i++) live[i] += live[i - 1];
+      return live;
+    }
+
+    _largestEnds() {
+      const made = new Uint32Array(Math.ceil(this.count / ROW_BLOCK));
+      for (let i = 0; i < this.count; i++) {
+        const block = (i / ROW_BLOCK) | 0;
+        if (this.end[i] > made[block]) made[block] = this.end[i];
+      }
+      return made;
+    }
+
+    _largestLive() {
+      const made = new Float64Array(Math.ceil(this.instants / INSTANT_BLOCK)).fill(-1);
+      for (let i = 0; i < this.instants; i++) {
+        const block = (i / INSTANT_BLOCK) | 0;
+        if (this.live[i] > made[block]) made[block] = this.live[i];
+      }
+      return made;
+    }
+
+    /** First instant with most live bytes, from begin up to, not with, end. */
+    largestIn(begin, end) {
+      const { live, _blockPeaks: peaks } = this;
+      let best = begin;
+      let i = begin;
+      while (i < end) {
+        const block = (i / INSTANT_BLOCK) | 0;
+        const stop = (block + 1) * INSTANT_BLOCK;
+        if (peaks[block] <= live[best]) {
+          i = stop;
+          continue;
+        }
+        for (const upto = Math.min(stop, end); i < upto; i++) if (live[i] > live[best]) best = i;
+      }
+      return best;
+    }
+
+    reservedUpTo(instant) {
+      const at = lastNotAfter(this.reservedAt, instant);
+      return at < 0 ? 0 : this.reserved[at];
+    }
+
+    /** Calls back with every row that starts in (after, upto] and is live at upto. */
+    eachBegun(after, upto, call) {
+      const { start, end, count, _blockEnds: ends } = this;
+      let row = after < 0 ? 0 : lastNotAfter(start, after) + 1;
+      while (row < count && start[row] <= upto) {
+        if (row % ROW_BLOCK === 0 && ends[row / ROW_BLOCK] <= upto) {
+          row += ROW_BLOCK;
+          continue;
+        }
+        if (end[row] > upto) call(row);
+        row++;
+      }
+    }
+
+    /** Live rows from the bottom up: by group and then age, or by age alone. */
+    stackAt(instant, group, groups, byGroup) {
+      const stack = new Stack(byGroup ? groups : 1);
+      stack.moveTo(this, group, instant, byGroup);
+      return stack;
+    }
+  }
+
+  /** Index of the last value not after the wanted one in an ascending array; -1 if all are. */
+  function lastNotAfter(values, wanted) {
+    let low = 0;
+    let high = values.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (values[middle] <= wanted) low = middle + 1;
+      else high = middle;
+    }
+    return low - 1;
+  }
+
+  /** The live rows of one instant, carried on to the next: whatever ended drops out, whatever began comes on top. */
+  class Stack {
+    constructor(groups) {
+      this.lists = Array.from({ length: groups }, () => new Int32Array(64));
+      this.counts = new Int32Array(groups);
+      this.instant = -1;
+    }
+
+    moveTo(spans, group, instant, byGroup) {
+      if (instant === this.instant) return;
+      const { end } = spans;
+      for (let g = 0; g < this.lists.length; g++) {
+        const list = this.lists[g];
+        let kept = 0;
+        for (let i = 0, n = this.counts[g]; i < n; i++) {
+          const row = list[i];
+          if (end[row] > instant) list[kept++] = row;
+        }
+        this.counts[g] = kept;
+      }
+      spans.eachBegun(this.instant, instant, (row) => this._push(byGroup ? group[row] : 0, row));
+      this.instant = instant;
+    }
+
+    _push(g, row) {
+      let list = this.lists[g];
+      const count = this.counts[g];
+      if (count === list.length) {
+        this.lists[g] = new Int32Array(2 * count);
+        this.lists[g].set(list);
+        list = this.lists[g];
+      }
+      list[count] = row;
+      this.counts[g] = count + 1;
+    }
+
+    *[Symbol.iterator]() {
+      for (let g = 0; g < this.lists.length; g++) {
+        for (let i = 0; i < this.counts[g]; i++) yield this.lists[g][i];
+      }
+    }
+  }
+
+  /** The instant each column shows: the first of its range with most live bytes. */
+  function columnInstants(spans, view) {
+    const made = new Int32Array(view.columns);
+    const step = (view.last - view.first) / view.columns;
+    const last = spans.instants - 1;
+    for (let c = 0; c < view.columns; c++) {
+      const begin = Math.min(Math.max(Math.floor(view.first + c * step), 0), last);
+      const next = Math.max(Math.floor(view.first + (c + 1) * step), begin + 1);
+      made[c] = spans.largestIn(begin, Math.min(Math.max(next, 1), last + 1));
+    }
+    return made;
+  }
+
+  /** The same for equal spans of time; `times` has one entry per event. A column without events keeps the state before. */
+  function columnInstantsByTime(spans, times, view) {
+    const made = new Int32Array(view.columns);
+    const step = (view.last - view.first) / view.columns;
+    let begin = lastNotAfter(times, view.first) + 1;
+    for (let c = 0; c < view.columns; c++) {
+      const end = lastNotAfter(times, view.first + (c + 1) * step) + 1;
+      made[c] = spans.largestIn(begin, Math.max(end, begin) + 1);
+      begin = end;
+    }
+    return made;
+  }
+
+  function centres(view) {
+    const made = new Float64Array(view.rows);
+    for (let r = 0; r < view.rows; r++) made[r] = (r + 0.5) * (view.top / view.rows);
+    return made;
+  }
+
+  function shadeOf(row) {
+    return (Math.imul(row, HASH) >>> 0) % SHADES;
+  }
+
+  /**
+   * Fills grid (rows from the bottom, NOTHING above the stack) and pixels (0xAABBGGRR, top row first).
+   * colours: { group, groups, palette, dimmed, page }; palettes are flat [group][shade][edge]. lit: rows that keep
+   * their colour while the others are dimmed, or null.
+   */
+  function paint(spans, instants, view, colours, { byGroup = true, lit = null, grid, pixels }) {
+    const { columns, rows } = view;
+    const { group, palette, dimmed, page } = colours;
+    const middle = centres(view);
+    const stack = new Stack(byGroup ? colours.groups : 1);
+    const { size } = spans;
+    grid.fill(NOTHING);
+    pixels.fill(page);
+    for (let c = 0; c < columns; c++) {
+      stack.moveTo(spans, group, instants[c], byGroup);
+      let sum = 0;
+      let r = 0;
+      for (let g = 0; g < stack.lists.length && r < rows; g++) {
+        const list = stack.lists[g];
+        for (let i = 0, n = stack.counts[g]; i < n && r < rows; i++) {
+          const row = list[i];
+          sum += size[row];
+          if (middle[r] >= sum) continue;
+          const table = lit === null || lit[row] ? palette : dimmed;
+          const base = (group[row] * SHADES + shadeOf(row)) * 3;
+          const from = r;
+          for (; r < rows && middle[r] < sum; r++) {
+            grid[r * columns + c] = row;
+            pixels[(rows - 1 - r) * columns + c] = table[base];
+          }
+          const high = r - from;
+          // The uppermost pixel of an allocation over 2 pixels high is its edge, fainter up to 4.
+          if (high > 2) pixels[(rows - r) * columns + c] = table[base + (high > 4 ? 2 : 1)];
+        }
+      }
+    }
+  }
+
+  globalThis.memvizRaster = { NOTHING, SHADES, Spans, columnInstants, columnInstantsByTime, lastNotAfter, paint, summed, unpack, wide };
+})();

@@ -1,0 +1,102 @@
+"""Files and samples become open traces; what is refused leaves everything else as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from memviz.analysis.timeline import timeline
+from memviz.errors import TraceError
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.session import Opened, Refused, Session
+from memviz.ui.store import TraceStore
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+Say = Callable[[float, str], None]
+
+
+@dataclass(frozen=True)
+class Sample:
+    name: str
+    title: str
+    text: str
+    files: tuple[str, ...]
+    tab: str
+
+
+SAMPLE_LIST = (
+    Sample(
+        "training",
+        "What is the peak made of?",
+        "Three training steps of a small GPT, recorded from the first byte.",
+        ("training.pickle.gz",),
+        "explore",
+    ),
+    Sample(
+        "checkpointing",
+        "What does checkpointing save?",
+        "The same steps without and with activation checkpointing, on one scale.",
+        ("training.pickle.gz", "training-checkpointed.pickle.gz"),
+        "compare",
+    ),
+    Sample(
+        "out-of-memory",
+        "Why did it run out of memory?",
+        "144 MiB did not fit, although more than that was reserved and free.",
+        ("out-of-memory.pickle.gz",),
+        "explore",
+    ),
+    Sample(
+        "late-start",
+        "What if recording started late?",
+        "What was live before the first event is still counted.",
+        ("late-start.pickle.gz",),
+        "explore",
+    ),
+)
+
+
+def sample_named(name: str) -> Sample | None:
+    return next((each for each in SAMPLE_LIST if each.name == name), None)
+
+
+def open_files(store: TraceStore, session: Session, paths: Sequence[str], say: Say) -> Session:
+    session = session.without_refused()
+    for number, path in enumerate(paths):
+        name = Path(path).name
+
+        def progress(done: int, total: int, name: str = name, number: int = number) -> None:
+            share = (number + 0.9 * done / max(total, 1)) / len(paths)
+            say(share, f"Reading {name}, {100 * done // max(total, 1)} %")
+
+        try:
+            session = session.with_opened(opened(store, load_trace(path, progress=progress)))
+        except TraceError as error:
+            session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
+    return session
+
+
+def open_sample(store: TraceStore, session: Session, sample: Sample) -> Session:
+    """Those of its files that are not open yet. Each visitor has a copy, so that nobody can close another's."""
+    session = session.without_refused()
+    keys = []
+    for name in sample.files:
+        known = next((each for each in session.opened if each.sample == name), None)
+        if known is None or store.get(known.key) is None:
+            known = replace(opened(store, load_trace(SAMPLES / name)), sample=name)
+            session = session.with_opened(known)
+        keys.append(known.key)
+    compared = tuple(keys) if len(keys) > 1 else session.compared
+    return replace(session, chosen=keys[0], compared=compared)
+
+
+def opened(store: TraceStore, trace: Trace) -> Opened:
+    """The device with most events is looked at first."""
+    first = max(trace.devices, key=lambda each: (each.kind == "gpu", len(each.events), timeline(each).peak_bytes))
+    name = trace.about.source
+    for ending in (".gz", ".pickle", ".pkl", ".json"):
+        name = name.removesuffix(ending)
+    names = tuple(each.name for each in trace.devices)
+    return Opened(store.add(trace), name, first.name, names)

@@ -1,0 +1,79 @@
+"""What one visitor has open and looks at. Plain and frozen: every change is a new one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+MOST_OPEN = 24
+
+
+@dataclass(frozen=True)
+class Opened:
+    key: str
+    """Of the store; known to this visitor's browser only."""
+    name: str
+    device: str
+    devices: tuple[str, ...]
+    sample: str = ""
+    """Samples may be named in links, because everybody has them."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Session:
+    opened: tuple[Opened, ...] = ()
+    chosen: str = ""
+    compared: tuple[str, ...] = ()
+    """Keys, baseline first."""
+    refused: tuple[Refused, ...] = ()
+
+    def of(self, key: str) -> Opened | None:
+        return next((each for each in self.opened if each.key == key), None)
+
+    @property
+    def current(self) -> Opened | None:
+        return self.of(self.chosen)
+
+    def with_opened(self, new: Opened) -> Session:
+        """The new one is looked at; the first few are compared without being asked for."""
+        opened = (*self.opened, new)[-MOST_OPEN:]
+        compared = (*self.compared, new.key) if len(self.compared) < 2 else self.compared
+        return replace(self, opened=opened, chosen=new.key, compared=compared)._sound()
+
+    def with_refused(self, refused: Refused) -> Session:
+        return replace(self, refused=(*self.refused, refused))
+
+    def without_refused(self) -> Session:
+        return replace(self, refused=())
+
+    def choosing(self, key: str) -> Session:
+        return replace(self, chosen=key)._sound()
+
+    def closing(self, key: str) -> Session:
+        return replace(self, opened=tuple(each for each in self.opened if each.key != key))._sound()
+
+    def on_device(self, key: str, device: str) -> Session:
+        opened = tuple(
+            replace(each, device=device) if each.key == key and device in each.devices else each for each in self.opened
+        )
+        return replace(self, opened=opened)
+
+    def toggling(self, key: str, most: int = 8) -> Session:
+        """In or out of the comparison, at its end."""
+        if key in self.compared:
+            return replace(self, compared=tuple(each for each in self.compared if each != key))
+        return replace(self, compared=(*self.compared, key)[-most:])._sound()
+
+    def with_baseline(self, key: str) -> Session:
+        rest = tuple(each for each in self.compared if each != key)
+        return replace(self, compared=(key, *rest))._sound()
+
+    def _sound(self) -> Session:
+        keys = [each.key for each in self.opened]
+        chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
+        return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))

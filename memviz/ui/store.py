@@ -1,0 +1,77 @@
+"""The open traces of all visitors, in memory, apart from each other.
+
+A trace is reached by a key that nobody can guess and only its visitor's browser knows. What was not used for
+longest goes first when the store is full, and everything goes after a while.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memviz.trace.model import Trace
+
+GiB = 1 << 30
+
+
+@dataclass
+class _Kept:
+    trace: Trace
+    bytes: int
+    used: float = field(default_factory=time.monotonic)
+
+
+class TraceStore:
+    def __init__(self, most_bytes: int = 6 * GiB, most_seconds: float = 12 * 3600) -> None:
+        self.most_bytes = most_bytes
+        self.most_seconds = most_seconds
+        self._kept: OrderedDict[str, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, trace: Trace) -> str:
+        key = secrets.token_urlsafe(18)
+        with self._lock:
+            self._kept[key] = _Kept(trace, memory_of(trace))
+            self._make_room()
+        return key
+
+    def get(self, key: str) -> Trace | None:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            kept.used = time.monotonic()
+            self._kept.move_to_end(key)
+            return kept.trace
+
+    def drop(self, key: str) -> None:
+        with self._lock:
+            self._kept.pop(key, None)
+
+    def _make_room(self) -> None:
+        """The newest always stays, whatever its size."""
+        old = time.monotonic() - self.most_seconds
+        total = sum(each.bytes for each in self._kept.values())
+        for key in list(self._kept)[:-1]:
+            kept = self._kept[key]
+            if total > self.most_bytes or kept.used < old:
+                total -= kept.bytes
+                del self._kept[key]
+
+
+def memory_of(trace: Trace) -> int:
+    """Bytes of its columns; what is computed from them later takes about as much again."""
+    columns = [
+        column
+        for device in trace.devices
+        for table in (device.events, device.segments, device.blocks, device.annotations)
+        for _, column in table.columns()
+    ]
+    stacks = [trace.stacks.offsets, trace.stacks.indices]
+    texts = sum(map(len, trace.strings))
+    return 2 * sum(each.nbytes for each in map(np.asarray, [*columns, *stacks])) + texts

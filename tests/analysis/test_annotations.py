@@ -1,0 +1,162 @@
+"""`record_function` ranges as intervals of events."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.analysis.annotations import NO_INTERVAL, Annotated, Step, annotated, annotation_of_events, steps
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import DeviceTrace, Trace
+from tests.traces import alloc, free, trace_of
+
+Row = tuple[str, str, int]
+
+
+def annotated_trace(rows: list[Row], times: list[int]) -> Trace:
+    """One alloc of 1, 2, 4, ... bytes at each of these times."""
+    events = [alloc(i, 1 << i, time_us=time) for i, time in enumerate(times)]
+    given = [{"name": name, "stage": stage, "device": 0, "time_us": time} for name, stage, time in rows]
+    return trace_of(events or [alloc(1, 1, time_us=5)], external_annotations=given)
+
+
+def brief(trace: Trace) -> list[tuple]:
+    """Name, first and last event, depth, whether it is open, peak."""
+    found = annotated(trace.devices[0]).intervals
+    names = [trace.strings[code] for code in found.name]
+    columns = (found.start_event, found.end_event, found.depth, found.is_open, found.peak_bytes)
+    return list(zip(names, *(column.tolist() for column in columns), strict=True))
+
+
+def test_an_interval_holds_the_events_between_its_start_and_its_end():
+    trace = annotated_trace([("a", "START", 15), ("a", "END", 30)], [10, 20, 30, 40])
+    assert brief(trace) == [("a", 1, 2, 0, False, 7)]
+
+
+def test_an_end_closes_the_latest_start_of_its_name():
+    rows = [
+        ("a", "START", 10),
+        ("a", "START", 20),
+        ("b", "START", 20),
+        ("a", "END", 20),
+        ("b", "END", 30),
+        ("a", "END", 40),
+    ]
+    assert brief(annotated_trace(rows, [10, 20, 30, 40])) == [
+        ("a", 0, 3, 0, False, 15),
+        ("a", 1, 1, 1, False, 3),
+        ("b", 1, 2, 2, False, 7),
+    ]
+
+
+def test_a_start_without_its_end_lasts_to_the_end_of_the_trace():
+    trace = annotated_trace([("a", "START", 20)], [10, 20, 30])
+    assert brief(trace) == [("a", 1, 2, 0, True, 7)]
+
+
+def test_an_end_without_its_start_is_counted_and_left_out():
+    rows = [("a", "END", 5), ("a", "START", 10), ("a", "END", 15), ("a", "END", 16)]
+    trace = annotated_trace(rows, [10, 20])
+    assert brief(trace) == [("a", 0, 0, 0, False, 1)]
+    assert annotated(trace.devices[0]).unmatched_ends == 2
+
+
+def test_an_interval_without_events_peaks_at_what_was_live():
+    trace = annotated_trace([("a", "START", 12), ("a", "END", 15), ("b", "START", 99)], [10, 20])
+    assert brief(trace) == [("a", 1, 0, 0, False, 1), ("b", 2, 1, 0, True, 3)]
+
+
+def test_what_was_live_at_the_start_counts_for_the_peak():
+    events = [alloc(1, 10, time_us=10), *free(1, 10, time_us=20), alloc(2, 3, time_us=30)]
+    rows = [{"name": "a", "stage": stage, "device": 0, "time_us": time} for stage, time in (("START", 15), ("END", 40))]
+    assert brief(trace_of(events, external_annotations=rows)) == [("a", 1, 3, 0, False, 10)]
+
+
+def test_events_without_times_leave_annotations_unplaced():
+    rows = [{"name": "a", "stage": "START", "device": 0, "time_us": 5}]
+    found = annotated(trace_of([alloc(1, 1)], external_annotations=rows).devices[0])
+    assert (len(found.intervals), found.unplaced, found.unmatched_ends) == (0, 1, 0)
+
+
+def test_a_trace_without_annotations_has_none():
+    found = annotated(trace_of([alloc(1, 1, time_us=5)]).devices[0])
+    assert found == Annotated(found.intervals)
+    assert len(found.intervals) == 0
+
+
+def plain_pairs(device: DeviceTrace) -> list[tuple[int, int]]:
+    """(row of the START, row of its END or -1), by a stack per name."""
+    rows, ends = device.annotations, {}
+    open_rows: dict[int, list[int]] = {}
+    for i, (name, stage) in enumerate(zip(rows.name.tolist(), rows.stage.tolist(), strict=True)):
+        if stage == 0:
+            open_rows.setdefault(name, []).append(i)
+            ends[i] = -1
+        elif open_rows.get(name):
+            ends[open_rows[name].pop()] = i
+    return sorted(ends.items())
+
+
+some_rows = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from(["START", "END"])), max_size=20)
+TIMES = [5, 15, 25, 30, 45, 70]
+
+
+def numbered(rows: list[tuple[str, str]]) -> Trace:
+    return annotated_trace([(name, stage, 10 + 3 * i) for i, (name, stage) in enumerate(rows)], TIMES)
+
+
+@given(some_rows)
+def test_starts_and_ends_pair_as_a_stack_per_name_pairs_them(rows):
+    device = numbered(rows).devices[0]
+    found, times = annotated(device), device.annotations.time_us
+    pairs = plain_pairs(device)
+    assert found.intervals.start_us.tolist() == [times[start] for start, _ in pairs]
+    assert found.intervals.is_open.tolist() == [end < 0 for _, end in pairs]
+    closed = ~found.intervals.is_open
+    assert found.intervals.end_us[closed].tolist() == [times[end] for _, end in pairs if end >= 0]
+    assert found.unmatched_ends == len(rows) - len(pairs) - int(closed.sum())
+
+
+@given(some_rows)
+def test_the_peak_of_each_interval_is_the_most_that_was_live_in_it(rows):
+    device = numbered(rows).devices[0]
+    found, live = annotated(device).intervals, timeline(device).live
+    spans = zip(found.start_event, found.end_event, strict=True)
+    assert found.peak_bytes.tolist() == [int(live[start : max(end, start - 1) + 2].max()) for start, end in spans]
+
+
+@given(some_rows)
+def test_an_event_belongs_to_the_latest_interval_around_it(rows):
+    device = numbered(rows).devices[0]
+    found = annotated(device).intervals
+    for e in range(len(TIMES)):
+        around = np.flatnonzero((found.start_event <= e) & (e <= found.end_event))
+        expected = int(around[-1]) if len(around) else NO_INTERVAL
+        assert annotation_of_events(device, np.array([e])).tolist() == [expected]
+
+
+def test_the_profilers_steps_are_steps():
+    rows = [
+        ("ProfilerStep#3", "START", 10),
+        ("ProfilerStep#3", "END", 20),
+        ("ProfilerStep#4", "START", 21),
+        ("x", "START", 25),
+    ]
+    trace = annotated_trace(rows, [10, 20, 30])
+    assert steps(trace, trace.devices[0]) == (Step("ProfilerStep#3", 0, 1), Step("ProfilerStep#4", 2, 2))
+
+
+def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
+    rows = [
+        (f"Optimizer.step#{kind}", stage, time)
+        for kind, at in (("A", 15), ("B", 17), ("A", 35))
+        for stage, time in (("START", at), ("END", at + 1))
+    ]
+    trace = annotated_trace([*rows, ("Optimizer.step#A", "START", 45)], [10, 20, 30, 40, 50])
+    assert steps(trace, trace.devices[0]) == (Step("step 0", 0, 0), Step("step 1", 1, 2))
+
+
+def test_a_trace_without_either_has_no_steps():
+    trace = annotated_trace([("x", "START", 25)], [10, 20, 30])
+    assert steps(trace, trace.devices[0]) == ()

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.analysis.health import health, history
+from memviz.trace.load import load_trace
+from memviz.trace.model import Note, Trace
+from memviz.units import bytes_text as said
+from tests.real import expected, real_files, requires_real
+from tests.simulated_allocator import Allocator
+from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
+
+BASE = 0x7000_0000_0000
+STACK = {"frames": [frame("main")]}
+
+
+def found(trace: Trace) -> dict[str, Note]:
+    """Notes by code, without the one that every trace has."""
+    return {note.code: note for note in health(trace) if note.code != "unseen_memory"}
+
+
+def sound(*more: Any, **top: Any) -> Trace:
+    """A complete history with stacks, and then these events."""
+    first = [event("segment_alloc", BASE, 2 * MiB, time_us=1, **STACK), alloc(BASE, 1000, time_us=2, **STACK)]
+    held = [segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK["frames"])])]
+    return trace_of([*first, *more], held, **top)
+
+
+def test_a_sound_trace_gets_one_note_only() -> None:
+    assert [note.code for note in health(sound())] == ["unseen_memory"]
+    assert history(sound().devices[0]) == "complete"
+
+
+def test_no_history_says_how_to_record_one() -> None:
+    trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK["frames"])])])
+    note = found(trace)["no_history"]
+    assert history(trace.devices[0]) == "none"
+    assert note.text == "It has no history: only the state at the end is known, 1000 B live in 1 segment."
+    assert "_record_memory_history(max_entries=1_000_000)" in note.remedy and "_dump_snapshot(" in note.remedy
+
+
+def test_a_device_where_nothing_happened_is_no_fault() -> None:
+    root = snapshot([alloc(1, 5, **STACK)], [segment(BASE, 2 * MiB, [], device=1)])
+    notes = [note for note in health(read(root)) if note.code == "no_events"]
+    assert [(note.level, note.text.split(";")[0]) for note in notes] == [
+        ("info", "Device 1: Nothing happened here while the history was recorded")
+    ]
+
+
+LATE = [alloc(BASE, 1000, time_us=1, **STACK), free(BASE, 1000, time_us=2, **STACK)]
+OLD = [segment(2 * BASE, 2 * MiB, [block(2 * BASE, 1024, 1000, frames=STACK["frames"])])]
+
+
+def test_what_was_there_before_is_counted() -> None:
+    trace = trace_of(LATE, OLD)
+    note = found(trace)["late_history"]
+    assert history(trace.devices[0]) == "late"
+    assert note.level == "warning"
+    assert "1000 B in 1 allocation were there before its first event" in note.text
+    assert "the file does not say" in note.text
+
+
+def test_cached_memory_from_before_is_late_too() -> None:
+    trace = trace_of(LATE, [segment(BASE, 2 * MiB, [])])
+    note = found(trace)["late_history"]
+    assert history(trace.devices[0]) == "late"
+    assert (
+        note.level == "info"
+        and f"Nothing was live before the first event, but {said(2 * MiB)} were reserved" in note.text
+    )
+
+
+@pytest.mark.parametrize(
+    ("events", "settings", "cause"),
+    [
+        ([alloc(BASE, 1)], {}, "It keeps a single event"),
+        (LATE, {"trace_alloc_overflowed": True}, "The ring buffer overflowed"),
+        (LATE, {"trace_alloc_max_entries": 3}, "It holds exactly 3 events: most likely a full ring buffer"),
+        (
+            [alloc(BASE + i, 1) for i in range(2000)],
+            {},
+            "It holds exactly 2,000 events: most likely a full ring buffer",
+        ),
+        ([event("free_completed", BASE, 9), *LATE], {}, "It begins in the middle of a free"),
+        (LATE, {"trace_alloc_max_entries": 4}, "the file does not say"),
+    ],
+)
+def test_the_cause_of_a_late_start_is_named_as_far_as_it_is_known(events: Any, settings: Any, cause: str) -> None:
+    assert cause in found(trace_of(events, OLD, allocator_settings=settings))["late_history"].text
+
+
+def test_no_stacks_at_all_names_the_arguments() -> None:
+    note = found(trace_of([alloc(BASE, 1)]))["no_stacks"]
+    assert 'context="all"' in note.remedy and 'stacks="all"' in note.remedy
+
+
+def test_bytes_without_a_stack_are_told_apart_by_their_cause() -> None:
+    bare = [segment(2 * BASE, 2 * MiB, [block(2 * BASE, 1024, 1000)])]
+    notes = found(trace_of([alloc(BASE, 2000), alloc(BASE + 4096, 1000, **STACK)], bare))
+    assert notes["bytes_without_stack"].text == (
+        f"{said(2000)} of {said(4000)} (50 %) live at the peak have no stack, though they were recorded."
+    )
+    assert notes["earlier_bytes_without_stack"].text.startswith(
+        f"{said(1000)} of {said(4000)} (25 %) live at the peak were there"
+    )
+
+
+def test_frees_that_wait_for_a_stream_are_counted() -> None:
+    later = [event("free_requested", BASE, 1000), alloc(BASE + 1024, 9), event("free_completed", BASE, 1000)]
+    note = found(trace_of([alloc(BASE, 1000, **STACK), *later]))["pending_frees"]
+    assert note.text == (
+        "1 free (1000 B) had to wait for another stream (record_stream); 1000 B of them were waiting at the peak, "
+        "0 B at the end."
+    )
+    assert note.level == "warning"
+    assert "pending_frees" not in found(sound(*free(BASE, 1000)))
+
+
+def test_private_pools_are_listed_by_size() -> None:
+    pools = [segment(BASE * i, i * 2 * MiB, [], segment_pool_id=(0, i)) for i in range(8)]
+    note = found(read(pools))["private_pools"]
+    assert note.text.startswith(
+        f"Private pools (CUDA graphs, MemPool) hold {said(56 * MiB)} of {said(56 * MiB)} (100 %) reserved"
+    )
+    assert f"(0, 7) {said(14 * MiB)}, (0, 6) {said(12 * MiB)}" in note.text and "and 2 more" in note.text
+
+
+def test_expandable_segments_are_named() -> None:
+    assert "expandable_segments" in found(read([segment(BASE, 2 * MiB, [], is_expandable=True)]))
+    assert "expandable_segments" in found(trace_of([event("segment_unmap", BASE, 2 * MiB), *LATE]))
+
+
+OOM = {"action": "oom", "device_free": 3 * MiB, "stream": 0, **STACK}
+# 40 MiB reserved; 18 MiB live.
+HALF = [segment(BASE + i * 100 * MiB, 20 * MiB, [block(BASE + i * 100 * MiB, 9 * MiB)]) for i in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expandable", "remedy"),
+    [
+        (1 * MiB, False, "not in one piece"),
+        (20 * MiB, False, "not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True"),
+        (20 * MiB, True, "in other streams, pools or half-used pages"),
+        (26 * MiB, False, "less must be live at that moment"),
+    ],
+)
+def test_out_of_memory_says_whether_the_bytes_were_there(asked: int, expandable: bool, remedy: str) -> None:
+    held = [{**each, "is_expandable": expandable} for each in HALF]
+    note = found(trace_of([{**OOM, "size": asked}], held))["out_of_memory"]
+    assert f"and of {said(40 * MiB)} reserved {said(22 * MiB)} held no live tensor." in note.text
+    assert remedy in note.remedy
+
+
+def test_out_of_memory_with_room_on_the_device_was_a_limit() -> None:
+    trace = trace_of([{**OOM, "device_free": 60 * MiB, "size": 30 * MiB}], HALF)
+    assert "set_per_process_memory_fraction" in found(trace)["out_of_memory"].remedy
+
+
+def test_out_of_memory_without_segments_does_not_guess() -> None:
+    note = found(trace_of([alloc(BASE, 5), {**OOM, "size": 9}, {**OOM, "size": 9}]))["out_of_memory"]
+    assert note.text == (
+        f"It ran out of memory 2 times; the first time: 9 B were asked, {said(3 * MiB)} were free on the device; "
+        "what was reserved cannot be told."
+    )
+
+
+def test_fragmentation_at_the_peak_is_noted_where_it_matters() -> None:
+    half = [segment(BASE + i * 200 * MiB, 100 * MiB, [block(BASE + i * 200 * MiB, 30 * MiB)]) for i in range(2)]
+    note = found(read(half))["fragmentation"]
+    assert note.text.startswith(
+        f"At the peak of live bytes {said(140 * MiB)} of {said(200 * MiB)} (70 %) reserved held no tensor: 0 B in"
+    )
+    assert note.remedy.endswith("Against free parts of used segments try expandable_segments:True.")
+    assert "fragmentation" not in found(read(HALF))
+
+
+def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
+    gone = [event("segment_free", BASE * i, 2 * MiB, **STACK) for i in (2, 3)]
+    calm = found(sound(*gone))["memory_given_back"]
+    assert (calm.level, calm.text) == (
+        "info",
+        f"{said(4 * MiB)} went back to the device on 1 occasion, by empty_cache() or by the allocator itself; "
+        "0 of these just before it took new memory.",
+    )
+    forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
+    assert forced.level == "warning" and "on 2 occasions" in forced.text and "1 of these just before" in forced.text
+
+
+def test_contradictions_are_counted() -> None:
+    again = [alloc(BASE + 4096, 10), alloc(BASE + 4096, 20), *free(BASE, 1000), *free(BASE, 1000)]
+    note = found(sound(*again))["contradictions"]
+    assert note.text == (
+        "Its events and its final state do not fit together: 1 free of what was free already, "
+        "1 allocation of an address that was not free, 1 allocation (20 B) never freed, but not there at the end."
+    )
+
+
+def test_live_bytes_in_no_segment_are_noted() -> None:
+    trace = sound(alloc(7 * BASE, 500), *free(7 * BASE, 500))
+    assert "at the peak 500 B live lie in no known segment" in found(trace)["segments_do_not_fit"].text
+
+
+def test_a_file_without_segments_says_so() -> None:
+    assert "no_segments" in found(trace_of([alloc(BASE, 5)]))
+
+
+def test_times_that_go_back_and_times_that_are_missing_are_noted() -> None:
+    assert "no_times" in found(trace_of([alloc(BASE, 5)]))
+    assert found(sound(alloc(BASE + 4096, 5, time_us=1)))["times_out_of_order"].text.startswith(
+        "The clock went back 1 time"
+    )
+
+
+def test_a_simulated_run_of_the_allocator_is_sound() -> None:
+    allocator = Allocator()
+    held = [allocator.malloc(size) for size in (700, 3 * MiB, 25 * MiB)]
+    for address in held:
+        allocator.free(address)
+    assert found(read(allocator.snapshot())).keys() == {"no_stacks", "no_times"}
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_the_history_of_real_files(path: Path) -> None:
+    trace = load_trace(path)
+    counted = {each["dev"]: each["init_active"] for each in expected()[path.name]["devices"]}
+    for device in trace.devices:
+        wanted = "none" if device.device not in counted else "late" if counted[device.device] else "complete"
+        assert history(device) == wanted
+    codes = set(found(trace))
+    assert not codes & {"contradictions", "segments_do_not_fit", "no_segments", "times_out_of_order"}

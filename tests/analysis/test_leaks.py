@@ -1,0 +1,67 @@
+"""What was allocated and never freed, and what grows from step to step."""
+
+from __future__ import annotations
+
+from hypothesis import given
+
+from memviz.analysis.groups import Group, Groups
+from memviz.analysis.leaks import Growth, GrowthRow, growth, never_freed
+from memviz.analysis.lifetimes import lifetimes
+from memviz.trace.model import Trace
+from tests.analysis.replays import sound_traces
+from tests.traces import alloc, block, event, frame, free, segment, trace_of
+
+CACHE, WORK = frame("remember", "cache.py", 3), frame("work", "train.py", 9)
+
+
+def test_only_what_was_made_in_the_trace_and_never_asked_back_counts():
+    final = [segment(0, 512, [block(9, 50, 50), block(1, 10, 10), block(3, 7, 7, "active_pending_free")])]
+    events = [alloc(1, 10, frames=[CACHE]), alloc(2, 5), free(2, 5), alloc(3, 7), event("free_requested", 3, 7)]
+    trace = trace_of(events, final)
+    row = Group("/cache.py:3 remember", "cache.py:3 remember", 10, 1, 0, 0)
+    assert never_freed(trace, trace.devices[0]) == Groups("site", (row,), 10, 1)
+
+
+@given(sound_traces())
+def test_leaks_are_the_rows_that_a_loop_finds(trace):
+    device = trace.devices[0]
+    rows, end = lifetimes(device), len(device.events)
+    spans = zip(rows.start, rows.free_requested, rows.end, rows.size, strict=True)
+    assert never_freed(trace, device).bytes == sum(s for a, r, e, s in spans if a >= 0 and e == end == r)
+
+
+def three_steps() -> Trace:
+    """Each step keeps 10 bytes more in a cache, and works with 100 that it gives back."""
+    events, annotations = [], []
+    for step in range(3):
+        begin = 100 * step + 100
+        annotations += [
+            {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
+            for stage, time in (("START", begin), ("END", begin + 50))
+        ]
+        events += [alloc(step, 10, frames=[CACHE], time_us=begin + 1), alloc(99, 100, frames=[WORK], time_us=begin + 2)]
+        events += free(99, 100, time_us=begin + 60)
+    return trace_of(events, external_annotations=annotations)
+
+
+def test_growth_is_live_bytes_at_the_end_of_each_step():
+    trace = three_steps()
+    assert growth(trace, trace.devices[0]) == Growth(
+        by="site",
+        steps=("ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"),
+        live_bytes=(110, 120, 130),
+        rows=(GrowthRow("/cache.py:3 remember", "cache.py:3 remember", (10, 20, 30)),),
+        rest_bytes=(100, 100, 100),
+    )
+    assert growth(trace, trace.devices[0]).rows[0].grown_bytes == 20
+
+
+def test_what_is_not_shown_of_the_growth_is_in_the_rest():
+    trace = three_steps()
+    found = growth(trace, trace.devices[0], top=0)
+    assert (found.rows, found.rest_bytes) == ((), found.live_bytes)
+
+
+def test_without_steps_nothing_is_said_about_growth():
+    trace = trace_of([alloc(1, 10)])
+    assert growth(trace, trace.devices[0]) == Growth("site", (), (), (), ())

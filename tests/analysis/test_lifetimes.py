@@ -1,0 +1,154 @@
+"""From when to when each allocation lived, on files that are sound, late, or contradict themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from memviz.analysis.lifetimes import Faults, lifetimes, matched
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, Trace
+from tests.analysis.replays import BEFORE, Replay, any_events, any_segments, sound_traces
+from tests.real import real_files, requires_real
+from tests.traces import alloc, block, event, free, segment, trace_of
+
+
+def only_device(trace: Trace) -> DeviceTrace:
+    assert len(trace.devices) == 1
+    return trace.devices[0]
+
+
+def spans(*events, segments=None):
+    """(start, free requested, end, bytes) of each row."""
+    rows = lifetimes(only_device(trace_of(list(events), segments)))
+    return list(
+        zip(*(column.tolist() for column in (rows.start, rows.free_requested, rows.end, rows.size)), strict=True)
+    )
+
+
+def faults(*events, segments=None) -> Faults:
+    return matched(only_device(trace_of(list(events), segments))).faults
+
+
+def test_a_free_ends_when_it_is_complete():
+    assert spans(alloc(1, 10), free(1, 10)) == [(0, 1, 2, 10)]
+
+
+def test_what_is_never_freed_ends_after_the_last_event():
+    assert spans(alloc(1, 10), alloc(2, 20)) == [(0, 2, 2, 10), (1, 2, 2, 20)]
+
+
+def test_an_address_used_again_is_another_allocation():
+    assert spans(alloc(1, 10), free(1, 10), alloc(1, 30), free(1, 30)) == [(0, 1, 2, 10), (3, 4, 5, 30)]
+
+
+def test_a_free_without_its_alloc_was_live_before_the_first_event():
+    assert spans(alloc(1, 10), free(7, 70)) == [(BEFORE, 1, 2, 70), (0, 3, 3, 10)]
+
+
+def test_a_block_without_any_event_was_live_before_the_first_and_is_at_the_end():
+    final = [segment(0x100, 512, [block(0x100, 512, 500)])]
+    assert spans(alloc(1, 10), free(1, 10), segments=final) == [(BEFORE, 3, 3, 500), (0, 1, 2, 10)]
+
+
+def test_another_stream_may_delay_the_end_of_a_free():
+    events = [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 20), event("free_completed", 1, 10)]
+    assert spans(*events) == [(0, 1, 3, 10), (2, 4, 4, 20)]
+
+
+def test_a_free_asked_for_before_the_first_event_waits_from_the_beginning():
+    events = [event("free_completed", 1, 10), alloc(2, 20), event("free_requested", 2, 20)]
+    final = [segment(0, 512, [block(2, 100, 20, "active_pending_free")])]
+    assert spans(*events, segments=final) == [(BEFORE, BEFORE, 0, 10), (1, 2, 3, 20)]
+
+
+@pytest.mark.parametrize("state", ["active_pending_free", "active_awaiting_free"])
+def test_a_block_still_waiting_at_the_end_waits_from_the_beginning(state):
+    final = [segment(0x100, 512, [block(0x100, 512, 500, state)])]
+    assert spans(event("snapshot", 0, 0), segments=final) == [(BEFORE, BEFORE, 1, 500)]
+
+
+def test_without_free_requested_events_a_free_is_asked_for_when_it_is_complete():
+    assert spans(alloc(1, 10), event("free_completed", 1, 10)) == [(0, 1, 1, 10)]
+
+
+def test_without_free_completed_events_the_final_state_settles_a_free():
+    final = [segment(0, 1024, [])]
+    assert spans(alloc(1, 10), event("free_requested", 1, 10), segments=final) == [(0, 1, 1, 10)]
+    assert not faults(alloc(1, 10), event("free_requested", 1, 10), segments=final)
+
+
+def test_a_second_free_of_the_same_address_is_a_stray_one():
+    events = [alloc(1, 10), free(1, 10), free(1, 10)]
+    assert spans(*events) == [(0, 1, 2, 10)]
+    assert faults(*events) == Faults(stray_frees=1)
+
+
+def test_an_address_handed_out_twice_implies_a_free():
+    events = [alloc(1, 10), alloc(1, 20)]
+    assert spans(*events) == [(0, 1, 1, 10), (1, 2, 2, 20)]
+    assert faults(*events) == Faults(implied_frees=1)
+
+
+def test_an_implied_free_happened_when_it_was_asked_for():
+    events = [alloc(1, 10), event("free_requested", 1, 10), alloc(2, 5), alloc(1, 20)]
+    assert spans(*events) == [(0, 1, 1, 10), (2, 4, 4, 5), (3, 4, 4, 20)]
+
+
+def test_what_the_final_state_does_not_know_is_lost_and_stays_live():
+    final = [segment(0, 1024, [])]
+    assert spans(alloc(1, 10), segments=final) == [(0, 1, 1, 10)]
+    assert faults(alloc(1, 10), segments=final) == Faults(lost_blocks=1, lost_bytes=10)
+
+
+def test_an_allocation_takes_its_stack_from_the_final_block_where_its_event_has_none():
+    frames = [{"name": "f", "filename": "train.py", "line": 1}]
+    trace = trace_of([alloc(1, 10)], [segment(0, 512, [block(1, 100, 10, frames=frames)])])
+    rows = lifetimes(only_device(trace))
+    assert (rows.stack.tolist(), rows.block.tolist()) == ([0], [1])
+
+
+def test_a_trace_without_events_has_its_blocks():
+    rows = lifetimes(only_device(trace_of([], [segment(0x100, 512, [block(0x100, 256, 200)])])))
+    assert (rows.start.tolist(), rows.end.tolist(), rows.size.tolist()) == ([BEFORE], [0], [200])
+
+
+def as_replayed(replay: Replay) -> list[tuple[int, ...]]:
+    return sorted((life.start, life.requested, life.end, life.size, life.address) for life in replay.lives)
+
+
+def as_matched(device: DeviceTrace) -> list[tuple[int, ...]]:
+    rows = lifetimes(device)
+    columns = (rows.start, rows.free_requested, rows.end, rows.size, rows.address)
+    return sorted(zip(*(column.tolist() for column in columns), strict=True))
+
+
+@given(any_events(), any_segments())
+def test_any_file_is_matched_as_a_plain_replay_matches_it(events, segments):
+    if not events and not segments:
+        return
+    device = only_device(trace_of(events, segments))
+    replay = Replay(device).run()
+    assert as_matched(device) == as_replayed(replay)
+    found = matched(device).faults
+    assert (found.stray_frees, found.implied_frees) == (replay.stray_frees, replay.implied_frees)
+    assert (found.lost_blocks, found.lost_bytes) == (replay.lost_blocks, replay.lost_bytes)
+
+
+@given(sound_traces())
+def test_a_sound_trace_has_no_faults(trace):
+    assert not matched(only_device(trace)).faults
+
+
+@given(sound_traces())
+def test_rows_are_by_start_then_address(trace):
+    rows = lifetimes(only_device(trace))
+    assert np.array_equal(np.lexsort((rows.address, rows.start)), np.arange(len(rows)))
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_files_match_the_plain_replay(path):
+    for device in load_trace(path).devices:
+        assert as_matched(device) == as_replayed(Replay(device).run())

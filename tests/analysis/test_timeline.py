@@ -1,0 +1,110 @@
+"""Bytes live, waiting and reserved after each event."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.timeline import Timeline, timeline
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, State
+from tests.analysis.replays import Replay, any_events, any_segments, sound_traces
+from tests.real import expected, real_files, requires_real
+from tests.traces import alloc, block, event, free, segment, trace_of
+
+
+def of(*events, segments=None) -> Timeline:
+    return timeline(trace_of(list(events), segments).devices[0])
+
+
+def bytes_of(live: list[int], waiting: list[int], reserved: list[int]) -> Timeline:
+    return Timeline(*(np.array(each, dtype=np.int64) for each in (live, waiting, reserved)))
+
+
+def test_live_bytes_rise_with_an_alloc_and_fall_when_its_free_is_complete():
+    assert of(alloc(1, 10), free(1, 10)) == bytes_of([0, 10, 10, 0], [0, 0, 10, 0], [0, 0, 0, 0])
+
+
+def test_what_was_there_before_counts_from_the_beginning():
+    final = [segment(0, 512, [block(0x10, 100, 70)])]
+    assert of(free(0x20, 30), segments=final) == bytes_of([100, 100, 70], [0, 30, 0], [512, 512, 512])
+
+
+def test_a_block_waiting_at_the_end_is_live_and_waiting():
+    final = [segment(0, 512, [block(0x10, 100, 70, "active_pending_free")])]
+    assert of(alloc(0x20, 5), segments=final) == bytes_of([70, 75], [70, 70], [512, 512])
+
+
+def test_reserved_bytes_are_counted_back_from_the_final_segments():
+    events = [event("segment_map", 0, 100), event("segment_unmap", 0, 40), event("segment_alloc", 900, 50)]
+    after = of(*events, event("segment_free", 500, 7), segments=[segment(0, 60, []), segment(900, 50, [])])
+    assert after.reserved.tolist() == [7, 107, 67, 117, 110]
+
+
+def test_reserved_bytes_are_never_less_than_nothing_without_final_segments():
+    assert of(event("segment_alloc", 0, 100), event("segment_free", 0, 100)).reserved.tolist() == [0, 100, 0]
+    assert of(event("segment_alloc", 0, 100)).reserved.tolist() == [0, 100]
+
+
+def test_the_peak_is_the_first_event_at_the_most_live_bytes():
+    after = of(alloc(1, 10), free(1, 10), alloc(2, 10))
+    assert (after.peak_bytes, after.peak_event, after.start_bytes, after.end_bytes) == (10, 0, 0, 10)
+
+
+def test_a_peak_before_the_first_event_is_event_minus_one():
+    after = of(free(1, 10))
+    assert (after.peak_bytes, after.peak_event) == (10, -1)
+
+
+def test_a_trace_without_events_has_one_row():
+    assert of(segments=[segment(0, 512, [block(0, 256, 200)])]) == bytes_of([200], [0], [512])
+
+
+def spans(device: DeviceTrace, start: str) -> list[int]:
+    """Sums over the rows that have begun and not ended, event by event."""
+    rows = lifetimes(device)
+    begin = getattr(rows, start)
+    return [int(rows.size[(begin <= e) & (rows.end > e)].sum()) for e in range(-1, len(device.events))]
+
+
+@given(any_events(), any_segments())
+def test_every_sum_is_that_of_the_rows_alive(events, segments):
+    if not events and not segments:
+        return
+    device = trace_of(events, segments).devices[0]
+    after = timeline(device)
+    assert after.live.tolist() == spans(device, "start")
+    assert after.waiting.tolist() == spans(device, "free_requested")
+    assert min(after.live.min(), after.waiting.min(), after.reserved.min()) >= 0
+    assert (after.waiting <= after.live).all()
+
+
+@given(any_events(), any_segments())
+def test_the_end_is_what_a_plain_replay_has_live(events, segments):
+    if not events and not segments:
+        return
+    device = trace_of(events, segments).devices[0]
+    replay = Replay(device).run()
+    assert timeline(device).end_bytes == sum(life.size for life in replay.lives if life.end == replay.never)
+
+
+@given(sound_traces())
+def test_a_sound_trace_ends_with_its_active_blocks(trace):
+    device = trace.devices[0]
+    active = device.blocks.state != State.INACTIVE
+    assert timeline(device).end_bytes == int(device.blocks.requested[active].sum())
+    assert timeline(device).reserved[-1] == int(device.segments.size.sum())
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_files_have_the_bytes_that_were_counted_independently(path):
+    counted = expected()[path.name]
+    for device in load_trace(path).devices:
+        after, number = timeline(device), str(device.device)
+        assert after.reserved[-1] == counted["reserved_end"][number]
+        assert after.end_bytes == counted["live_end"][number]
+        for row in (each for each in counted["devices"] if each["dev"] == device.device):
+            assert (after.start_bytes, after.peak_bytes) == (row["init_active"], row["peak_active"])

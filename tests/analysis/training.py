@@ -1,0 +1,63 @@
+"""Stacks of a training loop, as torch records them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.traces import alloc, frame
+
+SITE = "/home/u/.venv/lib/python3.12/site-packages"
+MODULE = f"{SITE}/torch/nn/modules/module.py"
+OPTIMIZER = f"{SITE}/torch/optim/optimizer.py"
+NATIVE = frame("at::_ops::mm::call(at::Tensor const&)", "??", 0)
+ENGINE = frame("torch::autograd::Engine::thread_main(int)", "??", 0)
+NODE = frame("torch::autograd::generated::MmBackward0::apply(int)", "??", 0)
+CALL = frame("_call_impl", MODULE, 1790)
+WRAPPER = frame("wrapper", OPTIMIZER, 526)
+MAIN = frame("main", "/p/train.py", 50)
+
+FORWARD = [NATIVE, frame("forward", "/p/model.py", 12), CALL, MAIN]
+OTHER_FORWARD = [NATIVE, frame("forward", "/p/model.py", 13), CALL, MAIN]
+BACKWARD = [NATIVE, NODE, ENGINE]
+ACCUMULATE = [NATIVE, frame("torch::autograd::AccumulateGrad::apply(int)", "??", 0), ENGINE]
+STEP = [NATIVE, frame("step", f"{SITE}/torch/optim/adam.py", 247), WRAPPER, MAIN]
+BUILD = [NATIVE, frame("__init__", f"{SITE}/torch/nn/modules/linear.py", 106), MAIN]
+MOVE = [NATIVE, frame("convert", MODULE, 1360), frame("_apply", MODULE, 930), frame("to", MODULE, 1254), MAIN]
+LOSS = [NATIVE, frame("loss", "/p/train.py", 30), MAIN]
+RECOMPUTE = [
+    NATIVE,
+    frame("forward", "/p/model.py", 12),
+    CALL,
+    frame("unpack_hook", f"{SITE}/torch/utils/checkpoint.py", 1135),
+    NODE,
+    ENGINE,
+]
+WORKSPACE = [frame("at::cuda::getNewWorkspace()", "", 0), *FORWARD]
+
+# As with stacks="python": no C++ frames, so nothing on autograd's own thread.
+CALL_BACKWARD = [
+    frame("_make_grads", f"{SITE}/torch/autograd/__init__.py", 220),
+    frame("backward", f"{SITE}/torch/_tensor.py", 600),
+    MAIN,
+]
+
+
+def python_only(stack: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in stack if each["filename"].endswith(".py")]
+
+
+class Recording:
+    """Allocations at addresses of their own, so that a test only says what comes after what."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, Any]] = []
+
+    def alloc(self, address: int, stack: list[dict[str, Any]] | None, size: int = 100) -> Recording:
+        self.events.append(alloc(address, size, frames=stack or [], time_us=10 * len(self.events) + 10))
+        return self
+
+    def free(self, address: int, stack: list[dict[str, Any]] | None = None, size: int = 100) -> Recording:
+        for action in ("free_requested", "free_completed"):
+            event = {"action": action, "addr": address, "size": size, "stream": 0, "frames": stack or []}
+            self.events.append({**event, "time_us": 10 * len(self.events) + 10})
+        return self

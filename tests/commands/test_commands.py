@@ -1,0 +1,262 @@
+"""The command line as people and scripts use it: in a second process."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.commands import COMMANDS
+from memviz.trace.load import load_trace
+from tests.real import FOLDER, expected, real_files, requires_real
+from tests.traces import alloc, frame, free, snapshot
+
+ROOT = Path(__file__).parents[2]
+EVENTS = [
+    alloc(0, 1000, time_us=10, frames=[frame("build", "/home/ada/model.py", 3)]),
+    alloc(4096, 3000, time_us=20, frames=[frame("forward", "/home/ada/model.py", 9)]),
+    *free(4096, 3000, time_us=30),
+    alloc(8192, 500, time_us=40, frames=[frame("forward", "/home/ada/model.py", 9)]),
+]
+
+
+def memviz(*arguments: object, folder: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memviz", *map(str, arguments)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        command, cwd=folder or ROOT, env=environment, capture_output=True, text=True, timeout=120, **more
+    )
+
+
+def answer(*arguments: object) -> Any:
+    done = memviz(*arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+def written(tmp_path: Path, name: str, events: list[Any], **more: Any) -> Path:
+    path = tmp_path / name
+    path.write_bytes(pickle.dumps(snapshot(events, **more)))
+    return path
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return written(tmp_path, "small.pickle", EVENTS)
+
+
+@pytest.fixture
+def larger(tmp_path: Path) -> Path:
+    grown = [{**each, "size": 2 * each["size"]} if each["addr"] == 4096 else each for each in EVENTS]
+    return written(tmp_path, "larger.pickle", grown)
+
+
+def test_summary_as_json(small: Path) -> None:
+    found = answer("summary", small)
+    notes = found.pop("notes")
+    assert found == {
+        "file": "small.pickle",
+        "format": "pickle, protocol 4",
+        "origin": "measured",
+        "devices": [
+            {
+                "device": 0,
+                "events": 5,
+                "start_bytes": 0,
+                "peak_bytes": 4000,
+                "peak_event": 1,
+                "end_bytes": 1500,
+                "reserved_peak_bytes": 0,
+                "reserved_end_bytes": 0,
+                "history": "complete",
+                "actions": {"alloc": 3, "free_requested": 1, "free_completed": 1},
+                "oom": [],
+                "streams": [0],
+                "pools": [[0, 0]],
+                "annotations": [],
+            }
+        ],
+    }
+    assert {tuple(each) for each in notes} == {("code", "level", "text", "remedy")}
+
+
+def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:
+    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0}
+    path = written(tmp_path, "oom.pickle", [alloc(0, 100), oom])
+    assert answer("summary", path)["devices"][0]["oom"] == [
+        {"event": 1, "requested_bytes": 2**30, "device_free_bytes": 7, "live_bytes": 100, "reserved_bytes": 0}
+    ]
+    assert "out of memory at event 1: 1,024 MiB asked, 7 B free on the device" in memviz("summary", path).stdout
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_summary_equals_the_independent_count(path: Path) -> None:
+    wanted, found = expected()[path.name], answer("summary", path)
+    for device in found["devices"]:
+        number = str(device["device"])
+        assert device["reserved_end_bytes"] == wanted["reserved_end"][number]
+        assert device["end_bytes"] == wanted["live_end"][number]
+        assert sum(device["actions"].values()) == device["events"]
+    counted = {each["dev"]: each for each in wanted["devices"]}
+    found_counts = {each["device"]: each for each in found["devices"] if each["events"]}
+    assert found_counts.keys() == counted.keys()
+    for number, each in counted.items():
+        device = found_counts[number]
+        assert (device["events"], len(device["oom"])) == (each["events"], each["ooms"])
+        assert (device["start_bytes"], device["peak_bytes"], device["end_bytes"]) == (
+            each["init_active"],
+            each["peak_active"],
+            each["final_active"],
+        )
+
+
+def test_peak_as_json(small: Path) -> None:
+    found = answer("peak", small, "--top", 1)
+    assert (found["device"], found["event"], found["peak_bytes"], found["rest_bytes"]) == (0, 1, 4000, 1000)
+    assert found["rows"] == [
+        {
+            "site": "model.py:9 forward",
+            "bytes": 3000,
+            "count": 1,
+            "stack": [{"name": "forward", "filename": "/home/ada/model.py", "line": 9}],
+        }
+    ]
+
+
+@pytest.mark.parametrize("by", ["site", "stack", "category", "line", "size", "stream", "pool", "annotation"])
+def test_rows_and_rest_add_up(by: str) -> None:
+    found = answer("peak", ROOT / "sample_traces" / "training.pickle.gz", "--by", by, "--top", 3)
+    assert sum(each["bytes"] for each in found["rows"]) + found["rest_bytes"] == found["peak_bytes"]
+
+
+def test_at_an_event_and_at_a_time(small: Path) -> None:
+    assert answer("at", small, "--event", 3)["live_bytes"] == 1000
+    assert answer("at", small, "--event", -1)["live_bytes"] == 0
+    assert answer("at", small, "--time", "0.00001")["event"] == 1
+    assert "Device 0, after event 3: 1000 B live" in memviz("at", small, "--event", 3).stdout
+
+
+def test_diff_as_json(small: Path, larger: Path) -> None:
+    found = answer("diff", small, larger)
+    assert (found["a"]["file"], found["b"]["peak_bytes"], found["delta_bytes"]) == ("small.pickle", 7000, 3000)
+    assert [(each["site"], each["a_bytes"], each["b_bytes"], each["delta_bytes"]) for each in found["rows"]] == [
+        ("model.py:9 forward", 3000, 6000, 3000),
+        ("model.py:3 build", 1000, 1000, 0),
+    ]
+    assert found["rest_bytes"] == 0
+
+
+def test_diff_of_three(small: Path, larger: Path) -> None:
+    found = answer("diff", small, larger, small)["comparisons"]
+    assert [each["delta_bytes"] for each in found] == [3000, 0]
+
+
+@pytest.mark.parametrize(
+    ("allowed", "status"), [("5%", 1), ("75%", 0), ("3000", 0), ("2999", 1), ("2KiB", 1), ("1MiB", 0)]
+)
+def test_growth_beyond_what_is_allowed_is_the_exit_status(small: Path, larger: Path, allowed: str, status: int) -> None:
+    done = memviz("diff", small, larger, "--max-growth", allowed)
+    assert done.returncode == status
+    assert ("larger.pickle grew by +2.93 KiB (75 %)" in done.stderr) == bool(status)
+
+
+def test_shrinking_is_never_growth(small: Path, larger: Path) -> None:
+    assert memviz("diff", larger, small, "--max-growth", "0%").returncode == 0
+
+
+def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert memviz("report", small, larger, "-o", page).returncode == 0
+    text = page.read_text()
+    assert page.stat().st_size < 3_000_000
+    assert "default-src 'none'" in text
+    outside = text[: text.index('id="plotly"')] + text[text.index('id="figures"') :]
+    assert "http" not in outside.replace("http-equiv", "")
+    assert "2.93 KiB higher than" in text
+
+
+@pytest.mark.parametrize("name", ["again.pickle", "again.json", "again.pickle.gz", "again.json.gz"])
+def test_export_and_read_again(small: Path, tmp_path: Path, name: str) -> None:
+    assert memviz("export", small, "-o", tmp_path / name).returncode == 0
+    before, after = load_trace(small), load_trace(tmp_path / name)
+    assert after.devices == before.devices
+    assert sorted(after.strings) == sorted(before.strings)
+
+
+def test_export_for_sharing_leaves_no_home(small: Path, tmp_path: Path) -> None:
+    assert memviz("export", small, "-o", tmp_path / "shared.pickle", "--strip-paths").returncode == 0
+    raw = (tmp_path / "shared.pickle").read_bytes()
+    assert b"model.py" in raw
+    assert b"ada" not in raw
+
+
+@pytest.mark.parametrize(("table", "rows"), [("allocations", 3), ("events", 5), ("stacks", 2)])
+def test_export_as_csv(small: Path, tmp_path: Path, table: str, rows: int) -> None:
+    path = tmp_path / "table.csv"
+    assert memviz("export", small, "-o", path, "--table", table).returncode == 0
+    with path.open(newline="") as file:
+        assert len(list(csv.DictReader(file))) == rows
+
+
+def test_an_output_that_cannot_be_written_leaves_the_old_one(small: Path, tmp_path: Path) -> None:
+    done = memviz("export", small, "-o", tmp_path / "no" / "such" / "folder.pickle")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot be written" in done.stderr
+    done = memviz("export", small, "-o", tmp_path / "what.xyz")
+    assert "does not say which format" in done.stderr
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["small.pickle"]
+
+
+@pytest.mark.parametrize("command", ["summary", "peak"])
+def test_errors_go_to_stderr_with_status_2(command: str, tmp_path: Path) -> None:
+    done = memviz(command, tmp_path / "absent.pickle")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "memviz: absent.pickle: There is no such file.\n"
+
+
+def test_questions_that_do_not_fit(small: Path) -> None:
+    assert "has no device 7. Its devices: 0." in memviz("peak", small, "--device", 7).stderr
+    assert "has no event 99. Its events: from 0 to 4" in memviz("at", small, "--event", 99).stderr
+    assert "two files or more" in memviz("diff", small).stderr
+
+
+def test_a_broken_pipe_is_no_error() -> None:
+    sample = ROOT / "sample_traces" / "training.pickle.gz"
+    line = f"'{sys.executable}' -m memviz peak '{sample}' --json --top 0; echo status $? >&2"
+    done = subprocess.run(
+        ["bash", "-c", f"({line}) | head -c 10"], cwd=ROOT, capture_output=True, text=True, timeout=60
+    )
+    assert done.stderr == "status 0\n"
+
+
+def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
+    evil = frame("\x1b[2Jgone\r", "a.py", 1)
+    out = memviz("peak", written(tmp_path, "evil.pickle", [alloc(0, 512, frames=[evil])])).stdout
+    assert "\x1b" not in out
+    assert "\\x1b[2Jgone" in out
+
+
+def test_nothing_is_said_into_a_pipe(small: Path) -> None:
+    assert memviz("summary", small).stderr == ""
+
+
+def test_every_command_has_help() -> None:
+    top = memviz("--help").stdout
+    for command in COMMANDS:
+        assert command.name in top
+        assert memviz(command.name, "--help").returncode == 0
+
+
+@requires_real
+def test_a_real_pair_adds_up_to_the_byte() -> None:
+    found = answer("diff", FOLDER / "train-complete.pickle", FOLDER / "train-mixed-precision.pickle", "--top", 5)
+    assert found["delta_bytes"] == 977167528 - 682735240
+    assert sum(each["delta_bytes"] for each in found["rows"]) + found["rest_bytes"] == found["delta_bytes"]

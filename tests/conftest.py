@@ -1,0 +1,26 @@
+"""What every test may rely on."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from hypothesis import settings
+
+# Gradio asks its makers' server for news otherwise, and no test may depend on a network.
+os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+
+# Time on a shared machine says nothing about the code: a slow example is no failure.
+settings.register_profile("house", deadline=None, print_blob=True)
+settings.load_profile("house")
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """Path of a Chromium that is installed already; the tests download none."""
+    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+    found = next((path for path in map(shutil.which, names) if path), None)
+    if found is None:
+        pytest.skip("no Chromium on the path")
+    return found

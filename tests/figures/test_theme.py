@@ -1,0 +1,58 @@
+"""The palette can be told apart by everyone, and read on both grounds."""
+
+from itertools import combinations
+
+import pytest
+
+from memviz.figures.theme import CONFIG, DARK, LIGHT, figure, mixed, nothing_to_show, text_on
+from memviz.trace.model import Category
+from tests.figures.colour import SIGHT, contrast, distance
+
+LEAST_DISTANCE = 0.08
+both_modes = pytest.mark.parametrize("colours", [LIGHT, DARK], ids=["light", "dark"])
+
+
+@both_modes
+@pytest.mark.parametrize("sight", SIGHT)
+def test_any_two_categories_look_different(colours, sight):
+    hues = set(colours.categories.values())
+    assert min(distance(one, other, sight) for one, other in combinations(hues, 2)) >= LEAST_DISTANCE
+
+
+@both_modes
+@pytest.mark.parametrize("sight", SIGHT)
+def test_growing_and_shrinking_look_different(colours, sight):
+    assert distance(colours.grew, colours.shrank, sight) > 0.17
+
+
+@both_modes
+def test_words_can_be_read(colours):
+    assert contrast(colours.ink, colours.page) > 15
+    assert contrast(colours.ink_2, colours.page) > 7
+    assert contrast(colours.ink_3, colours.page) > 4.5
+    assert min(contrast(each, colours.page) for each in (colours.grew, colours.shrank, colours.bad, colours.warn)) > 4.5
+
+
+@both_modes
+def test_text_on_any_fill_can_be_read(colours):
+    assert min(contrast(text_on(fill), fill) for fill in colours.categories.values()) > 4.5
+
+
+@both_modes
+def test_every_category_has_a_colour(colours):
+    assert set(colours.categories) == set(Category)
+
+
+def test_mixing_goes_from_one_colour_to_the_other():
+    assert [mixed("#000000", "#ff8000", share) for share in (0, 0.5, 1)] == ["#000000", "#804000", "#ff8000"]
+
+
+def test_nothing_is_sent_anywhere():
+    assert CONFIG["showSendToCloud"] is False
+    assert CONFIG["displaylogo"] is False
+
+
+def test_an_empty_figure_says_why():
+    drawing = nothing_to_show(figure(dark=True, title="Live set"), "Nothing is live here.")
+    assert drawing.layout.title.text == "Live set"
+    assert [each.text for each in drawing.layout.annotations] == ["Nothing is live here."]

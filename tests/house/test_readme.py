@@ -1,0 +1,158 @@
+"""What the READMEs say is true: the two lines, the front matter, every command and every path."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from tests.house.repository import ROOT, files, text_of
+
+NEEDED = {
+    "title",
+    "emoji",
+    "colorFrom",
+    "colorTo",
+    "sdk",
+    "sdk_version",
+    "python_version",
+    "app_file",
+    "short_description",
+}
+COLOURS = {"red", "yellow", "green", "blue", "indigo", "purple", "pink", "gray"}
+PATH_LIKE = re.compile(r"\.?[\w.-]+(/[\w.-]+)*/?")
+FILE_ENDING = re.compile(r"\.(py|md|txt|ini|toml|yml)$|/$|^\.\w+/\w+$")
+
+FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and not each.name.startswith(".")]
+READMES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in FOLDERS for path in each.rglob("README.md"))]
+
+
+@cache
+def front_matter() -> dict[str, Any]:
+    _, block, _ = text_of("README.md").split("---\n", 2)
+    return yaml.safe_load(block)
+
+
+def bash_lines(name: str) -> list[str]:
+    blocks = re.findall(r"^```bash\n(.*?)^```", text_of(name), re.MULTILINE | re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def commands_in_readme() -> list[str]:
+    return [line for line in bash_lines("README.md") if line.startswith("python -m memviz ")]
+
+
+def shown_output(line: str) -> list[str] | None:
+    """The text block right under a command, where there is one."""
+    block = re.search(rf"{re.escape(line)}\n```\n\n```text\n(.*?)^```", text_of("README.md"), re.MULTILINE | re.DOTALL)
+    return block[1].splitlines() if block else None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where commands may write, with the samples where the README has them."""
+    if not (ROOT / "memviz/__main__.py").exists():
+        pytest.skip("the command line is not there yet")
+    (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
+    return tmp_path
+
+
+def test_front_matter_is_complete():
+    assert NEEDED - set(front_matter()) == set()
+    assert front_matter()["sdk"] == "gradio"
+    assert front_matter()["app_file"] == "app.py"
+    assert {front_matter()["colorFrom"], front_matter()["colorTo"]} <= COLOURS
+    assert len(front_matter()["short_description"]) <= 60
+
+
+def test_versions_are_text():
+    """Unquoted, YAML reads 3.10 as the number 3.1."""
+    assert isinstance(front_matter()["python_version"], str)
+    assert isinstance(front_matter()["sdk_version"], str)
+
+
+def test_sdk_version_lies_within_the_requirements():
+    """A Space installs it first; outside the range, pip would install a second Gradio over it."""
+    lines = [line for line in text_of("requirements.txt").splitlines() if line and not line.startswith("#")]
+    gradio = next(each for each in map(Requirement, lines) if each.name == "gradio")
+    assert gradio.specifier.contains(front_matter()["sdk_version"])
+
+
+def test_ci_runs_the_test_line_and_nothing_after_it():
+    test_lines = [line for line in bash_lines("README.md") if line.endswith("-m pytest")]
+    assert test_lines == [text_of(".ci/run").splitlines()[-1]]
+
+
+def test_ci_can_be_run():
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+def test_one_line_starts_the_page():
+    start = [line for line in bash_lines("README.md") if line.endswith("app.py")]
+    assert start == [
+        "python3 -m venv .venv && .venv/bin/pip install -r requirements.txt && .venv/bin/python app.py",
+    ]
+
+
+@pytest.mark.parametrize("line", commands_in_readme())
+def test_command_in_the_readme_does_what_it_says(line, folder):
+    command = [sys.executable, *shlex.split(line)[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    shown = shown_output(line)
+    if shown is not None:
+        whole = "..." not in shown
+        expected = shown if whole else shown[: shown.index("...")]
+        printed = [each.rstrip() for each in done.stdout.splitlines()]
+        assert printed[: None if whole else len(expected)] == expected
+
+
+def test_every_command_is_in_the_readme():
+    commands = pytest.importorskip("memviz.commands", reason="the command line is not there yet")
+    assert {command.name for command in commands.COMMANDS} == {line.split()[3] for line in commands_in_readme()}
+
+
+def named_paths(name: str) -> list[str]:
+    text = text_of(name)
+    quoted = [each for each in re.findall(r"`([^`\n]+)`", text) if PATH_LIKE.fullmatch(each)]
+    links = [each for each in re.findall(r"\]\(([^)#]+)", text) if "://" not in each]
+    return sorted({each for each in quoted if FILE_ENDING.search(each)} | set(links))
+
+
+@pytest.mark.parametrize("name", READMES)
+def test_every_path_named_in_it_exists(name):
+    folder = (ROOT / name).parent
+    missing = [each for each in named_paths(name) if not (folder / each).exists() and not (ROOT / each).exists()]
+    assert missing == []
+
+
+def tree_in_the_map() -> list[str]:
+    """Every path of the drawn tree in memviz/README.md, folders with a slash at the end."""
+    tree = re.search(r"^```\n(memviz/\n.*?)^```", text_of("memviz/README.md"), re.MULTILINE | re.DOTALL)
+    assert tree is not None
+    paths: list[str] = []
+    folders: list[str] = []
+    for line in tree[1].splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2
+        folders[depth:] = [line.split()[0]]
+        paths.append("".join(folders))
+    return paths
+
+
+def test_the_map_shows_what_is_there():
+    assert [path for path in tree_in_the_map() if not (ROOT / path).exists()] == []
+
+
+def test_the_map_shows_every_part():
+    parts = {name.split("/")[1] for name in files() if re.fullmatch(r"memviz/[^_/]\w+(\.py|/.*\.py)", name)}
+    assert parts <= {path.split("/")[1] for path in tree_in_the_map() if path != "memviz/"}

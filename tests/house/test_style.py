@@ -1,0 +1,70 @@
+"""Lint, format, types and sizes. Each check runs as its own command, with the settings of the repository."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from tests.house.repository import ROOT, python_files, text_of
+
+LONGEST_FUNCTION = 60
+LONGEST_FILE = 400
+MOST_POSITIONAL = 5
+
+MAY_BE_LONGER: dict[str, str] = {}
+"""Path, or path:function, and the reason why it stays in one piece."""
+
+CHECKS = {
+    "ruff check": ["ruff", "check", "."],
+    "ruff format": ["ruff", "format", "--check", "."],
+    "mypy": ["mypy"],
+}
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS.keys())
+def test_tool_is_content(command):
+    done = subprocess.run([sys.executable, "-m", *command], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def functions() -> Iterator[tuple[str, Function]]:
+    for name in python_files():
+        for node in ast.walk(ast.parse(text_of(name))):
+            if isinstance(node, Function):
+                yield f"{name}:{node.name}", node
+
+
+def lines_of(node: Function) -> int:
+    return (node.end_lineno or node.lineno) - node.lineno + 1
+
+
+def too_long() -> dict[str, int]:
+    long = {place: lines_of(node) for place, node in functions() if lines_of(node) > LONGEST_FUNCTION}
+    for name in python_files():
+        count = text_of(name).count("\n")
+        if count > LONGEST_FILE:
+            long[name] = count
+    return long
+
+
+def test_functions_and_files_stay_short():
+    assert {place: lines for place, lines in too_long().items() if place not in MAY_BE_LONGER} == {}
+
+
+def test_every_exception_is_still_needed():
+    assert set(MAY_BE_LONGER) - set(too_long()) == set()
+
+
+def test_no_function_takes_more_than_five_positional_arguments():
+    crowded = []
+    for place, node in functions():
+        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args) if each.arg not in ("self", "cls")]
+        if len(names) > MOST_POSITIONAL and not place.startswith("tests/"):
+            crowded.append(place)
+    assert crowded == []

@@ -1,0 +1,64 @@
+"""Words for bytes and seconds."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.units import bytes_text, count_text, delta_text, duration_text, parse_bytes, percent_text, unit_text
+
+GiB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (8080, "7.89 KiB"),
+        (1024 * 1024 - 1, "1.00 MiB"),
+        (1023 * 1024, "1,023 KiB"),
+        (40_000_000, "38.1 MiB"),
+        (682_735_240, "651 MiB"),
+        (1_205_862_400, "1,150 MiB"),
+        (10 * GiB - 1, "10,240 MiB"),
+        (12_426_629_128, "11.57 GiB"),
+        (20 << 40, "20.00 TiB"),
+        (-5000, "-4.88 KiB"),
+    ],
+)
+def test_three_digits_and_one_unit(size: int, text: str) -> None:
+    assert bytes_text(size) == text
+
+
+def test_a_change_shows_its_direction() -> None:
+    assert [delta_text(each) for each in (0, 2048, -2048)] == ["+0 B", "+2.00 KiB", "-2.00 KiB"]
+
+
+def test_counts_shares_and_durations() -> None:
+    assert count_text(1234567) == "1,234,567"
+    assert [percent_text(*each) for each in ((1, 0), (1, 3), (1, 200), (-1, 4))] == ["0 %", "33 %", "0.5 %", "-25 %"]
+    assert [duration_text(each) for each in (999, 34_700, 830_000, 2_500_000)] == [
+        "999 µs",
+        "34.7 ms",
+        "830 ms",
+        "2.50 s",
+    ]
+
+
+def test_names_of_units() -> None:
+    assert [unit_text(1 << shift) for shift in (0, 10, 20, 30)] == ["B", "KiB", "MiB", "GiB"]
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("24GiB", 24 * GiB), ("24G", 24 * GiB), ("512 MiB", 1 << 29), ("1.5k", 1536), ("7", 7), ("7B", 7)],
+)
+def test_sizes_are_understood(text: str, size: int) -> None:
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "many", "-1", "1 parsec", "1e9"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)

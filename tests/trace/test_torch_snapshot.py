@@ -1,0 +1,221 @@
+"""Every layout of a snapshot that PyTorch has written, as a small dict."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memviz.trace.model import NO_STACK, Action, Category, Note, Phase, Stage, State, Trace, address_text
+from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
+
+BASE = 0x7000_0000_0000
+
+
+def stack(trace: Trace, number: int) -> list[tuple[str, str, int]]:
+    frames = trace.stacks.frames
+    found = trace.stacks.of(number)
+    return [(trace.strings[frames.name[i]], trace.strings[frames.filename[i]], int(frames.line[i])) for i in found]
+
+
+def codes(trace: Trace) -> list[str]:
+    return [note.code for note in trace.notes]
+
+
+# One complete event of the newest layout.
+NEWEST = alloc(
+    BASE,
+    1000,
+    stream=7,
+    time_us=5,
+    frames=[frame("forward", "model.py", 3), frame("main", "train.py", 9)],
+    forward_frames=['  File "model.py", line 3, in forward\n'],
+    compile_context="Torch-Compiled Region: 0/0",
+    user_metadata="step 1",
+    pool_id=(0, 3),
+)
+
+
+def test_an_event_of_the_newest_layout_keeps_all_it_says() -> None:
+    trace = trace_of([NEWEST])
+    events = trace.devices[0].events
+    assert (events.action[0], events.address[0], events.size[0], events.time_us[0]) == (Action.ALLOC, BASE, 1000, 5)
+    assert (trace.streams[events.stream[0]], trace.pools[events.pool[0]]) == (7, (0, 3))
+    assert trace.strings[events.context[0]] == "Torch-Compiled Region: 0/0"
+    assert trace.strings[events.metadata[0]] == "step 1"
+    assert stack(trace, events.stack[0]) == [("forward", "model.py", 3), ("main", "train.py", 9)]
+    assert stack(trace, events.forward_stack[0]) == [('  File "model.py", line 3, in forward\n', "", 0)]
+
+
+def test_an_event_of_torch_2_0_has_no_time_pool_or_stack() -> None:
+    events = trace_of([alloc(BASE, 1000)]).devices[0].events
+    assert (events.time_us[0], events.pool[0], events.stack[0], events.context[0]) == (0, 0, NO_STACK, 0)
+
+
+def test_blocks_of_torch_2_0_are_placed_by_their_order_and_take_stacks_from_their_history() -> None:
+    newest, older = frame("newest"), frame("older")
+    history = [{"addr": BASE, "real_size": 900, "frames": [newest]}, {"addr": BASE, "real_size": 7, "frames": [older]}]
+    blocks = [
+        {"size": 1024, "state": "active_allocated", "history": history},
+        {"size": 512, "state": "inactive"},
+        {"size": 512, "state": "active_allocated", "history": [{"addr": BASE + 1536, "real_size": 5}]},
+    ]
+    row = {"device": 0, "address": BASE, "total_size": 2048, "stream": 0, "segment_type": "small", "blocks": blocks}
+    trace = read({"segments": [row], "device_traces": []})
+    found = trace.devices[0].blocks
+    assert (found.address - BASE).tolist() == [0, 1024, 1536]
+    assert found.requested.tolist() == [900, 0, 5]
+    assert [stack(trace, number) for number in found.stack] == [[("newest", "train.py", 1)], [], []]
+
+
+def test_a_bare_list_of_segments_is_a_state_without_history() -> None:
+    device = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000)])]).devices[0]
+    assert (len(device.events), device.blocks.requested.tolist()) == (0, [1000, 0])
+
+
+def test_segments_are_in_order_of_address_whatever_the_files_order() -> None:
+    # The C++ writer stores the upper half of the address space as negative numbers.
+    high = -(2**63) + 4096
+    device = read([segment(high, 512, []), segment(2 * BASE, 1024, []), segment(BASE, 2048, [])]).devices[0]
+    assert device.segments.size.tolist() == [2048, 1024, 512]
+    assert address_text(int(device.segments.address[2])) == "0x8000000000001000"
+
+
+@pytest.mark.parametrize("address", [2**63, 2**64 - 512])
+def test_addresses_of_64_bits_are_kept(address: int) -> None:
+    device = trace_of([alloc(address, 10)], [segment(address, 512, [block(address, 512, 10)])]).devices[0]
+    for column in (device.events.address, device.segments.address, device.blocks.address):
+        assert address_text(int(column[0])) == hex(address)
+
+
+def test_segments_say_what_they_are() -> None:
+    row = segment(BASE, 20 * MiB, [], stream=7, segment_pool_id=[1, 0], is_expandable=True, frames=[frame("grow")])
+    trace = read([row])
+    found = trace.devices[0].segments
+    assert (trace.streams[found.stream[0]], trace.pools[found.pool[0]]) == (7, (1, 0))
+    assert (found.is_large.tolist(), found.is_expandable.tolist()) == ([True], [True])
+    assert stack(trace, found.stack[0]) == [("grow", "train.py", 1)]
+
+
+@pytest.mark.parametrize("pool", [(0, 3), [0, 3]])
+def test_a_pool_is_a_tuple_in_a_pickle_and_a_list_in_json(pool: Any) -> None:
+    assert trace_of([alloc(BASE, 1, pool_id=pool)]).pools == ((0, 0), (0, 3))
+
+
+@pytest.mark.parametrize("name", ["active_pending_free", "active_awaiting_free"])
+def test_both_names_of_a_pending_free_are_known(name: str) -> None:
+    trace = read([segment(BASE, 2 * MiB, [block(BASE, 1024, 1000, state=name)])])
+    blocks = trace.devices[0].blocks
+    assert (blocks.state[0], blocks.requested[0], trace.notes) == (State[name.upper()], 1000, ())
+
+
+def test_what_a_free_block_once_held_is_not_read() -> None:
+    trace = read([segment(BASE, 512, [block(BASE, 512, 400, "inactive", frames=[frame("stale")])])])
+    assert (trace.devices[0].blocks.requested[0], len(trace.stacks)) == (0, 0)
+
+
+def test_devices_are_apart() -> None:
+    root = snapshot([alloc(BASE, 1)], [segment(BASE, 512, [], device=2)])
+    root["device_traces"] += [[], [], [alloc(BASE, 3), *free(BASE, 3)]]
+    trace = read(root)
+    assert [(each.device, len(each.events), len(each.segments)) for each in trace.devices] == [
+        (0, 1, 0),
+        (2, 0, 1),
+        (3, 3, 0),
+    ]
+
+
+def test_a_flat_list_of_events_is_the_first_devices() -> None:
+    assert len(read({"device_traces": [alloc(BASE, 1), alloc(BASE + 512, 2)]}).devices[0].events) == 2
+
+
+def test_pinned_memory_is_a_device_of_its_own() -> None:
+    more = {"host_segments": [segment(BASE, 4096, [])], "host_traces": [[alloc(BASE, 9)], [alloc(2 * BASE, 9)]]}
+    trace = trace_of([alloc(BASE, 1)], **more)
+    assert [(each.name, len(each.events), len(each.segments)) for each in trace.devices] == [
+        ("0", 1, 0),
+        ("host0", 2, 1),
+    ]
+
+
+def test_an_out_of_memory_event_has_free_bytes_in_place_of_an_address() -> None:
+    oom = {"action": "oom", "device_free": 3 * MiB, "size": 900 * MiB, "stream": 0}
+    events = trace_of([oom]).devices[0].events
+    assert (events.action[0], events.address[0], events.size[0]) == (Action.OOM, 3 * MiB, 900 * MiB)
+
+
+def test_mapped_pages_and_notes_on_allocations_are_events() -> None:
+    names = ["segment_map", "segment_unmap", "annotate", "snapshot", "segment_alloc", "segment_free"]
+    events = trace_of([event(name, BASE, 512, user_metadata="weight") for name in names]).devices[0].events
+    assert events.action.tolist() == [Action[name.upper()] for name in names]
+
+
+def test_annotations_are_the_devices_own_and_in_order_of_time() -> None:
+    rows = [
+        {"name": "b", "stage": "END", "device": 0, "time_us": 9},
+        {"name": "b", "stage": "START", "device": 0, "time_us": 4},
+        {"name": "other", "stage": "START", "device": 1, "time_us": 1},
+    ]
+    trace = trace_of([alloc(BASE, 1)], external_annotations=rows)
+    found = trace.devices[0].annotations
+    assert ([trace.strings[name] for name in found.name], found.time_us.tolist()) == (["b", "b"], [4, 9])
+    assert found.stage.tolist() == [Stage.START, Stage.END]
+
+
+def test_settings_are_kept_as_far_as_they_are_plain() -> None:
+    given = {"a": 1, "b": {"1": 4, "x": [1]}, "c": [1], "d": {"deep": {"er": 1}}, 5: 1, "e": float("nan"), "f": 0.5}
+    assert trace_of([alloc(BASE, 1)], allocator_settings=given).settings == {"a": 1, "b": {"1": 4}, "d": {}, "f": 0.5}
+
+
+def test_categories_of_a_converted_profile_become_labels() -> None:
+    row = segment(BASE, 1024, [block(BASE, 512, 10, category="parameter"), block(BASE + 512, 512, 10)])
+    device = trace_of([alloc(BASE, 10, category="autograd_detail"), alloc(1, 1, category="?")], [row]).devices[0]
+    assert device.event_labels is not None and device.block_labels is not None
+    assert device.event_labels.category.tolist() == [Category.ACTIVATION, Category.UNKNOWN]
+    assert device.block_labels.category.tolist() == [Category.PARAMETER, Category.UNKNOWN]
+
+
+def test_attached_dicts_become_the_json_that_torch_makes_of_them() -> None:
+    trace = trace_of([alloc(BASE, 1, user_metadata={"step": 1, "layer": "a"})])
+    assert trace.strings[trace.devices[0].events.metadata[0]] == '{"step":1,"layer":"a"}'
+
+
+def test_what_is_not_known_is_noted_and_left_aside() -> None:
+    row = segment(BASE, 512, [block(BASE, 512, 10, "resting")], registration_counter=3)
+    more = {"new_part": 1, 5: 2}
+    trace = read({**snapshot([alloc(BASE, 1, colour="red"), event("shrink", BASE, 7)], [row]), **more})
+    assert trace.notes == (
+        Note("unknown_keys", "Parts of the file we do not know were left aside: '<int>', 'new_part'."),
+        Note("unknown_event_keys", "Keys of events we do not know were left aside: 'colour'."),
+        Note("unknown_actions", "Events of an unknown kind are kept, and change nothing: 'shrink'."),
+        Note("unknown_states", "Blocks in an unknown state are taken as free: 'resting'."),
+    )
+    assert trace.action_name(int(trace.devices[0].events.action[1])) == "shrink"
+    assert trace.devices[0].blocks.state.tolist() == [State.INACTIVE]
+
+
+def test_keys_of_frames_beyond_the_three_are_noted() -> None:
+    frames = [{**frame("f"), "fx_node_op": "call_function"}]
+    assert codes(trace_of([alloc(BASE, 1, frames=frames)])) == ["unknown_frame_keys"]
+
+
+def test_blocks_that_do_not_fill_their_segment_are_noted() -> None:
+    row = {**segment(BASE, 2 * MiB, []), "blocks": [block(BASE, 1024)]}
+    assert codes(read([row])) == ["untiled_segments"]
+
+
+def test_our_own_labels_come_back() -> None:
+    labels = {"category": "AQA=", "module": "AQAAAAAAAAA=", "phase": "AQI="}
+    own = {
+        "version": 1,
+        "about": {"origin": "predicted", "on": "H200", "facts": {"model": "m", "n": 3}},
+        "modules": ["", "layers.0"],
+        "devices": [{"kind": "gpu", "device": 0, "events": labels}],
+    }
+    trace = trace_of([alloc(BASE, 1), alloc(BASE + 512, 1)], memviz=own)
+    found = trace.devices[0].event_labels
+    assert found is not None
+    assert found.category.tolist() == [Category.PARAMETER, Category.UNKNOWN]
+    assert [trace.strings[module] for module in found.module] == ["layers.0", ""]
+    assert found.phase.tolist() == [Phase.FORWARD, Phase.BACKWARD]
+    assert (trace.about.label, trace.about.facts) == ("predicted for H200", {"model": "m"})

@@ -1,0 +1,243 @@
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import pickletools
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.trace.formats.write_snapshot import snapshot_dict, write_json, write_pickle
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from tests.real import real_files, requires_real
+from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
+
+BASE = 0x7000_0000_0000
+LABELS = {"category": "AQMA", "module": "AAAAAAEAAAAAAAAA", "phase": "AAEC"}
+OWN = {
+    "version": 1,
+    "about": {"origin": "predicted", "on": "H200", "facts": {"model": "m"}},
+    "modules": ["", "layers.0"],
+    "devices": [{"kind": "gpu", "device": 0, "events": LABELS}],
+}
+STACK = [frame("forward", "model.py", 3), frame("main", "train.py", 9)]
+FULL: dict[str, Any] = snapshot(
+    [
+        event("segment_alloc", BASE, 2 * MiB, frames=STACK, time_us=4),
+        alloc(BASE, 1000, frames=STACK, time_us=5, compile_context="N/A", user_metadata="m", pool_id=(0, 1)),
+        {"action": "oom", "device_free": 77, "size": 900 * MiB, "stream": 7, "time_us": 9, "frames": STACK},
+    ],
+    [
+        segment(
+            BASE, 2 * MiB, [block(BASE, 1024, 1000, frames=STACK), block(BASE + 1024, 512, 5, "active_pending_free")]
+        ),
+        segment(2 * BASE, 20 * MiB, [], stream=7, segment_pool_id=(0, 1), is_expandable=True, device=1),
+    ],
+    allocator_settings={"max_split_size": -1},
+    external_annotations=[{"stage": "START", "name": "step", "device": 0, "time_us": 4}],
+    host_segments=[segment(BASE, 4096, [])],
+    host_traces=[[alloc(BASE, 9)]],
+    memviz=OWN,
+)
+
+
+def pickled(trace: Trace) -> bytes:
+    file = io.BytesIO()
+    write_pickle(trace, file)
+    return file.getvalue()
+
+
+def through_pickle(trace: Trace) -> Trace:
+    return read(pickle.loads(pickled(trace)))
+
+
+def through_json(trace: Trace) -> Trace:
+    file = io.StringIO()
+    write_json(trace, file)
+    return read(json.loads(file.getvalue()))
+
+
+@pytest.mark.parametrize("again", [through_pickle, through_json])
+def test_all_that_a_trace_holds_comes_back(again: Any) -> None:
+    trace = read(FULL)
+    assert again(trace) == trace
+    assert trace.about.label == "predicted for H200"
+
+
+def test_an_event_is_written_as_torch_writes_it() -> None:
+    common = {"frames": STACK, "compile_context": "", "user_metadata": "", "pool_id": (0, 0)}
+    assert snapshot_dict(read(FULL))["device_traces"][0] == [
+        event("segment_alloc", BASE, 2 * MiB, time_us=4, **common),
+        alloc(BASE, 1000, time_us=5, **{**common, "compile_context": "N/A", "user_metadata": "m", "pool_id": (0, 1)}),
+        {"action": "oom", "device_free": 77, "size": 900 * MiB, "stream": 7, "time_us": 9, **common},
+    ]
+
+
+def test_a_segment_is_written_as_torch_writes_it() -> None:
+    first = snapshot_dict(read(FULL))["segments"][0]
+    sums = {"allocated_size": 1024, "active_size": 1536, "requested_size": 1005}
+    assert first == {**segment(BASE, 2 * MiB, []), **sums, "blocks": first["blocks"]}
+    assert first["blocks"] == [
+        block(BASE, 1024, 1000, frames=STACK),
+        block(BASE + 1024, 512, 5, "active_pending_free"),
+        block(BASE + 1536, 2 * MiB - 1536, 0, "inactive"),
+    ]
+
+
+def test_what_the_file_did_not_have_is_not_invented() -> None:
+    written = snapshot_dict(trace_of([alloc(BASE, 1)]))
+    assert written == {"segments": [], "device_traces": [[alloc(BASE, 1)]]}
+
+
+def test_a_device_without_events_still_has_its_list() -> None:
+    assert snapshot_dict(read([segment(BASE, 512, [], device=2)]))["device_traces"] == [[], [], []]
+
+
+def test_texts_of_forward_frames_stay_texts() -> None:
+    trace = trace_of([alloc(BASE, 1, forward_frames=["one\n", "two\n"], frames=[{"name": "one\n"}])])
+    assert snapshot_dict(trace)["device_traces"][0][0]["forward_frames"] == ["one\n", "two\n"]
+    assert through_pickle(trace) == trace
+
+
+def test_stacks_and_frames_are_shared() -> None:
+    other = [frame("other"), STACK[1]]
+    root = snapshot_dict(
+        trace_of([alloc(BASE, 1, frames=list(STACK)), *free(BASE, 1, frames=STACK), alloc(1, 1, frames=other)])
+    )
+    first, second, _, last = (each["frames"] for each in root["device_traces"][0])
+    assert first is second
+    assert first[1] is last[1]
+
+
+# What the reader inside PyTorch's page (MemoryViz.js) knows; it stops at any other.
+KNOWN_THERE = """
+PROTO FRAME STOP MARK MEMOIZE BINPUT LONG_BINPUT BINGET LONG_BINGET NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1
+BINFLOAT SHORT_BINUNICODE BINUNICODE EMPTY_DICT DICT SETITEM SETITEMS EMPTY_LIST LIST APPEND APPENDS EMPTY_TUPLE TUPLE
+TUPLE1 TUPLE2 TUPLE3
+"""
+
+
+def test_pytorchs_page_knows_every_opcode() -> None:
+    root = {**FULL, "allocator_settings": {"a": 0.5, "b": True, "c": "x" * 300, "d": 2**63 - 1}}
+    many = [alloc(2**64 - 512 * i, i, frames=[frame(f"f{i}")], pool_id=(i, 0)) for i in range(1, 600)]
+    del root["memviz"]
+    for trace in (read({**root, "device_traces": [many]}), read(FULL)):
+        opcodes = {opcode.name for opcode, _, _ in pickletools.genops(pickled(trace))}
+        assert opcodes <= set(KNOWN_THERE.split())
+
+
+def test_everything_pytorchs_page_looks_up_is_there() -> None:
+    root = snapshot_dict(read(FULL))
+    for each in root["device_traces"][0]:
+        assert {"action", "size", "stream", "device_free" if each["action"] == "oom" else "addr"} <= each.keys()
+    for each in root["segments"]:
+        assert {"device", "address", "total_size", "stream", "blocks", "frames", "segment_pool_id"} <= each.keys()
+        assert all({"size", "state", "requested_size", "frames"} <= inside.keys() for inside in each["blocks"])
+
+
+# Both subcommands in one process, because importing torch takes seconds.
+TORCHS_COMMAND_LINE = """
+import runpy, sys
+for action in ("stats", "trace"):
+    sys.argv = ["_memory_viz", action, sys.argv[-1]]
+    runpy.run_module("torch.cuda._memory_viz", run_name="__main__")
+"""
+
+
+def test_torchs_own_command_line_reads_it(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    path = tmp_path / "out.pickle"
+    path.write_bytes(pickled(read(FULL)))
+    command = [sys.executable, "-W", "ignore", "-c", TORCHS_COMMAND_LINE, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "total_reserved: 22.0MiB" in done.stdout
+    assert "raise OutOfMemoryError # 900.0MiB requested, 77.0B free in CUDA" in done.stdout
+
+
+texts = st.text(max_size=8) | st.sampled_from(["N/A", "step", "\ud800"])
+numbers = st.integers(0, 2**20) | st.integers(0, 2**40)
+# Blocks without an address follow each other, and may not leave the address space.
+addresses = st.integers(0, 2**64 - 2**42) | st.sampled_from([BASE, BASE + 512])
+frames = st.builds(frame, texts, texts, st.integers(-5, 10**6))
+stacks = st.lists(frames, max_size=3)
+pools = st.sampled_from([(0, 0), (0, 1), (2, 0)])
+streams = st.sampled_from([0, 7, 2**63])
+events = st.fixed_dictionaries(
+    {
+        "action": st.sampled_from(["alloc", "free_requested", "free_completed", "segment_map", "annotate", "new kind"]),
+        "addr": addresses,
+        "size": numbers,
+    },
+    optional={
+        "stream": streams,
+        "time_us": numbers,
+        "frames": stacks,
+        "forward_frames": st.lists(texts | frames, max_size=2),
+        "compile_context": texts,
+        "user_metadata": texts,
+        "pool_id": pools | pools.map(list),
+        "category": st.sampled_from(["parameter", "gradient", "strange"]),
+    },
+)
+ooms = st.fixed_dictionaries({"action": st.just("oom"), "device_free": numbers, "size": numbers, "stream": streams})
+states = st.sampled_from(["active_allocated", "active_pending_free", "active_awaiting_free", "inactive"])
+blocks = st.fixed_dictionaries(
+    {"size": numbers, "state": states},
+    optional={"requested_size": numbers, "address": addresses, "frames": stacks, "category": st.just("activation")},
+)
+segments = st.fixed_dictionaries(
+    {"address": addresses, "total_size": numbers, "device": st.integers(0, 2), "blocks": st.lists(blocks, max_size=3)},
+    optional={
+        "stream": streams,
+        "segment_type": st.sampled_from(["small", "large"]),
+        "segment_pool_id": pools,
+        "is_expandable": st.booleans(),
+        "frames": stacks,
+    },
+)
+annotations = st.fixed_dictionaries(
+    {"name": texts, "stage": st.sampled_from(["START", "END"]), "device": st.integers(0, 2), "time_us": numbers}
+)
+histories = st.lists(events | ooms, max_size=6)
+snapshots = st.fixed_dictionaries(
+    {"segments": st.lists(segments, min_size=1, max_size=3), "device_traces": st.lists(histories, max_size=3)},
+    optional={
+        "external_annotations": st.lists(annotations, max_size=3),
+        "allocator_settings": st.dictionaries(texts, st.integers() | texts | st.booleans()),
+        "host_segments": st.lists(segments, max_size=2),
+        "host_traces": st.lists(histories, max_size=2),
+    },
+)
+
+
+def without_notes(trace: Trace) -> Trace:
+    """What the reader noticed in a first file (blocks that leave a gap, say) is about that file."""
+    return replace(trace, notes=())
+
+
+@given(snapshots)
+def test_writing_and_reading_is_the_identity(root: Any) -> None:
+    trace = without_notes(read(root))
+    assert without_notes(through_pickle(trace)) == trace
+    assert without_notes(through_json(trace)) == trace
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_files_come_back(path: Path, tmp_path: Path) -> None:
+    trace = load_trace(path)
+    copy = tmp_path / "copy.pickle"
+    copy.write_bytes(pickled(trace))
+    again = load_trace(copy)
+    # The numbers of texts and stacks depend on the order of reading, and what they stand for does not.
+    assert snapshot_dict(again) == snapshot_dict(trace)
+    assert copy.stat().st_size < 2 * path.stat().st_size
