@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.live import clock, event_at_time
 from memviz.analysis.peak import at as live_at
@@ -18,7 +19,7 @@ from memviz.commands.command import (
     open_trace,
     print_json,
 )
-from memviz.commands.peak import live_json, print_live
+from memviz.commands.peak import print_live
 from memviz.trace.model import DeviceTrace, Trace
 
 _EARLIEST_EPOCH_SECONDS = 1e8

@@ -79,10 +79,6 @@ def choose_device(trace: Trace, name: str | None) -> DeviceTrace:
     raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
 
 
-def device_json(device: DeviceTrace) -> int | str:
-    return device.device if device.kind == "gpu" else device.name
-
-
 def print_json(value: Any) -> None:
     json.dump(value, sys.stdout, indent=2, ensure_ascii=True)
     print()

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from memviz.analysis.as_json import diff_json
 from memviz.analysis.compare import Comparison, compare
 from memviz.analysis.groups import GROUPINGS
 from memviz.commands.command import (
@@ -33,47 +34,7 @@ def diff(
     traces: Sequence[Trace], device: str | None = None, by: str = "site", top: int | None = None
 ) -> dict[str, Any]:
     """As `python -m memviz diff --json` writes it; of more than two traces under `comparisons`."""
-    return _json(compare([(each, choose_device(each, device)) for each in traces], by, top=top))
-
-
-def _json(found: Comparison) -> dict[str, Any]:
-    pairs = [_pair(found, other) for other in range(1, len(found.moments))]
-    return pairs[0] if len(pairs) == 1 else {"comparisons": pairs}
-
-
-def _pair(found: Comparison, other: int) -> dict[str, Any]:
-    name = "site" if found.by == "site" else "key"
-    return {
-        "a": _side(found, 0),
-        "b": _side(found, other),
-        "by": found.by,
-        "delta_bytes": found.delta_bytes[other],
-        "rows": [
-            {
-                name: row.label,
-                "a_bytes": row.bytes[0],
-                "b_bytes": row.bytes[other],
-                "delta_bytes": row.delta_bytes[other],
-                "a_count": row.counts[0],
-                "b_count": row.counts[other],
-            }
-            for row in found.rows
-        ],
-        "rest_bytes": found.rest_delta_bytes[other],
-        "settings": {each.name: [each.values[0], each.values[other]] for each in found.settings},
-    }
-
-
-def _side(found: Comparison, number: int) -> dict[str, Any]:
-    moment = found.moments[number]
-    return {
-        "file": moment.source,
-        "device": moment.device,
-        "event": moment.event,
-        "peak_bytes": moment.live_bytes,
-        "reserved_peak_bytes": moment.reserved_peak_bytes,
-        "events": moment.event_count,
-    }
+    return diff_json(compare([(each, choose_device(each, device)) for each in traces], by, top=top))
 
 
 def _print(found: Comparison) -> None:
@@ -147,7 +108,7 @@ def _run(args: argparse.Namespace) -> int:
     traces = [open_trace(path) for path in args.files]
     pairs = [(each, choose_device(each, args.device)) for each in traces]
     found = compare(pairs, args.by, top=args.top or None)
-    print_json(_json(found)) if args.json else _print(found)
+    print_json(diff_json(found)) if args.json else _print(found)
     return GREW if args.max_growth and _grew_too_much(found, args.max_growth) else 0
 
 

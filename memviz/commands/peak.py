@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.peak import peak as peak_of
@@ -15,13 +16,11 @@ from memviz.commands.command import (
     add_grouping,
     add_json,
     choose_device,
-    device_json,
     open_trace,
     print_json,
     print_table,
 )
-from memviz.commands.stacks import frames_json
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text, percent_text
 
 
@@ -29,29 +28,6 @@ def peak(trace: Trace, device: str | None = None, by: str = "site", top: int | N
     """As `python -m memviz peak --json` writes it."""
     chosen = choose_device(trace, device)
     return live_json(trace, chosen, peak_of(trace, chosen, by, top=top), "peak_bytes")
-
-
-def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> dict[str, Any]:
-    return {
-        "device": device_json(device),
-        "event": live.event,
-        "time_us": live.time_us,
-        total: live.live_bytes,
-        "waiting_bytes": live.waiting_bytes,
-        "reserved_bytes": live.reserved_bytes,
-        "by": live.live.by,
-        "rows": [
-            {
-                "site" if live.live.by == "site" else "key": each.label,
-                "bytes": each.bytes,
-                "count": each.count,
-                **({"stack": frames_json(trace, each.stack)} if each.stack is not None else {}),
-            }
-            for each in live.live.groups
-        ],
-        "rest_bytes": live.live.rest_bytes,
-        "rest_count": live.live.rest_count,
-    }
 
 
 def print_live(live: LiveSet, words: str) -> None:

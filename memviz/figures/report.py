@@ -1,0 +1,155 @@
+"""One self-contained page about one trace or several: what to know, the timeline, the peak, what differs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memviz.analysis.annotations import annotated
+from memviz.analysis.compare import compare
+from memviz.analysis.decimate import by_event
+from memviz.analysis.groups import Groups
+from memviz.analysis.health import health
+from memviz.analysis.leaks import never_freed
+from memviz.analysis.live import live_rows
+from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.peak import LiveSet, peak
+from memviz.analysis.stacks import TreeOptions, stack_tree
+from memviz.analysis.timeline import timeline
+from memviz.figures.icicle import plot_icicle
+from memviz.figures.page import Drawing, Section, Table, html_page
+from memviz.figures.peak import plot_peak
+from memviz.figures.timeline import plot_timeline
+from memviz.figures.waterfall import plot_waterfall
+from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.units import bytes_text, count_text, delta_text, percent_text
+
+_COLUMNS = 1000
+_NODES = 400
+_ROWS = 25
+_MOST_OOM = 5
+Side = tuple[Trace, DeviceTrace]
+
+
+def report_page(sides: Sequence[Side]) -> str:
+    """The page as HTML. It stays under 3 MB however many events there are; most of that is plotly.js."""
+    sections = [_comparison(sides)] if len(sides) > 1 else []
+    for number, side in enumerate(sides):
+        sections.append(_trace(side, f"{chr(ord('A') + number)}: " if len(sides) > 1 else ""))
+    return html_page(_title(sides), _facts(sides), _notes(sides), sections)
+
+
+def _title(sides: Sequence[Side]) -> str:
+    first = timeline(sides[0][1]).peak_bytes
+    if len(sides) == 1:
+        return f"{sides[0][0].about.source}: the peak is {bytes_text(first)}"
+    last = timeline(sides[-1][1]).peak_bytes
+    words = (
+        "as high as"
+        if last == first
+        else f"{bytes_text(abs(last - first))} {'higher' if last > first else 'lower'} than"
+    )
+    return f"The peak of {sides[-1][0].about.source} is {words} that of {sides[0][0].about.source}"
+
+
+def _facts(sides: Sequence[Side]) -> str:
+    return " · ".join(
+        f"{trace.about.source}: {trace.about.label}, device {device.name}, {count_text(len(device.events))} events"
+        for trace, device in sides
+    )
+
+
+def _notes(sides: Sequence[Side]) -> list[Note]:
+    """Each once, though several traces may have it."""
+    return list(dict.fromkeys(note for trace, _ in sides for note in (*trace.notes, *health(trace))))
+
+
+def _trace(side: Side, prefix: str) -> Section:
+    trace, device = side
+    line = timeline(device)
+    text = (
+        f"{bytes_text(line.peak_bytes)} live at the peak, {bytes_text(line.start_bytes)} at the start, "
+        f"{bytes_text(line.end_bytes)} at the end; {bytes_text(line.reserved_peak_bytes)} reserved at most."
+    )
+    parts: list[Section | Drawing | Table] = [_timeline(side), *_out_of_memory(side), _peak(side)]
+    kept = never_freed(trace, device, top=_ROWS)
+    if kept.count:
+        words = f"{count_text(kept.count)} allocations, {bytes_text(kept.bytes)}, were made here and never freed."
+        parts.append(Section("Never freed", words, [_groups_table(kept)]))
+    return Section(f"{prefix}{trace.about.source}", text, parts)
+
+
+def _timeline(side: Side) -> Drawing:
+    trace, device = side
+    return Drawing.of(
+        plot_timeline,
+        by_event(device, min(_COLUMNS, len(device.events) + 1)),
+        intervals=annotated(device).intervals,
+        strings=trace.strings,
+        out_of_memory=out_of_memory(trace, device)[:_MOST_OOM],
+        caption="Bytes over events. A column shows the most and the least of its events, so no peak is lost.",
+    )
+
+
+def _peak(side: Side) -> Section:
+    trace, device = side
+    sites = peak(trace, device, "site", top=_ROWS)
+    rows = live_rows(device, sites.event)
+    tree = stack_tree(trace, device, rows, TreeOptions(most_nodes=_NODES))
+    return Section(
+        "What the peak is made of",
+        parts=[
+            Drawing.of(plot_peak, peak(trace, device, "category"), caption="The peak by category."),
+            Drawing.of(plot_icicle, tree, trace, caption="The peak by call stack; library frames are folded."),
+            _live_table(sites),
+        ],
+    )
+
+
+def _out_of_memory(side: Side) -> list[Section]:
+    trace, device = side
+    return [
+        Section(
+            f"Out of memory at event {count_text(each.then.event)}",
+            f"{bytes_text(each.asked_bytes)} were asked for in {each.site}; the device had "
+            f"{bytes_text(each.device_free_bytes)} left. {bytes_text(each.then.live_bytes)} were live and "
+            f"{bytes_text(each.then.reserved_bytes)} reserved.",
+            [_live_table(each.then)],
+        )
+        for each in out_of_memory(trace, device, top=_ROWS)[:_MOST_OOM]
+    ]
+
+
+def _live_table(live: LiveSet) -> Table:
+    return _groups_table(live.live)
+
+
+def _groups_table(found: Groups) -> Table:
+    whole = found.bytes
+    rows = [_row(each.bytes, whole, each.count, each.label) for each in found.groups]
+    if found.rest_count:
+        rows.append(_row(found.rest_bytes, whole, found.rest_count, "(all others)"))
+    return Table(["bytes", "share", "blocks", found.by], rows, 3, _row(whole, whole, found.count, "together"))
+
+
+def _row(size: int, whole: int, count: int, label: str) -> list[str]:
+    return [bytes_text(size), percent_text(size, whole), count_text(count), label]
+
+
+def _comparison(sides: Sequence[Side]) -> Section:
+    found = compare(sides, "site", top=_ROWS)
+    parts: list[Section | Drawing | Table] = []
+    for other in range(1, len(sides)):
+        pair = compare([sides[0], sides[other]], "site", top=_ROWS)
+        parts.append(
+            Drawing.of(
+                plot_waterfall, pair, caption=f"From the peak of A to the peak of {chr(ord('A') + other)}, by site."
+            )
+        )
+    letters = [chr(ord("A") + number) for number in range(len(sides))]
+    rows = [[*map(bytes_text, each.bytes), *map(delta_text, each.delta_bytes[1:]), each.label] for each in found.rows]
+    rows.append([*map(bytes_text, found.rest_bytes), *map(delta_text, found.rest_delta_bytes[1:]), "(all others)"])
+    total = [*(bytes_text(each.live_bytes) for each in found.moments), *map(delta_text, found.delta_bytes[1:]), "peak"]
+    head = [*letters, *(f"{each} − A" for each in letters[1:]), "site"]
+    parts.append(Table(head, rows, len(head) - 1, total))
+    exact = " and ".join(f"{count_text(each)} B" for each in found.delta_bytes[1:])
+    return Section("What differs", f"The rows add up to the difference of the peaks, {exact}, to the byte.", parts)
