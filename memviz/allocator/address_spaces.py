@@ -1,0 +1,92 @@
+"""Where the address spaces of expandable segments begin and end, as far as a recording shows.
+
+It shows only the pages that are mapped. A segment is used from its beginning on, and pages are mapped where the
+part that was ever used ends, or in a gap before that: so a page that is mapped anywhere else begins another
+segment. Each ends, at the latest, where the next begins; the driver puts them side by side.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.allocator.blocks import PoolId
+from memviz.allocator.start_layout import StartLayout, StartSegment, unsigned
+from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.trace.rounding import SMALL_SEGMENT
+
+Group = tuple[int, PoolId, bool]
+"""Stream, pool and whether small: what one address space serves."""
+
+
+@dataclass(frozen=True)
+class AddressSpaces:
+    at_start: dict[Group, int]
+    """First address of the one that was there before the first event."""
+    sizes: dict[int, int]
+    """By first address; without the last one, which has no end that is known."""
+
+    def size(self, address: int, wanted: int) -> int:
+        """Where nothing ends it, as much as the smallest other one has."""
+        return min(wanted, self.sizes.get(address, min(self.sizes.values(), default=wanted)))
+
+
+def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
+    """Mapped ranges of one stream and pool, by address."""
+    ranges: dict[Group, list[StartSegment]] = {}
+    for segment in layout.segments:
+        if segment.is_expandable:
+            ranges.setdefault((segment.stream, segment.pool, segment.is_small), []).append(segment)
+    return ranges
+
+
+def address_spaces(trace: Trace, device: DeviceTrace, layout: StartLayout) -> AddressSpaces:
+    finder = _Finder(layout)
+    for group, address, end in _mapped(trace, device):
+        finder.see(group, address, end)
+    begins = sorted(space.begin for spaces in finder.spaces.values() for space in spaces)
+    sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
+    return AddressSpaces({group: finder.spaces[group][0].begin for group in finder.at_start}, sizes)
+
+
+def _mapped(trace: Trace, device: DeviceTrace) -> list[tuple[Group, int, int]]:
+    events = device.events
+    maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
+    columns = (unsigned(events.address), events.size, events.stream, events.pool)
+    rows = zip(*(each[maps].tolist() for each in columns), strict=True)
+    # A small block never needs more than one page.
+    return [((stream, trace.pools[pool], size == SMALL_SEGMENT), at, at + size) for at, size, stream, pool in rows]
+
+
+@dataclass
+class _Space:
+    begin: int
+    used_to: int
+
+
+class _Finder:
+    def __init__(self, layout: StartLayout) -> None:
+        self.spaces = {
+            group: [_Space(ranges[0].address, ranges[-1].end)] for group, ranges in ranges_by_group(layout).items()
+        }
+        self.at_start = set(self.spaces)
+
+    def see(self, group: Group, address: int, end: int) -> None:
+        spaces = self.spaces.setdefault(group, [])
+        for space in spaces:
+            if space.begin <= address <= space.used_to:
+                space.used_to = max(space.used_to, end)
+                return
+        if (
+            group in self.at_start
+            and address < spaces[0].begin
+            and not self._anything_between(address, spaces[0].begin)
+        ):
+            # Its first pages had been given back when the recording began.
+            spaces[0].begin = address
+        else:
+            spaces.append(_Space(address, end))
+
+    def _anything_between(self, address: int, end: int) -> bool:
+        return any(address <= space.begin < end for spaces in self.spaces.values() for space in spaces)

@@ -1,0 +1,211 @@
+"""The replay that has to agree with the recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.device import OutOfMemory
+from memviz.allocator.expandable import ExpandableSegment, add_expandable, map_block, unmap_range
+from memviz.allocator.lay_out import FIRST_START_CAUSE, lay_out_as_recorded
+from memviz.allocator.recorded_device import Entry, RecordedDevice
+from memviz.allocator.release import release_segment
+from memviz.allocator.replayer import Agreement, Mismatch, RanOut, Replay, Replayed, Source
+from memviz.allocator.start_layout import unsigned
+from memviz.trace.model import Action
+from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
+
+_ALREADY_THERE = "The file makes a segment or maps pages where, by what it shows before, there are some already."
+_IMPOSSIBLE = "PyTorch refuses a request as large as this one, by the address space or the memory that there can be."
+
+
+class HiddenRest(Exception):
+    """A block that was there before the first event must have been larger than its request shows."""
+
+    def __init__(self, event: int, address: int, size: int) -> None:
+        self.event = event
+        self.address = address
+        self.size = size
+        super().__init__(f"event {event}: the block at 0x{address:x} has at least {size} bytes")
+
+
+_MOST_SECOND_THOUGHTS = 32
+
+
+def replay_as_recorded(source: Source) -> Replayed:
+    """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
+    sizes: dict[int, int] = {}
+    furthest = -1
+    for _ in range(_MOST_SECOND_THOUGHTS):
+        try:
+            return AsRecorded(source, second_thoughts=True).result()
+        except HiddenRest as hint:
+            if hint.event < furthest:
+                # The last hint led nowhere.
+                break
+            furthest = hint.event
+            sizes[hint.address] = hint.size
+            source.know_sizes(sizes)
+    source.know_sizes({})
+    return AsRecorded(source).result()
+
+
+class AsRecorded(Replay):
+    def __init__(self, source: Source, *, second_thoughts: bool = False) -> None:
+        self.second_thoughts = second_thoughts
+        # Limits and thresholds act through what the file gives back.
+        unlimited = replace(source.recorded, garbage_collection_threshold=0.0, per_process_memory_fraction=1.0)
+        self.recording = RecordedDevice(source.spaces)
+        super().__init__(source, unlimited, self.recording)
+        grown = source.steps.grown.nonzero()[0]
+        self.grown = dict(zip(grown.tolist(), source.steps.grown[grown].tolist(), strict=True))
+        self.after_ladder: dict[int, bool] = {}
+        self.mismatches = 0
+        self.first: Mismatch | None = None
+
+    def result(self) -> Replayed:
+        self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
+        self.allocator.statistics.reset_peak()
+        self.allocator.record = self.history.add
+        self.run()
+        self._check_end()
+        self.settings = self.source.recorded
+        return self.finished(Agreement(self.mismatches, self.first), self.source.steps.retries)
+
+    def _check_end(self) -> None:
+        reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
+        if reserved != ours and self.first is None:
+            why = "The final segments are not those that the file's own events leave."
+            count = len(self.source.device.events)
+            self.first = Mismatch(count, f"{reserved} bytes reserved", f"{ours} bytes reserved", why)
+
+    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        if address in self.live:
+            self.free_what_is_there(address)
+        mark, grown = len(self.history), self.grown.get(event, 0)
+        if grown:
+            there = self.allocator.segments
+            self.recording.offer(each for each in self._recorded(event - grown, event) if each[1] not in there)
+        try:
+            block = self.allocator.malloc(size, stream, pool, search=self.after_ladder.pop(event, True))
+        except OutOfMemory:
+            self.mismatches += 1
+            return self._note(event, self._recorded(event - grown, event + 1), [], _IMPOSSIBLE)
+        block.cause = event
+        self.live[address] = block
+        if grown or block.address != address or len(self.history) != mark + 1:
+            self.recording.offer(())
+            self.mismatches += block.address != address
+            recorded, ours = self._recorded(event - grown, event + 1), self.history.entries(mark)
+            if recorded == ours:
+                self.history.set_causes(mark, range(event - grown, event))
+            else:
+                self._reconsider(event, block)
+                self._note(event, recorded, ours, _why(recorded, ours))
+
+    def complete_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self._enter_ladder(event)
+        super().complete_free(event, address, size, stream, pool)
+
+    def _enter_ladder(self, event: int) -> None:
+        """Whether the cache has nothing for a malloc shows before its ladder frees something."""
+        malloc = self.source.steps.ladders.get(event)
+        if malloc is None:
+            return
+        events, trace = self.source.device.events, self.source.trace
+        size, stream = int(events.size[malloc]), int(events.stream[malloc])
+        pool = trace.pools[int(self.source.pools[malloc])]
+        self.after_ladder[malloc] = self.allocator.would_serve(size, stream, pool)
+
+    def _recorded(self, first: int, last: int) -> list[Entry]:
+        events = self.source.device.events
+        columns = (events.action, unsigned(events.address), events.size)
+        return list(zip(*(each[first:last].tolist() for each in columns), strict=True))
+
+    def _reconsider(self, event: int, block: Block) -> None:
+        """The model used what lies behind a block of unknown size; the recording did not, so less was free there."""
+        before = block.prev
+        if not self.second_thoughts or self.first or before is None or before.cause > FIRST_START_CAUSE:
+            return
+        at_start = self.source.layout.blocks[FIRST_START_CAUSE - before.cause]
+        after = block.next
+        free = block.size + (after.size if after is not None and not after.in_use else 0)
+        size = before.size + free - self.allocator.round_size(block.requested) + MIN_BLOCK
+        rest = size - self.allocator.round_size(before.requested)
+        if not at_start.size_is_exact and not block.pool.is_small and block.expandable is None and rest <= SMALL_SIZE:
+            raise HiddenRest(event, before.address, size)
+
+    def _note(self, event: int, recorded: list[Entry], ours: list[Entry], why: str) -> None:
+        if self.first is None:
+            self.first = Mismatch(event, _words(recorded), _words(ours), why)
+
+    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self._enter_ladder(event)
+        pair = self.allocator.pool(pool)
+        if self.source.device.events.action[event] == Action.SEGMENT_UNMAP:
+            block = self._containing(address)
+            if block and block.mapped and not block.in_use and address + size <= block.end:
+                return unmap_range(self.allocator, block, address, address + size)
+        else:
+            free = (pair.small if size == SMALL_SEGMENT else pair.large).free.get(stream)
+            found = free.find(address, size) if free else None
+            if found and not found.is_split and found.expandable is None:
+                return release_segment(self.allocator, found)
+        why = "The file gives memory back that is in use, or not there, by what the file shows before."
+        return self._note(event, self._recorded(event, event + 1), [], why)
+
+    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self._enter_ladder(event)
+        large = size % self.settings.large_segment_size == 0 if self._is_map(event) else size != SMALL_SEGMENT
+        pair = self.allocator.pool(pool)
+        blocks = pair.large if large else pair.small
+        if not self._is_map(event):
+            if address in self.allocator.segments:
+                return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+            self.device.map(size)
+            blocks.add(self.allocator.add_segment(address, size, stream, blocks))
+            return
+        block = self._containing(address)
+        if block is None:
+            page = self.settings.large_segment_size if large else SMALL_SEGMENT
+            reserve = self.settings.reserve_bytes(self.device.card_bytes)
+            space = self.source.spaces.size(address, reserve) // page * page
+            if address in self.allocator.segments or space < size:
+                return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+            block = add_expandable(self.allocator, ExpandableSegment(address, space, page), stream, blocks)
+        if block.mapped or block.address != address or size > block.size:
+            return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
+        map_block(self.allocator, block, size)
+
+    def _is_map(self, event: int) -> bool:
+        return bool(self.source.device.events.action[event] == Action.SEGMENT_MAP)
+
+    def _containing(self, address: int) -> Block | None:
+        """The block of an expandable segment that holds the address."""
+        begins = [space.address for space in self.allocator.expandable_segments if space.address <= address]
+        block = self.allocator.segments[max(begins)] if begins else None
+        while block is not None and block.end <= address:
+            block = block.next
+        return block
+
+    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self.history.add(Action.OOM, address, size, stream, pool)
+        self.allocator.statistics.num_ooms += 1
+        now = self.allocator.statistics
+        if self.oom is None:
+            self.oom = RanOut(event, size, now.allocated, now.reserved)
+
+
+def _why(recorded: list[Entry], ours: list[Entry]) -> str:
+    theirs_new, our_new = recorded[:-1], ours[:-1]
+    if theirs_new and not our_new:
+        return "The file makes a new segment here, although a block that is free by what it shows would have served."
+    if our_new and not theirs_new:
+        return "No free block is large enough by what the file shows, and yet it makes no new segment here."
+    if [size for _, _, size in theirs_new] != [size for _, _, size in our_new]:
+        return "The file makes a new segment of another size than the recorded settings ask for."
+    return "The file takes another block than the best fit among those that are free by what it shows."
+
+
+def _words(entries: list[Entry]) -> str:
+    return ", ".join(f"{Action(action).name.lower()} of {size} at 0x{address:x}" for action, address, size in entries)

@@ -1,0 +1,208 @@
+"""Blocks, and the lists in which free ones wait to be handed out again."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from memviz.allocator.expandable import ExpandableSegment
+
+PoolId = tuple[int, int]
+DEFAULT_POOL: PoolId = (0, 0)
+
+_ADDRESS_BITS = 64
+_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+
+
+class Block:
+    """A range of device memory that is handed out, cached or (in an expandable segment) not mapped."""
+
+    __slots__ = (
+        "address",
+        "age_at_insertion",
+        "allocated",
+        "cause",
+        "expandable",
+        "in_use",
+        "mapped",
+        "next",
+        "open_events",
+        "pool",
+        "prev",
+        "requested",
+        "size",
+        "stream",
+        "streams_used",
+    )
+
+    def __init__(self, address: int, size: int, stream: int, pool: BlockPool) -> None:
+        self.address = address
+        self.size = size
+        self.stream = stream
+        self.pool = pool
+        self.requested = 0
+        self.prev: Block | None = None
+        self.next: Block | None = None
+        self.allocated = False
+        """By the program: from malloc to free."""
+        self.in_use = False
+        """By the program or by a stream that may still read it: from malloc to the free's completion."""
+        self.mapped = True
+        self.expandable: ExpandableSegment | None = None
+        self.streams_used: set[int] | None = None
+        self.open_events = 0
+        self.age_at_insertion = 0
+        self.cause = -1
+        """For whoever replays: the request that it was handed out for."""
+
+    @property
+    def is_split(self) -> bool:
+        return self.prev is not None or self.next is not None
+
+    @property
+    def end(self) -> int:
+        return self.address + self.size
+
+    def cut(self, size: int) -> Block:
+        """Keeps the first `size` bytes and returns the rest, linked behind."""
+        rest = Block(self.address + size, self.size - size, self.stream, self.pool)
+        rest.expandable = self.expandable
+        rest.mapped = self.mapped
+        rest.prev = self
+        rest.next = self.next
+        if rest.next is not None:
+            rest.next.prev = rest
+        self.next = rest
+        self.size = size
+        return rest
+
+    def absorb_next(self) -> None:
+        """The first block of a segment thus stays the same object for the segment's whole life."""
+        gone = self.next
+        assert gone is not None
+        self.size += gone.size
+        self.next = gone.next
+        if gone.next is not None:
+            gone.next.prev = self
+
+
+class FreeList:
+    """Free blocks of one stream by size, then address: the first that is large enough is the best fit."""
+
+    __slots__ = ("blocks", "keys")
+
+    def __init__(self) -> None:
+        self.keys: list[int] = []
+        self.blocks: list[Block] = []
+
+    def __iter__(self) -> Iterator[Block]:
+        return iter(self.blocks)
+
+    def first_of_at_least(self, size: int) -> int:
+        """Its place, or the list's length."""
+        return bisect_left(self.keys, size << _ADDRESS_BITS)
+
+    def add(self, block: Block) -> None:
+        key = block.size << _ADDRESS_BITS | block.address
+        place = bisect_left(self.keys, key)
+        self.keys.insert(place, key)
+        self.blocks.insert(place, block)
+
+    def remove(self, block: Block) -> None:
+        place = bisect_left(self.keys, block.size << _ADDRESS_BITS | block.address)
+        del self.keys[place]
+        del self.blocks[place]
+
+    def take(self, place: int) -> Block:
+        del self.keys[place]
+        return self.blocks.pop(place)
+
+    def find(self, address: int, size: int) -> Block | None:
+        key = size << _ADDRESS_BITS | address
+        place = bisect_left(self.keys, key)
+        return self.blocks[place] if place < len(self.keys) and self.keys[place] == key else None
+
+
+class BlockPool:
+    """Small or large blocks, of the default pool or of a private one. Memory never crosses streams here."""
+
+    __slots__ = ("age", "free", "is_small", "kind", "owner", "unmapped")
+
+    def __init__(self, owner: PoolPair, *, is_small: bool) -> None:
+        self.owner = owner
+        self.is_small = is_small
+        self.kind = 1 if is_small else 2
+        """Its place in each figure of the statistics; 0 is both together."""
+        self.free: dict[int, FreeList] = {}
+        self.unmapped: dict[int, list[Block]] = {}
+        """Of expandable segments, per stream, by address."""
+        self.age = 0
+        """Searches so far; how long a block has lain unused is counted in them."""
+
+    def add(self, block: Block) -> None:
+        block.age_at_insertion = self.age
+        free = self.free.get(block.stream)
+        if free is None:
+            free = self.free[block.stream] = FreeList()
+        free.add(block)
+
+    def remove(self, block: Block) -> None:
+        self.free[block.stream].remove(block)
+
+    def add_unmapped(self, block: Block) -> None:
+        ranges = self.unmapped.setdefault(block.stream, [])
+        ranges.append(block)
+        ranges.sort(key=lambda each: each.address)
+
+    def remove_unmapped(self, block: Block) -> None:
+        self.unmapped[block.stream].remove(block)
+
+    def free_blocks(self) -> list[Block]:
+        """By stream, size and address: PyTorch's one order for all of them."""
+        return [block for stream in sorted(self.free) for block in self.free[stream]]
+
+
+class PoolPair:
+    """The small and the large blocks of one pool: the default one, a CUDA graph's or a MemPool."""
+
+    __slots__ = ("has_own_allocator", "id", "large", "segments", "small", "split", "use_count", "use_on_oom")
+
+    def __init__(self, pool_id: PoolId, *, has_own_allocator: bool = False) -> None:
+        self.id = pool_id
+        self.small = BlockPool(self, is_small=True)
+        self.large = BlockPool(self, is_small=False)
+        self.use_count = 1
+        """Graphs and owners; at 0 its cached memory may go back to the device."""
+        self.segments = 0
+        self.has_own_allocator = has_own_allocator
+        self.split = True
+        self.use_on_oom = False
+
+    @property
+    def is_private(self) -> bool:
+        return self.id != DEFAULT_POOL
+
+
+def merge(block: Block) -> tuple[Block, int]:
+    """Joins a block that is in no list with its neighbours of the same kind; how many there were."""
+    merges = 0
+    after = block.next
+    if after is not None and not after.in_use and after.mapped == block.mapped:
+        _forget(after)
+        block.absorb_next()
+        merges = 1
+    before = block.prev
+    if before is not None and not before.in_use and before.mapped == block.mapped:
+        _forget(before)
+        before.absorb_next()
+        return before, merges + 1
+    return block, merges
+
+
+def _forget(block: Block) -> None:
+    if block.mapped:
+        block.pool.remove(block)
+    else:
+        block.pool.remove_unmapped(block)

@@ -1,0 +1,320 @@
+"""The caching allocator: what PyTorch does between a tensor and cudaMalloc, step by step.
+
+Read `malloc`, then `_take_cached` (best fit among what is cached), `_take_new` (the ladder from a fresh
+segment to out of memory), `_split_and_hand_out` and `complete_free` (merging). Segments that expand are in
+`expandable`, giving memory back in `release`, frees that wait for another stream in `pending`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeList, PoolId, PoolPair, merge
+from memviz.allocator.device import Device, OutOfMemory
+from memviz.allocator.expandable import ExpandableSegment, allocate_expandable
+from memviz.allocator.pending import PendingFrees
+from memviz.allocator.release import collect_garbage, release_cached, release_enough
+from memviz.allocator.settings import Settings
+from memviz.allocator.sizes import rounding, segment_size
+from memviz.allocator.statistics import Statistics
+from memviz.errors import UsageError
+from memviz.trace.model import Action
+from memviz.trace.rounding import LARGEST_REQUEST, MIN_BLOCK, SMALL_SIZE
+
+Record = Callable[[Action, int, int, int, PoolId], None]
+"""Called for everything that PyTorch would write into the history: action, address, size, stream, pool."""
+
+
+@dataclass
+class Request:
+    """A malloc that no cached block could serve."""
+
+    pool: BlockPool
+    stream: int
+    requested: int
+    size: int
+    asked_of_device: int
+    expands: bool
+
+
+class CachingAllocator:
+    """One device's allocator. Sizes and addresses are bytes, streams are handles."""
+
+    def __init__(
+        self, settings: Settings | None = None, device: Device | None = None, record: Record | None = None
+    ) -> None:
+        self.settings = Settings() if settings is None else settings
+        self.device = Device() if device is None else device
+        self.record: Record = unrecorded if record is None else record
+        self.statistics = Statistics()
+        self.default_pool = PoolPair(DEFAULT_POOL)
+        self.private_pools: dict[PoolId, PoolPair] = {}
+        self.captures: list[tuple[PoolId, Callable[[int], bool]]] = []
+        """Pools that allocations are directed to now, and for which streams; the newest is asked first."""
+        self.pending = PendingFrees(self)
+        self.segments: dict[int, Block] = {}
+        """First block of each segment, by the segment's address."""
+        self.expandable_segments: list[ExpandableSegment] = []
+        self._apply(self.settings)
+
+    def _apply(self, settings: Settings) -> None:
+        if settings.backend != "native":
+            raise UsageError(
+                f"backend:{settings.backend} is the driver's own allocator. PyTorch records no history of it, "
+                "and where it places memory is not public; choose backend:native."
+            )
+        self.round_size = rounding(settings.roundup_power2_divisions)
+        self._max_split = settings.max_split_size
+        self._expandable = settings.expandable_segments
+        self.limit = self._limit(settings.per_process_memory_fraction)
+        self.counts_age = self.limit is not None and settings.garbage_collection_threshold > 0
+
+    def _limit(self, fraction: float) -> int | None:
+        if fraction >= 1:
+            return None
+        if self.device.total is None:
+            raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
+        return int(fraction * self.device.total)
+
+    def set_settings(self, settings: Settings) -> None:
+        """As `torch.cuda.memory._set_allocator_settings`: what is laid out already stays as it is."""
+        self.settings = settings
+        self._apply(settings)
+
+    def malloc(self, requested: int, stream: int = 0, pool: PoolId | None = None, *, search: bool = True) -> Block:
+        """`requested` is at least 1: for zero bytes PyTorch hands out a null pointer before it comes here.
+
+        Without `search` it goes on where nothing cached was found: PyTorch does not look again after the
+        ladder has freed something, and a replay frees what the recording frees before it comes here.
+        """
+        if requested >= LARGEST_REQUEST:
+            raise self._out_of_memory(requested, requested)
+        if not self.captures:
+            self.pending.process()
+        size = self.round_size(requested)
+        blocks = self._pool_for(size, stream, pool)
+        expands = self._expandable and not blocks.owner.has_own_allocator
+        block = self._take_cached(blocks, size, stream, expands) if search else None
+        if block is None:
+            asked = segment_size(size, self.settings.large_segment_size)
+            request = Request(blocks, stream, requested, size, asked, expands)
+            block = self._take_new(request)
+            expands = request.expands
+        return self._split_and_hand_out(block, size, requested, self._should_split(block, size, expands))
+
+    def would_serve(self, requested: int, stream: int, pool: PoolId) -> bool:
+        """Whether something cached is large enough now."""
+        size = self.round_size(requested)
+        blocks = self._pool_for(size, stream, pool)
+        block = self._take_cached(blocks, size, stream, self._expandable and not blocks.owner.has_own_allocator)
+        if block is not None:
+            blocks.add(block)
+        return block is not None
+
+    def free(self, block: Block) -> None:
+        self.request_free(block)
+        if block.streams_used:
+            self.pending.wait_for_streams(block)
+        else:
+            self.complete_free(block)
+
+    def request_free(self, block: Block) -> None:
+        """The program lets go; a stream may still read it until `complete_free`."""
+        block.allocated = False
+        self.statistics.freed(block.pool.kind, block.size)
+        if self._max_split is not None and block.size >= self._max_split:
+            self.statistics.oversize_allocations.decrease(block.pool.kind, 1)
+        self.record(Action.FREE_REQUESTED, block.address, block.requested, block.stream, block.pool.owner.id)
+
+    def complete_free(self, block: Block) -> None:
+        """Merges the block with its free neighbours and caches what comes of it."""
+        pool = block.pool
+        self.record(Action.FREE_COMPLETED, block.address, block.requested, block.stream, pool.owner.id)
+        self.statistics.free_completed(pool.kind, block.size, block.requested)
+        block.in_use = False
+        freed = block.size
+        merged, merges = merge(block)
+        if merged.expandable is None:
+            if merged.prev is not None or merged.next is not None:
+                self.statistics.split_cached(pool, 1 - merges, freed)
+            elif merges:
+                self.statistics.split_cached(pool, -merges, freed - merged.size)
+        pool.add(merged)
+
+    def record_stream(self, block: Block, stream: int) -> None:
+        """Another stream uses it, so its free has to wait for that one."""
+        if stream != block.stream:
+            block.streams_used = (block.streams_used or set()) | {stream}
+            self.pending.note_use(block, stream)
+
+    def empty_cache(self) -> None:
+        release_cached(self)
+
+    def collect_garbage(self) -> None:
+        collect_garbage(self)
+
+    def _pool_for(self, size: int, stream: int, pool_id: PoolId | None) -> BlockPool:
+        pair = self.default_pool
+        if pool_id is not None:
+            pair = self.pool(pool_id)
+        elif self.captures:
+            wanted = next((each for each, matches in reversed(self.captures) if matches(stream)), DEFAULT_POOL)
+            pair = self.pool(wanted)
+        return pair.small if size <= SMALL_SIZE else pair.large
+
+    def pool(self, pool_id: PoolId) -> PoolPair:
+        if pool_id == DEFAULT_POOL:
+            return self.default_pool
+        pair = self.private_pools.get(pool_id)
+        if pair is None:
+            pair = self.private_pools[pool_id] = PoolPair(pool_id)
+        return pair
+
+    def _take_cached(self, pool: BlockPool, size: int, stream: int, expands: bool) -> Block | None:
+        """The smallest cached block of the stream that is large enough; lowest address among equals."""
+        if self.counts_age:
+            pool.age += 1
+        free = pool.free.get(stream)
+        if free is None:
+            return None
+        place = free.first_of_at_least(size)
+        if place == len(free.blocks):
+            return None
+        block = free.blocks[place]
+        if block.expandable is not None:
+            place = _place_among_expandable(free, place, expands)
+            if place == len(free.blocks):
+                return None
+            block = free.blocks[place]
+        most = self._max_split
+        if most is not None:
+            rounding_up = self.settings.max_non_split_rounding_size
+            if block.size >= (most if size < most else size + rounding_up):
+                return None
+        return free.take(place)
+
+    def _take_new(self, request: Request) -> Block:
+        """The ladder. Each step costs more than the one before, and only the last gives up."""
+        if self.counts_age:
+            collect_garbage(self)
+        block = self._allocate(request)
+        if block is None and not request.pool.owner.is_private:
+            block = self._borrow(request)
+        if block is None and release_enough(self, request):
+            block = self._allocate(request)
+        if block is None and not self.captures:
+            release_cached(self)
+            self.statistics.num_alloc_retries += 1
+            block = self._allocate(request)
+        if block is None:
+            self.statistics.num_ooms += 1
+            self._record_out_of_memory(request)
+            raise self._out_of_memory(request.requested, request.asked_of_device)
+        return block
+
+    def _allocate(self, request: Request) -> Block | None:
+        asked = request.asked_of_device
+        # What a segment would take is tested even where only a page will be mapped.
+        if self.limit is not None and self.statistics.reserved + asked > self.limit:
+            if self.settings.throw_on_cudamalloc_oom:
+                self.statistics.num_oom_rejections += 1
+                self._record_out_of_memory(request)
+                raise self._out_of_memory(request.requested, asked)
+            return None
+        if request.expands:
+            return allocate_expandable(self, request)
+        address = self.device.malloc(asked)
+        return None if address is None else self.add_segment(address, asked, request.stream, request.pool)
+
+    def add_segment(self, address: int, size: int, stream: int, pool: BlockPool) -> Block:
+        """One free block as large as the segment, not yet in any list."""
+        block = self.segments[address] = Block(address, size, stream, pool)
+        pool.owner.segments += 1
+        self.statistics.segment.increase(pool.kind, 1)
+        self.statistics.reserved_bytes.increase(pool.kind, size)
+        if self._max_split is not None and size >= self._max_split:
+            self.statistics.oversize_segments.increase(pool.kind, 1)
+        self.statistics.num_device_alloc += 1
+        self.record(Action.SEGMENT_ALLOC, address, size, stream, pool.owner.id)
+        return block
+
+    def _borrow(self, request: Request) -> Block | None:
+        """From a MemPool that its owner offered for this case."""
+        for pair in self.private_pools.values():
+            if pair.use_on_oom:
+                pool = pair.small if request.pool.is_small else pair.large
+                block = self._take_cached(pool, request.size, request.stream, False)
+                if block is not None:
+                    request.pool, request.expands = pool, False
+                    return block
+        return None
+
+    def hand_out_exactly(self, block: Block, size: int, requested: int) -> Block:
+        """Whatever the rules of splitting say now: a layout that was possible once is rebuilt."""
+        return self._split_and_hand_out(block, size, requested, block.size > size)
+
+    def _split_and_hand_out(self, block: Block, size: int, requested: int, split: bool) -> Block:
+        pool = block.pool
+        was_split = block.prev is not None or block.next is not None
+        if split:
+            rest = block.cut(size)
+            pool.add(rest)
+            if block.expandable is None:
+                if was_split:
+                    self.statistics.split_cached(pool, 0, -size)
+                else:
+                    self.statistics.split_cached(pool, 1, rest.size)
+        elif was_split and block.expandable is None:
+            self.statistics.split_cached(pool, -1, -block.size)
+        block.allocated = True
+        block.in_use = True
+        block.requested = requested
+        self.record(Action.ALLOC, block.address, requested, block.stream, pool.owner.id)
+        self.statistics.handed_out(pool.kind, block.size, requested)
+        if self._max_split is not None and block.size >= self._max_split:
+            self.statistics.oversize_allocations.increase(pool.kind, 1)
+        return block
+
+    def _should_split(self, block: Block, size: int, expands: bool) -> bool:
+        rest = block.size - size
+        if block.pool.is_small or expands:
+            return rest >= MIN_BLOCK and block.pool.owner.split
+        return rest > SMALL_SIZE and (self._max_split is None or size < self._max_split) and block.pool.owner.split
+
+    def _record_out_of_memory(self, request: Request) -> None:
+        # PyTorch puts what the driver calls free where other entries have an address.
+        free = self.device.free_bytes
+        self.record(Action.OOM, free, request.size, request.stream, request.pool.owner.id)
+
+    def _out_of_memory(self, requested: int, asked: int) -> OutOfMemory:
+        now = self.statistics
+        return OutOfMemory(requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved)
+
+
+def _place_among_expandable(free: FreeList, place: int, expands: bool) -> int:
+    """Best fit starts at a block of an expandable segment; the list's length says that nothing fits."""
+    blocks = free.blocks
+    if not expands:
+        # Expanding was switched off: what lies in such segments is left alone.
+        place += 1
+        while place < len(blocks) and blocks[place].expandable is not None:
+            place += 1
+        return place
+    # A block at the growing end counts as large as it can become, so that it is used last.
+    while (
+        blocks[place].expandable is not None
+        and place + 1 < len(blocks)
+        and _size_when_grown(blocks[place + 1]) < _size_when_grown(blocks[place])
+    ):
+        place += 1
+    return place
+
+
+def _size_when_grown(block: Block) -> int:
+    after = block.next
+    return block.size + (after.size if after is not None and not after.mapped else 0)
+
+
+def unrecorded(action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+    pass

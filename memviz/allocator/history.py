@@ -1,0 +1,48 @@
+"""What the model would have written into the history, as columns."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+
+from memviz.allocator.blocks import PoolId
+from memviz.trace.model import Action, Ints8
+
+
+class History:
+    """Grows by one entry a call of `add`, which is what an allocator's `record` wants."""
+
+    __slots__ = ("action", "address", "cause", "now", "pool", "size", "stream")
+
+    def __init__(self) -> None:
+        self.action = array("B")
+        self.address = array("Q")
+        self.size = array("q")
+        self.stream = array("Q")
+        self.pool: list[PoolId] = []
+        self.cause = array("q")
+        self.now = -1
+        """The recorded event that is being replayed; every entry remembers it as its cause."""
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def add(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self.action.append(action)
+        self.address.append(address)
+        self.size.append(size)
+        self.stream.append(stream)
+        self.pool.append(pool)
+        self.cause.append(self.now)
+
+    def entries(self, first: int) -> list[tuple[int, int, int]]:
+        """Action, address and size of the entries from `first` on."""
+        return list(zip(self.action[first:], self.address[first:], self.size[first:], strict=True))
+
+    def set_causes(self, first: int, events: range) -> None:
+        """Of the entries from `first` on."""
+        self.cause[first : first + len(events)] = array("q", events)
+
+    def causes(self) -> Ints8:
+        return np.array(self.cause, dtype=np.int64)

@@ -1,0 +1,40 @@
+"""What a reader of a replay must know about it, in words that the views show."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from memviz.trace.model import Note
+
+if TYPE_CHECKING:
+    from memviz.allocator.replayer import Mismatch
+    from memviz.allocator.start_layout import StartLayout
+
+
+def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
+    notes = []
+    if layout.segments:
+        how = (
+            "was put into empty memory in order of address, as these settings would have placed it."
+            if afresh
+            else "was rebuilt from the final state and the frees, with the cache around it."
+        )
+        live = _counted(len(layout.blocks), "block")
+        notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
+    if layout.unplaced:
+        left_out = _counted(layout.unplaced, "block")
+        text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
+        notes.append(Note("start_unplaced", text, level="warning"))
+    return notes
+
+
+def of_mismatch(first: Mismatch | None, mismatches: int) -> list[Note]:
+    if first is None:
+        return []
+    differ = _counted(mismatches, "address", "addresses")
+    text = f"The replay is exact up to event {first.event:,}; off by then or later: {differ}. {first.why}"
+    return [Note("replay_differs", text, level="warning")]
+
+
+def _counted(count: int, one: str, many: str = "") -> str:
+    return f"{count:,} {one if count == 1 else many or one + 's'}"

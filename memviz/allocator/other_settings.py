@@ -1,0 +1,84 @@
+"""The replay under settings or on a card that the recording did not have."""
+
+from __future__ import annotations
+
+from memviz.allocator.blocks import PoolId
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.device import Device, OutOfMemory
+from memviz.allocator.lay_out import lay_out_afresh, lay_out_as_recorded
+from memviz.allocator.release import release_cached
+from memviz.allocator.replayer import RanOut, Replay, Replayed, Source
+from memviz.allocator.settings import Settings, changes_layout
+
+
+class OtherSettings(Replay):
+    def __init__(
+        self, source: Source, settings: Settings, *, memory: int | None, total: int | None, afresh: bool = False
+    ) -> None:
+        """`afresh` even where the settings would allow the recorded layout: to compare with some that do not."""
+        super().__init__(source, settings, Device(memory, total=total))
+        self.starts_afresh = afresh or changes_layout(source.recorded, settings)
+
+    def result(self) -> Replayed:
+        try:
+            self._start()
+            self.allocator.record = self.history.add
+            self.run()
+        except OutOfMemory as error:
+            self.oom = RanOut(self.history.now, error.requested, error.allocated, error.reserved)
+        return self.finished(None, self.allocator.statistics.num_alloc_retries)
+
+    def _start(self) -> None:
+        if not self.starts_afresh:
+            self._start_as_recorded()
+        if self.starts_afresh:
+            self.live = lay_out_afresh(self.allocator, self.source.layout)
+        self.allocator.statistics.reset_peak()
+        self.allocator.statistics.reset_accumulated()
+
+    def _start_as_recorded(self) -> None:
+        memory, self.device.memory = self.device.memory, None
+        self.device.begin_after(each.end for each in self.source.layout.segments)
+        self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
+        self.device.memory = memory
+        if self._holds_too_much():
+            # On such a card it would have been given back before.
+            release_cached(self.allocator)
+        if self._holds_too_much():
+            # What was live lay too far apart for this card, so there it cannot have lain like that.
+            self.starts_afresh = True
+            self.device.in_use = 0
+            self.allocator = CachingAllocator(self.settings, self.device)
+
+    def _holds_too_much(self) -> bool:
+        limits = [limit for limit in (self.device.memory, self.allocator.limit) if limit is not None]
+        return bool(limits) and self.allocator.statistics.reserved > min(limits)
+
+    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        if address in self.live:
+            self.free_what_is_there(address)
+        block = self.allocator.malloc(size, stream, pool)
+        block.cause = event
+        self.live[address] = block
+
+    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        emptied = self.source.steps.emptied.get(event)
+        if emptied is None:
+            return
+        private = [self.allocator.private_pools[each] for each in emptied if each in self.allocator.private_pools]
+        for pair in private:
+            # It gave memory back, so by then nobody held it.
+            pair.use_count = 0
+        release_cached(self.allocator)
+        for pair in private:
+            pair.use_count = 1
+
+    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        """Its own affair, under these settings."""
+
+    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        """It is asked for again. Where there is room now, the file has no more to say about it: let go at once."""
+        block = self.allocator.malloc(size, stream, pool)
+        block.cause = event
+        self.allocator.request_free(block)
+        self.allocator.complete_free(block)

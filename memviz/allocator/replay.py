@@ -1,0 +1,42 @@
+"""A recording's requests, put to the model of the allocator.
+
+Under the recorded settings the model has to land on every recorded address: that is how well it is known. It
+gets the addresses of new segments from the file, because the driver chooses those, and gives back what the file
+gives back, because the file does not say how full the card was. Everything else it decides itself.
+
+Under other settings, or with another amount of memory, it decides everything. Frees keep their places in the
+history, and so do the moments at which other streams were done.
+"""
+
+from __future__ import annotations
+
+from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.other_settings import OtherSettings
+from memviz.allocator.replayer import Replayed, Source
+from memviz.allocator.settings import Settings, settings_from_snapshot
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace, Trace
+
+
+def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
+    """What every replay of this device starts from; several replays can share it."""
+    chosen = trace.devices[0] if device is None else device
+    if chosen.kind != "gpu":
+        raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
+    return Source(trace, chosen, settings_from_snapshot(trace.settings))
+
+
+def replay(
+    trace: Trace,
+    device: DeviceTrace | None = None,
+    *,
+    settings: Settings | None = None,
+    memory: int | None = None,
+    total: int | None = None,
+) -> Replayed:
+    """`memory` is what the process can have of a card, `total` the whole card, of which fractions are counted."""
+    source = source_of(trace, device)
+    wanted = source.recorded if settings is None else settings
+    if wanted == source.recorded and memory is None and total is None:
+        return replay_as_recorded(source)
+    return OtherSettings(source, wanted, memory=memory, total=memory if total is None else total).result()

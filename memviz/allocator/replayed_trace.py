@@ -1,0 +1,185 @@
+"""The model's history and final state as a Trace, so that every view works on a replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from memviz.allocator.blocks import Block
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.history import History
+from memviz.allocator.lay_out import FIRST_START_CAUSE
+from memviz.allocator.settings import Settings
+from memviz.allocator.start_layout import StartLayout
+from memviz.trace.model import (
+    NO_STACK,
+    About,
+    Action,
+    Blocks,
+    DeviceTrace,
+    Events,
+    Ints8,
+    Labels,
+    Note,
+    Segments,
+    State,
+    Trace,
+)
+
+_NOT_THERE = -1
+
+
+def replayed_trace(
+    trace: Trace, device: DeviceTrace, layout: StartLayout, allocator: CachingAllocator, history: History
+) -> Trace:
+    """One device, with the recorded stacks, times and texts at what each recorded event caused."""
+    events = _events(trace, device, history)
+    segments, blocks, cause = _final_state(trace, allocator)
+    replayed = replace(
+        device,
+        events=events,
+        segments=_with_segment_stacks(segments, device, events),
+        blocks=_with_block_stacks(blocks, device, layout, cause),
+        event_labels=_picked(device.event_labels, history.causes()) if device.event_labels else None,
+        block_labels=_block_labels(device, layout, cause),
+    )
+    return replace(trace, devices=(replayed,))
+
+
+def described(trace: Trace, settings: Settings, memory: int | None, notes: list[Note]) -> Trace:
+    """With what it was replayed under; the notes of the recording stay true of it."""
+    on = settings.to_text() or "PyTorch's default settings"
+    facts = dict(trace.about.facts)
+    if memory is not None:
+        facts["memory_bytes"] = str(memory)
+    about = About("replayed", on, trace.about.source, trace.about.format, facts)
+    return replace(trace, settings=settings.to_snapshot(), about=about, notes=(*trace.notes, *notes))
+
+
+def _events(trace: Trace, device: DeviceTrace, history: History) -> Events:
+    recorded, cause = device.events, history.causes()
+    pools = {pool: index for index, pool in enumerate(trace.pools)}
+    return Events(
+        action=np.array(history.action, dtype=np.uint8),
+        address=np.array(history.address, dtype=np.uint64).view(np.int64),
+        size=np.array(history.size, dtype=np.int64),
+        stream=np.array(history.stream, dtype=np.int32),
+        time_us=recorded.time_us[cause],
+        stack=recorded.stack[cause],
+        forward_stack=recorded.forward_stack[cause],
+        context=recorded.context[cause],
+        metadata=recorded.metadata[cause],
+        pool=np.array([pools[pool] for pool in history.pool], dtype=np.int32),
+    )
+
+
+def _final_state(trace: Trace, allocator: CachingAllocator) -> tuple[Segments, Blocks, Ints8]:
+    """Segments and blocks without their stacks, and what each block was handed out for."""
+    pools = {pool: index for index, pool in enumerate(trace.pools)}
+    segments: list[tuple[int, ...]] = []
+    blocks: list[tuple[int, ...]] = []
+    for _, head in sorted(allocator.segments.items()):
+        for run in _mapped_runs(head):
+            first, size = run[0], sum(block.size for block in run)
+            expands = first.expandable is not None
+            large = not first.pool.is_small
+            segments.append((first.address, size, first.stream, pools[first.pool.owner.id], large, expands))
+            blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
+    return _segments(segments), *_blocks(blocks)
+
+
+def _mapped_runs(head: Block) -> Iterator[list[Block]]:
+    """One for a plain segment; of a segment that expands, one for each contiguous mapped range."""
+    run: list[Block] = []
+    block: Block | None = head
+    while block is not None:
+        if block.mapped:
+            run.append(block)
+        elif run:
+            yield run
+            run = []
+        block = block.next
+    if run:
+        yield run
+
+
+def _block_row(block: Block) -> tuple[int, int, int, int, int]:
+    if not block.in_use:
+        return block.address, block.size, 0, State.INACTIVE, _NOT_THERE
+    state = State.ACTIVE_ALLOCATED if block.allocated else State.ACTIVE_PENDING_FREE
+    return block.address, block.size, block.requested, state, block.cause
+
+
+def _segments(rows: list[tuple[int, ...]]) -> Segments:
+    address, size, stream, pool, large, expands = _columns(rows, 6)
+    return Segments(
+        address=address,
+        size=size,
+        stream=stream.astype(np.int32),
+        pool=pool.astype(np.int32),
+        is_large=large.astype(np.bool_),
+        is_expandable=expands.astype(np.bool_),
+        stack=np.full(len(address), NO_STACK, dtype=np.int32),
+    )
+
+
+def _blocks(rows: list[tuple[int, ...]]) -> tuple[Blocks, Ints8]:
+    segment, address, size, requested, state, cause = _columns(rows, 6)
+    blocks = Blocks(
+        segment=segment.astype(np.int32),
+        address=address,
+        size=size,
+        requested=requested,
+        state=state.astype(np.uint8),
+        stack=np.full(len(address), NO_STACK, dtype=np.int32),
+    )
+    return blocks, cause
+
+
+def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
+    """Addresses of 2**63 and above come out as the Trace keeps them; numbers below zero stay themselves."""
+    return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(count)]
+
+
+def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:
+    made = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    stacks = dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))
+    stacks.update(zip(events.address[made].tolist(), events.stack[made].tolist(), strict=True))
+    found = [stacks.get(address, NO_STACK) for address in segments.address.tolist()]
+    return replace(segments, stack=np.array(found, dtype=np.int32))
+
+
+def _with_block_stacks(blocks: Blocks, device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Blocks:
+    at_start = np.array([block.stack for block in layout.blocks], dtype=np.int32)
+    stack = np.full(len(blocks), NO_STACK, dtype=np.int32)
+    stack[cause >= 0] = device.events.stack[cause[cause >= 0]]
+    from_start = cause <= FIRST_START_CAUSE
+    stack[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
+    return replace(blocks, stack=stack)
+
+
+def _block_labels(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Labels | None:
+    """Of its event, or of the recorded block that was there all along."""
+    if device.event_labels is None and device.block_labels is None:
+        return None
+    rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
+    at_start = np.array([rows.get(block.address, _NOT_THERE) for block in layout.blocks], dtype=np.int64)
+    recorded = np.full(len(cause), _NOT_THERE, dtype=np.int64)
+    from_start = cause <= FIRST_START_CAUSE
+    recorded[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
+    from_block, from_event = _picked(device.block_labels, recorded), _picked(device.event_labels, cause)
+    pairs = zip(from_event.columns(), from_block.columns(), strict=True)
+    return Labels(**{name: np.where(cause >= 0, mine, theirs) for (name, mine), (_, theirs) in pairs})
+
+
+def _picked(labels: Labels | None, rows: Ints8) -> Labels:
+    """Rows below zero have no label."""
+    known = rows >= 0
+    columns = {"category": np.uint8, "module": np.int32, "phase": np.uint8}
+    picked = {name: np.zeros(len(rows), dtype=kind) for name, kind in columns.items()}
+    if labels is not None:
+        for name, column in labels.columns():
+            picked[name][known] = column[rows[known]]
+    return Labels(**picked)

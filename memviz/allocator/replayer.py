@@ -1,0 +1,240 @@
+"""Walks a recording's events and puts each to the model; what both kinds of replay share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.allocator.address_spaces import address_spaces
+from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.caching import CachingAllocator, unrecorded
+from memviz.allocator.device import Device
+from memviz.allocator.history import History
+from memviz.allocator.notes import of_mismatch, of_start
+from memviz.allocator.replayed_trace import described, replayed_trace
+from memviz.allocator.settings import Settings
+from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
+from memviz.allocator.steps import Step, Steps, pools_of_events, steps_of
+from memviz.trace.model import Action, DeviceTrace, Ints4, Ints8, Trace
+
+_CHUNK = 1 << 16
+"""Events that are turned into Python numbers at a time: ten million at once would take a gigabyte."""
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """Where the recording and the model first part."""
+
+    event: int
+    """The number of events where only the final state differs."""
+    expected: str
+    got: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Agreement:
+    address_mismatches: int
+    first_mismatch: Mismatch | None
+
+
+@dataclass(frozen=True)
+class RanOut:
+    """No memory left. `event` is -1 where what was live before the first event did not fit."""
+
+    event: int
+    requested_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+
+
+@dataclass(frozen=True)
+class Replayed:
+    trace: Trace
+    """One device; it ends where memory ran out."""
+    sources: Ints8
+    """For each event of the trace, the recorded event that caused it."""
+    settings: Settings
+    memory: int | None
+    """What the process could have, in bytes; None is without limit."""
+    agreement: Agreement | None
+    """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
+    peak_requested_bytes: int
+    """What the program held at most; no settings can make it less."""
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    reserved_end_bytes: int
+    retries: int
+    oom: RanOut | None
+
+    @property
+    def exact(self) -> bool:
+        """Every address and every segment as recorded."""
+        return self.agreement is not None and self.agreement.first_mismatch is None
+
+    @property
+    def unused_at_peak_bytes(self) -> int:
+        """How far the peak of what was reserved lies above the peak of what was allocated."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
+
+def reserved_by_event(replayed: Replayed, recorded_events: int) -> Ints8:
+    """Bytes reserved after each recorded event; row 0 is before the first. It ends where memory ran out."""
+    events = replayed.trace.devices[0].events
+    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    shrinks = (events.action == Action.SEGMENT_FREE) | (events.action == Action.SEGMENT_UNMAP)
+    after = np.concatenate([[0], np.cumsum(np.where(grows, events.size, np.where(shrinks, -events.size, 0)))])
+    last = recorded_events if replayed.oom is None or replayed.agreement else replayed.oom.event + 1
+    caused = np.searchsorted(replayed.sources, np.arange(-1, last), side="right")
+    return np.asarray(after[caused] + (replayed.reserved_end_bytes - after[-1]), dtype=np.int64)
+
+
+class Source:
+    """What both kinds of replay read."""
+
+    def __init__(self, trace: Trace, device: DeviceTrace, recorded: Settings) -> None:
+        self.trace = trace
+        self.device = device
+        self.recorded = recorded
+        self.steps: Steps = steps_of(trace, device)
+        self.pools: Ints4 = pools_of_events(trace, device)
+        self.know_sizes({})
+
+    def know_sizes(self, sizes: Mapping[int, int]) -> None:
+        """Of blocks that were there before the first event, by address."""
+        self.layout: StartLayout = start_layout(self.trace, self.device, self.recorded, sizes)
+        self.spaces = address_spaces(self.trace, self.device, self.layout)
+
+
+Handler = Callable[[int, int, int, int, PoolId], None]
+
+
+class Replay:
+    """Event by event. Recorded addresses only name blocks; where the model put them is its own affair."""
+
+    starts_afresh = False
+    """Whether what was live before the first event is placed anew."""
+
+    def __init__(self, source: Source, settings: Settings, device: Device) -> None:
+        self.source = source
+        self.settings = settings
+        self.device = device
+        self.history = History()
+        self.allocator = CachingAllocator(settings, device)
+        self.live: dict[int, Block] = {}
+        self.oom: RanOut | None = None
+
+    def run(self) -> None:
+        handlers = self._handlers()
+        events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
+        names, history, event = self.source.trace.pools, self.history, 0
+        for first in range(0, len(events), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            columns = (steps[part], unsigned(events.address)[part], events.size[part], events.stream[part], pools[part])
+            for step, address, size, stream, pool in zip(*(each.tolist() for each in columns), strict=True):
+                if step:
+                    history.now = event
+                    handlers[step](event, address, size, stream, names[pool])
+                event += 1
+
+    def _handlers(self) -> list[Handler]:
+        by_step: dict[int, Handler] = {
+            Step.MALLOC: self.malloc,
+            Step.FREE: self.free,
+            Step.REQUEST_FREE: self.request_free,
+            Step.COMPLETE_FREE: self.complete_free,
+            Step.RELEASE: self.release,
+            Step.GROW: self.grow,
+            Step.OUT_OF_MEMORY: self.out_of_memory,
+            Step.COPY: self.copy,
+            Step.ANNOTATE: self.annotate,
+            Step.LET_GO: self.let_go,
+        }
+        return [by_step.get(step, self.copy) for step in range(len(Step))]
+
+    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        raise NotImplementedError
+
+    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        raise NotImplementedError
+
+    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        raise NotImplementedError
+
+    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        raise NotImplementedError
+
+    def free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        block = self.live.get(address)
+        if block is not None and block.allocated:
+            del self.live[address]
+            self.allocator.request_free(block)
+            self.history.now = event + 1
+            self.allocator.complete_free(block)
+
+    def request_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        block = self.live.get(address)
+        if block is not None and block.allocated:
+            self.allocator.request_free(block)
+            self.allocator.pending.hold(block)
+
+    def complete_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        block = self.live.pop(address, None)
+        if block is None:
+            return
+        if block.allocated:
+            with self._unwritten():
+                self.allocator.request_free(block)
+            self.allocator.complete_free(block)
+        elif block in self.allocator.pending.blocks:
+            self.allocator.pending.complete(block)
+
+    def let_go(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        block = self.live.get(address)
+        if block is not None and block.allocated:
+            del self.live[address]
+            self.allocator.request_free(block)
+            with self._unwritten():
+                self.allocator.complete_free(block)
+
+    @contextmanager
+    def _unwritten(self) -> Iterator[None]:
+        """What the file leaves out is left out here too, so that both read the same way."""
+        self.allocator.record, record = unrecorded, self.allocator.record
+        yield
+        self.allocator.record = record
+
+    def copy(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        action = Action(int(self.source.device.events.action[event]))
+        self.history.add(action, address, size, stream, pool)
+
+    def annotate(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        block = self.live.get(address)
+        self.history.add(Action.ANNOTATE, block.address if block else address, size, stream, pool)
+
+    def free_what_is_there(self, address: int) -> None:
+        """The address is handed out again, so its free is missing in the file."""
+        self.complete_free(self.history.now, address, 0, 0, (0, 0))
+
+    def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
+        now, source = self.allocator.statistics, self.source
+        notes = of_start(source.layout, afresh=self.starts_afresh)
+        if agreement is not None:
+            notes += of_mismatch(agreement.first_mismatch, agreement.address_mismatches)
+        trace = replayed_trace(source.trace, source.device, source.layout, self.allocator, self.history)
+        return Replayed(
+            trace=described(trace, self.settings, self.device.memory, notes),
+            sources=self.history.causes(),
+            settings=self.settings,
+            memory=self.device.memory,
+            agreement=agreement,
+            peak_requested_bytes=now.requested_bytes.peak[0],
+            peak_allocated_bytes=now.allocated_bytes.peak[0],
+            peak_reserved_bytes=now.reserved_bytes.peak[0],
+            reserved_end_bytes=now.reserved,
+            retries=retries,
+            oom=self.oom,
+        )

@@ -1,0 +1,155 @@
+"""What `torch.cuda.memory_stats()` counts, counted the same way."""
+
+from __future__ import annotations
+
+from memviz.allocator.blocks import BlockPool
+
+_BOTH = 0
+_KINDS = ("all", "small_pool", "large_pool")
+
+
+class Stat:
+    """One figure for all memory, the small pool and the large pool."""
+
+    __slots__ = ("allocated", "current", "freed", "peak")
+
+    def __init__(self) -> None:
+        self.current = [0, 0, 0]
+        self.peak = [0, 0, 0]
+        self.allocated = [0, 0, 0]
+        self.freed = [0, 0, 0]
+
+    def increase(self, kind: int, amount: int) -> None:
+        current, peak, allocated = self.current, self.peak, self.allocated
+        now = current[kind] + amount
+        current[kind] = now
+        if now > peak[kind]:
+            peak[kind] = now
+        allocated[kind] += amount
+        now = current[_BOTH] + amount
+        current[_BOTH] = now
+        if now > peak[_BOTH]:
+            peak[_BOTH] = now
+        allocated[_BOTH] += amount
+
+    def decrease(self, kind: int, amount: int) -> None:
+        current, freed = self.current, self.freed
+        current[kind] -= amount
+        freed[kind] += amount
+        current[_BOTH] -= amount
+        freed[_BOTH] += amount
+
+    def change(self, kind: int, amount: int) -> None:
+        if amount > 0:
+            self.increase(kind, amount)
+        elif amount < 0:
+            self.decrease(kind, -amount)
+
+    def reset_peak(self) -> None:
+        self.peak = list(self.current)
+
+    def reset_accumulated(self) -> None:
+        self.allocated = [0, 0, 0]
+        self.freed = [0, 0, 0]
+
+    def figures(self, name: str) -> dict[str, int]:
+        columns = {"current": self.current, "peak": self.peak, "allocated": self.allocated, "freed": self.freed}
+        return {f"{name}.{_KINDS[kind]}.{key}": column[kind] for kind in range(3) for key, column in columns.items()}
+
+
+_STATS = (
+    "allocation",
+    "allocated_bytes",
+    "active",
+    "active_bytes",
+    "requested_bytes",
+    "segment",
+    "reserved_bytes",
+    "inactive_split",
+    "inactive_split_bytes",
+)
+_OVERSIZE = ("oversize_allocations", "oversize_segments")
+_COUNTERS = (
+    "num_alloc_retries",
+    "num_ooms",
+    "num_sync_all_streams",
+    "num_device_alloc",
+    "num_device_free",
+    "num_oom_rejections",
+)
+
+
+class Statistics:
+    """Each figure moves where PyTorch moves it: `allocated` falls with free(), `active` when the free completes."""
+
+    __slots__ = (*_STATS, *_OVERSIZE, *_COUNTERS)
+
+    def __init__(self) -> None:
+        self.allocation = Stat()
+        self.allocated_bytes = Stat()
+        self.active = Stat()
+        self.active_bytes = Stat()
+        self.requested_bytes = Stat()
+        self.segment = Stat()
+        self.reserved_bytes = Stat()
+        self.inactive_split = Stat()
+        self.inactive_split_bytes = Stat()
+        self.oversize_allocations = Stat()
+        self.oversize_segments = Stat()
+        self.num_alloc_retries = 0
+        self.num_ooms = 0
+        self.num_sync_all_streams = 0
+        self.num_device_alloc = 0
+        self.num_device_free = 0
+        self.num_oom_rejections = 0
+
+    def handed_out(self, kind: int, size: int, requested: int) -> None:
+        """`size` is the block's, which may exceed the rounded request where the rest was too small to split."""
+        self.allocation.increase(kind, 1)
+        self.allocated_bytes.increase(kind, size)
+        self.active.increase(kind, 1)
+        self.active_bytes.increase(kind, size)
+        self.requested_bytes.increase(kind, requested)
+
+    def freed(self, kind: int, size: int) -> None:
+        self.allocation.decrease(kind, 1)
+        self.allocated_bytes.decrease(kind, size)
+
+    def free_completed(self, kind: int, size: int, requested: int) -> None:
+        self.active.decrease(kind, 1)
+        self.active_bytes.decrease(kind, size)
+        self.requested_bytes.decrease(kind, requested)
+
+    def split_cached(self, pool: BlockPool, blocks: int, size: int) -> None:
+        """Cached parts of segments that are partly in use: they cannot go back to the device."""
+        self.inactive_split.change(pool.kind, blocks)
+        self.inactive_split_bytes.change(pool.kind, size)
+
+    @property
+    def allocated(self) -> int:
+        return self.allocated_bytes.current[_BOTH]
+
+    @property
+    def reserved(self) -> int:
+        return self.reserved_bytes.current[_BOTH]
+
+    def reset_peak(self) -> None:
+        for name in (*_STATS, *_OVERSIZE):
+            getattr(self, name).reset_peak()
+
+    def reset_accumulated(self) -> None:
+        for name in (*_STATS, *_OVERSIZE):
+            getattr(self, name).reset_accumulated()
+        for name in _COUNTERS:
+            setattr(self, name, 0)
+
+    def as_dict(self) -> dict[str, int]:
+        """Under the names of `torch.cuda.memory_stats()`."""
+        figures: dict[str, int] = {}
+        for name in _STATS:
+            figures.update(getattr(self, name).figures(name))
+        for name in _OVERSIZE:
+            both = getattr(self, name).figures(name)
+            figures.update({key.replace(".all", ""): value for key, value in both.items() if ".all." in key})
+        figures.update({name: getattr(self, name) for name in _COUNTERS})
+        return figures

@@ -1,0 +1,193 @@
+"""What a recording asked of the allocator, event by event, apart from what the allocator did about it.
+
+The file does not say who gave segments back. A run of `segment_free` and `segment_unmap` before a new segment
+or an out-of-memory event belongs to that malloc: the allocator ran short or collected garbage. Any other run
+is the program's `empty_cache`. Stacks help where there are some: within a malloc they are the malloc's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from memviz.allocator.blocks import DEFAULT_POOL, PoolId
+from memviz.trace.model import NO_STACK, Action, Bools, Bytes1, DeviceTrace, Events, Ints4, Ints8, State, Trace
+
+
+class Step(IntEnum):
+    NOTHING = 0
+    MALLOC = 1
+    FREE = 2
+    """Asked for and complete at once: the next event is its completion."""
+    REQUEST_FREE = 3
+    COMPLETE_FREE = 4
+    RELEASE = 5
+    """A segment or pages go back."""
+    GROW = 6
+    """A segment or pages that no malloc follows at once: it ran out half-way, or another thread came between."""
+    OUT_OF_MEMORY = 7
+    COPY = 8
+    """An entry that changes nothing."""
+    ANNOTATE = 9
+    LET_GO = 10
+    """A free in a file that leaves the completions out: complete at once, because nothing says when."""
+
+
+@dataclass(frozen=True)
+class Steps:
+    step: Bytes1
+    grown: Ints8
+    """For a MALLOC: how many events just before it are its own new segments or pages."""
+    ladders: dict[int, int]
+    """Where a malloc went on after its search in the cache failed, up to its own event: it does not search again."""
+    emptied: dict[int, frozenset[PoolId]]
+    """Events at which the program emptied the cache, with the pools that gave something back then."""
+    retries: int
+    """Mallocs that had to free everything cached first, by what was recorded."""
+
+
+def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
+    events = device.events
+    action, count = events.action, len(events)
+    step = np.zeros(count, dtype=np.uint8)
+    for recorded, wanted in _PLAIN.items():
+        step[action == recorded] = wanted
+    _join_frees(device, step)
+    grows = _is_one_of(action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    grown = _run_before(grows)
+    step[grows & ~_leads_to(grows, action == Action.ALLOC)] = Step.GROW
+    within = _within_malloc(events)
+    return Steps(
+        step=step,
+        grown=grown,
+        ladders=_ladders(events, step, within),
+        emptied=_emptied(trace, events, within),
+        retries=_retries(events, within),
+    )
+
+
+_PLAIN = {
+    Action.ALLOC: Step.MALLOC,
+    Action.FREE_REQUESTED: Step.REQUEST_FREE,
+    Action.FREE_COMPLETED: Step.COMPLETE_FREE,
+    Action.SEGMENT_FREE: Step.RELEASE,
+    Action.SEGMENT_UNMAP: Step.RELEASE,
+    Action.OOM: Step.OUT_OF_MEMORY,
+    Action.SNAPSHOT: Step.COPY,
+    Action.ANNOTATE: Step.ANNOTATE,
+}
+
+
+def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
+    events, states = device.events, device.blocks.state
+    asked, done = step == Step.REQUEST_FREE, step == Step.COMPLETE_FREE
+    waiting = (states == State.ACTIVE_PENDING_FREE) | (states == State.ACTIVE_AWAITING_FREE)
+    if asked.any() and not done.any() and not waiting.any():
+        step[asked] = Step.LET_GO
+        return
+    together = asked[:-1] & done[1:] & (events.address[:-1] == events.address[1:])
+    step[:-1][together] = Step.FREE
+    step[1:][together] = Step.NOTHING
+
+
+def _within_malloc(events: Events) -> Bools:
+    """Frees that complete in between are part of a malloc's ladder too, so they do not end a run."""
+    kept = np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
+    action, stack = events.action[kept], events.stack[kept]
+    releases = _is_one_of(action, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+    follower = _next_where(~releases)
+    follows = releases & (follower < len(kept))
+    follower = np.minimum(follower, max(len(kept) - 1, 0))
+    takes = _is_one_of(action[follower], Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)
+    own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
+    within = np.zeros(len(events), dtype=np.bool_)
+    within[kept] = follows & takes & own_stack
+    return within
+
+
+def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
+    follower = _next_where(events.action == Action.ALLOC)[within]
+    starts = {}
+    for malloc in np.unique(follower[follower < len(events)]).tolist():
+        start = malloc
+        while start and _belongs_to_ladder(events, step, within, start - 1):
+            start -= 1
+        if not within[start:malloc].any():
+            # What was released led to running out, some time before.
+            continue
+        if events.action[start] == Action.FREE_COMPLETED and step[start] == Step.NOTHING:
+            # It looked like a free of its own, complete at once; the malloc may as well have waited for it.
+            step[start - 1 : start + 1] = (Step.REQUEST_FREE, Step.COMPLETE_FREE)
+        starts[start] = malloc
+    return starts
+
+
+def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) -> bool:
+    action = events.action[event]
+    if Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP:
+        return bool(step[event] != Step.RELEASE or within[event])
+    return bool(action == Action.FREE_COMPLETED)
+
+
+def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset[PoolId]]:
+    kept = np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
+    by_program = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & ~within[kept]
+    starts = by_program.copy()
+    starts[1:] &= ~by_program[:-1]
+    runs = np.split(kept[by_program], np.cumsum(starts[by_program]).searchsorted(np.arange(1, starts.sum()), "right"))
+    return {
+        int(run[0]): frozenset(trace.pools[pool] for pool in np.unique(events.pool[run]).tolist())
+        for run in runs
+        if len(run)
+    }
+
+
+def _retries(events: Events, within: Bools) -> int:
+    """A malloc that released something and then took a segment, or that gave up."""
+    releasing = np.flatnonzero(within)
+    ends = np.flatnonzero(_is_one_of(events.action, Action.ALLOC, Action.OOM))
+    retried = set(np.searchsorted(ends, releasing).tolist())
+    retried |= set(np.flatnonzero(events.action[ends] == Action.OOM).tolist())
+    return len(retried)
+
+
+def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:
+    return np.isin(action, np.array(wanted, dtype=np.uint8))
+
+
+def _next_where(wanted: Bools) -> Ints8:
+    """For each place the first from there on that is wanted; the length where there is none."""
+    places = np.where(wanted, np.arange(len(wanted)), len(wanted))
+    return np.minimum.accumulate(places[::-1])[::-1]
+
+
+def _leads_to(run: Bools, wanted: Bools) -> Bools:
+    """Whether what comes after the run that a place belongs to is wanted."""
+    follower = _next_where(~run)
+    found = follower < len(run)
+    return np.asarray(found & wanted[np.minimum(follower, len(run) - 1)]) if len(run) else run
+
+
+def _run_before(run: Bools) -> Ints8:
+    """Length of the run that ends just before each place."""
+    places = np.arange(len(run))
+    last_other = np.maximum.accumulate(np.where(run, -1, places))
+    length = places - last_other
+    return np.concatenate([np.zeros(1, dtype=np.int64), length])[:-1] if len(run) else length
+
+
+def pools_of_events(trace: Trace, device: DeviceTrace) -> Ints4:
+    """Releases before 2.8 do not write an event's pool; there the segment that holds the address tells."""
+    events, segments = device.events, device.segments
+    default = [index for index, pool in enumerate(trace.pools) if pool == DEFAULT_POOL]
+    if not np.isin(events.pool, default).all() or np.isin(segments.pool, default).all():
+        return events.pool
+    order = np.argsort(segments.address.view(np.uint64), kind="stable")
+    starts = segments.address.view(np.uint64)[order]
+    addresses = events.address.view(np.uint64)
+    place = np.searchsorted(starts, addresses, side="right") - 1
+    holder = order[np.maximum(place, 0)]
+    inside = (place >= 0) & (addresses - starts[np.maximum(place, 0)] < segments.size[holder].astype(np.uint64))
+    return np.where(inside, segments.pool[holder], events.pool).astype(np.int32)

@@ -1,0 +1,69 @@
+"""Puts an allocator through its paces in a test's own few words."""
+
+from __future__ import annotations
+
+from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.device import Device
+from memviz.allocator.settings import parse_settings
+from memviz.trace.model import Action
+
+MiB = 1 << 20
+GiB = 1 << 30
+
+
+class Driver:
+    """An allocator, what it wrote into the history, and short names for what tests look at."""
+
+    def __init__(self, settings: str = "", *, card: int | None = None) -> None:
+        self.history: list[tuple[str, int]] = []
+        self.allocator = CachingAllocator(parse_settings(settings), Device(card), self._record)
+
+    def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self.history.append((action.name.lower(), size))
+
+    def malloc(self, size: float, **more: int) -> Block:
+        return self.allocator.malloc(int(size), **more)
+
+    def free(self, *blocks: Block) -> None:
+        for block in blocks:
+            self.allocator.free(block)
+
+    def cached(self, size: float) -> Block:
+        """A block that was allocated and freed."""
+        block = self.malloc(size)
+        self.free(block)
+        return block
+
+    def since(self, *actions: str) -> list[tuple[str, int]]:
+        """What was recorded since the last call, of these actions."""
+        found = [entry for entry in self.history if not actions or entry[0] in actions]
+        self.history.clear()
+        return found
+
+    def stat(self, name: str) -> int:
+        return self.allocator.statistics.as_dict()[name]
+
+    @property
+    def allocated(self) -> int:
+        return self.allocator.statistics.allocated
+
+    @property
+    def reserved(self) -> int:
+        return self.allocator.statistics.reserved
+
+    @property
+    def segments(self) -> list[int]:
+        """Sizes, in the order made; of a segment that expands, its address space."""
+        return [segment_size(head) for head in self.allocator.segments.values()]
+
+
+def blocks_of(head: Block) -> list[Block]:
+    blocks = [head]
+    while blocks[-1].next is not None:
+        blocks.append(blocks[-1].next)
+    return blocks
+
+
+def segment_size(head: Block) -> int:
+    return sum(block.size for block in blocks_of(head))

@@ -1,0 +1,67 @@
+"""Snapshots that the model itself would have dumped: whole histories, and ones that start late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from memviz.allocator.blocks import Block, PoolId
+from memviz.trace.model import Action, Trace
+from tests.allocator.driver import Driver, blocks_of
+from tests.traces import read
+
+
+class Recorder(Driver):
+    """A driver that keeps what torch.cuda.memory would have written down."""
+
+    def __init__(self, settings: str = "", *, card: int | None = None) -> None:
+        self.events: list[dict[str, Any]] = []
+        self.line = 0
+        super().__init__(settings, card=card)
+
+    def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+        super()._record(action, address, size, stream, pool)
+        where = "device_free" if action is Action.OOM else "addr"
+        entry = {"action": action.name.lower(), where: address, "size": size, "stream": stream, "pool_id": pool}
+        frames = [{"name": "step", "filename": "train.py", "line": self.line}]
+        self.events.append({**entry, "time_us": len(self.events), "frames": frames})
+
+    def snapshot(self, last: int | None = None) -> dict[str, Any]:
+        """With only the last events, as a ring buffer would have kept them."""
+        events = self.events if last is None else self.events[len(self.events) - last :]
+        settings = self.allocator.settings.to_snapshot()
+        return {"segments": [*self._segments()], "device_traces": [events], "allocator_settings": settings}
+
+    def trace(self, last: int | None = None) -> Trace:
+        return read(self.snapshot(last))
+
+    def _segments(self) -> Iterable[dict[str, Any]]:
+        for head in self.allocator.segments.values():
+            run: list[Block] = []
+            for block in [*blocks_of(head), None]:
+                if block is not None and block.mapped:
+                    run.append(block)
+                elif run:
+                    yield _segment(run)
+                    run = []
+
+
+def _segment(run: list[Block]) -> dict[str, Any]:
+    first = run[0]
+    return {
+        "device": 0,
+        "address": first.address,
+        "total_size": sum(block.size for block in run),
+        "stream": first.stream,
+        "segment_type": "small" if first.pool.is_small else "large",
+        "segment_pool_id": first.pool.owner.id,
+        "is_expandable": first.expandable is not None,
+        "frames": [],
+        "blocks": [_block(block) for block in run],
+    }
+
+
+def _block(block: Block) -> dict[str, Any]:
+    pending = "active_pending_free" if block.in_use else "inactive"
+    state = "active_allocated" if block.allocated else pending
+    return {"address": block.address, "size": block.size, "requested_size": block.requested, "state": state}

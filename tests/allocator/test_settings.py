@@ -1,0 +1,206 @@
+"""The text of PYTORCH_CUDA_ALLOC_CONF. Refusals were compared with torch 2.13's own on 80,000 random texts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.allocator.settings import (
+    Settings,
+    changes_layout,
+    parse_settings,
+    settings_from_environment,
+    settings_from_snapshot,
+)
+from memviz.errors import UsageError
+
+MiB = 1 << 20
+LISTED = "roundup_power2_divisions:[64:8,128:2,256:2,512:2,1024:1,>:1]"
+
+
+def test_no_text_is_pytorchs_defaults():
+    assert parse_settings("") == Settings()
+
+
+def test_everything_that_moves_device_memory_is_read():
+    text = (
+        "expandable_segments:True,large_segment_size_mb:32,max_split_size_mb:128,max_non_split_rounding_mb:64,"
+        "roundup_power2_divisions:4,garbage_collection_threshold:0.6,per_process_memory_fraction:0.5,"
+        "throw_on_cudamalloc_oom:True,graph_capture_record_stream_reuse:True,expandable_segments_reserve:40G"
+    )
+    assert parse_settings(text) == Settings(
+        expandable_segments=True,
+        large_segment_size=32 * MiB,
+        max_split_size=128 * MiB,
+        max_non_split_rounding_size=64 * MiB,
+        roundup_power2_divisions=(4,) * 16,
+        garbage_collection_threshold=0.6,
+        per_process_memory_fraction=0.5,
+        throw_on_cudamalloc_oom=True,
+        graph_capture_record_stream_reuse=True,
+        expandable_segments_reserve="40G",
+    )
+
+
+def test_what_concerns_pinned_memory_and_locks_is_kept_as_written():
+    text = "release_lock_on_cudamalloc:True,pinned_num_register_threads:8,pinned_use_background_threads:False"
+    settings = parse_settings(text)
+    assert settings.to_text() == text
+    assert settings == replace(Settings(), others=settings.others)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128",
+        "export PYTORCH_ALLOC_CONF='max_split_size_mb:128'",
+        'PYTORCH_HIP_ALLOC_CONF = "max_split_size_mb:128"',
+        " max_split_size_mb : 128 ,",
+    ],
+)
+def test_the_variables_name_and_blanks_may_stand_around_it(text):
+    assert parse_settings(text) == Settings(max_split_size=128 * MiB)
+
+
+def test_the_oldest_variable_wins():
+    both = {"PYTORCH_ALLOC_CONF": "max_split_size_mb:30", "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:40"}
+    assert settings_from_environment(both).max_split_size == 40 * MiB
+
+
+def test_the_new_variable_is_unknown_to_old_releases():
+    assert settings_from_environment({"PYTORCH_ALLOC_CONF": "max_split_size_mb:30"}, (2, 8)) == Settings()
+
+
+@pytest.mark.parametrize("text", ["expandable_segments:True", "max_split_size_mb:20", LISTED, "backend:native"])
+def test_both_readers_agree_on_well_formed_text(text):
+    assert parse_settings(text, (2, 8)).max_split_size == parse_settings(text).max_split_size
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("foo:1", "Unrecognized key 'foo' in CUDA allocator config."),
+        ("max_split_size_mb:2", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        ("large_segment_size_mb:10", "CachingAllocator option large_segment_size_mb must be > 10 MB"),
+        (
+            "max_split_size_mb:30,large_segment_size_mb:40",
+            "CachingAllocator option max_split_size_mb too small, must be >= 40",
+        ),
+        ("garbage_collection_threshold:1.2", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        ("garbage_collection_threshold:0", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        ("roundup_power2_divisions:3", "For roundups, the divisions has to be power of 2 "),
+        ("roundup_power2_divisions:[3:4]", "For roundups, the intervals have to be power of 2 "),
+        (
+            "expandable_segments:true",
+            "Expected 'True' or 'False' at index 2 in ConfigTokenizer but got 'true'",
+        ),
+        ("max_split_size_mb:many", "'many' is not a whole number (PyTorch stops with 'stoull')."),
+        ("max_split_size_mb:", "The settings end after ':', where PyTorch expects more."),
+        ("roundup_power2_divisions:[4:4", "The settings end after '4', where PyTorch expects more."),
+        ("backend:jemalloc", "Unknown allocator backend, options are native and cudaMallocAsync"),
+        (
+            "pinned_num_register_threads:1024",
+            "Number of register threads should be less than or equal to 128, got 1024",
+        ),
+        ("pinned_num_register_threads:3", "Number of register threads has to be power of 2, got 3"),
+    ],
+)
+def test_what_pytorch_refuses_is_refused_in_its_words(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_settings(text)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("large_segment_size_mb:40", "Unrecognized CachingAllocator option: large_segment_size_mb"),
+        ("max_split_size_mb=128", "Unrecognized CachingAllocator option: max_split_size_mb=128"),
+        ("expandable_segments:yes", "Expected a single True/False argument for expandable_segments"),
+        ("max_split_size_mb,128", "Error parsing CachingAllocator settings, expected :"),
+        ("max_split_size_mb:3000000000", "'3000000000' is too large a number (PyTorch stops with 'stoi')."),
+    ],
+)
+def test_releases_before_2_9_refuse_in_theirs(text, message):
+    with pytest.raises(UsageError) as caught:
+        parse_settings(text, (2, 8))
+    assert str(caught.value) == message
+
+
+def test_from_2_9_on_a_wrong_separator_is_passed_over():
+    assert parse_settings("max_split_size_mb,128;").max_split_size == 128 * MiB
+
+
+def test_the_rest_of_the_list_begins_at_the_last_interval_before_2_9_and_after_it_since():
+    text = "roundup_power2_divisions:[64:8,256:4,>:1]"
+    lower, middle = (8,) * 7, (0,)
+    assert parse_settings(text, (2, 8)).roundup_power2_divisions == lower + middle + (1,) * 8
+    assert parse_settings(text, (2, 9)).roundup_power2_divisions == lower + middle + (4,) + (1,) * 7
+
+
+def test_a_larger_large_segment_raises_the_rounding_limit_with_it():
+    assert parse_settings("large_segment_size_mb:64").max_non_split_rounding_size == 64 * MiB
+
+
+def test_a_reserve_is_a_share_of_the_card_or_gibibytes_and_never_more_than_the_default():
+    card = 80 << 30
+    reserves = [parse_settings(f"expandable_segments_reserve:{each}").reserve_bytes(card) for each in ("0.5", "40G")]
+    assert reserves == [40 << 30, 40 << 30]
+    assert parse_settings("expandable_segments_reserve:1e20G").reserve_bytes(card) == 90 << 30
+    assert parse_settings("expandable_segments_reserve:much").reserve_bytes(card) == 90 << 30
+
+
+@pytest.mark.parametrize("unlimited", [-1, 2**64 - 1])
+def test_a_snapshots_unlimited_split_size_has_two_spellings(unlimited):
+    assert settings_from_snapshot({"max_split_size": unlimited}) == Settings()
+
+
+def test_a_snapshots_values_win_and_its_text_fills_the_rest():
+    recorded = {
+        "PYTORCH_CUDA_ALLOC_CONF": "large_segment_size_mb:32,max_split_size_mb:64,expandable_segments:False",
+        "max_split_size": 128 * MiB,
+        "expandable_segments": True,
+        "garbage_collection_threshold": 0.5,
+        "roundup_power2_divisions": {str(1 << slot): 4 if slot == 9 else 0 for slot in range(16)},
+    }
+    expected = parse_settings(
+        "expandable_segments:True,large_segment_size_mb:32,max_split_size_mb:128,"
+        "roundup_power2_divisions:[256:0,512:4,>:0],garbage_collection_threshold:0.5"
+    )
+    assert settings_from_snapshot(recorded) == expected
+
+
+def test_damaged_settings_of_a_snapshot_are_left_aside():
+    recorded = {
+        "PYTORCH_CUDA_ALLOC_CONF": "nonsense",
+        "max_split_size": "big",
+        "expandable_segments": 1,
+        "roundup_power2_divisions": {"1": "x", 2: 4},
+    }
+    assert settings_from_snapshot(recorded) == Settings()
+
+
+def test_only_what_moves_blocks_changes_the_layout():
+    assert not changes_layout(Settings(), Settings(garbage_collection_threshold=0.5, per_process_memory_fraction=0.5))
+    assert changes_layout(Settings(), Settings(expandable_segments=True))
+
+
+any_settings = st.builds(
+    Settings,
+    expandable_segments=st.booleans(),
+    max_split_size=st.none() | st.integers(64, 4096).map(lambda number: number * MiB),
+    large_segment_size=st.integers(11, 64).map(lambda number: number * MiB),
+    max_non_split_rounding_size=st.integers(64, 4096).map(lambda number: number * MiB),
+    roundup_power2_divisions=st.tuples(*[st.sampled_from([0, 1, 2, 4, 8])] * 16) | st.just((4,) * 16),
+    garbage_collection_threshold=st.sampled_from([0.0, 0.25, 0.8]),
+    per_process_memory_fraction=st.sampled_from([1.0, 0.0, 0.9]),
+    throw_on_cudamalloc_oom=st.booleans(),
+)
+
+
+@given(any_settings)
+def test_what_is_written_is_read_back(settings):
+    assert parse_settings(settings.to_text()) == settings

@@ -1,0 +1,247 @@
+"""The same requests under other settings, or on another card."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.allocator.replay import replay, source_of
+from memviz.allocator.replayer import RanOut, reserved_by_event
+from memviz.allocator.search import search
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import CARD_BYTES, OVERHEAD_BYTES, Card, least_memory, smallest_card, what_if
+from memviz.analysis.lifetimes import lifetimes, matched
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from tests.allocator.driver import GiB, MiB
+from tests.allocator.programs import SETTINGS, programs, take
+from tests.allocator.recording import Recorder
+from tests.allocator.test_replay import actions
+from tests.traces import alloc, block, free, segment, trace_of
+
+EXPANDABLE = parse_settings("expandable_segments:True")
+
+
+def test_reserved_bytes_follow_the_recorded_events(growing):
+    recorded = reserved_by_event(replay(growing.trace()), len(growing.events))
+    assert recorded.tolist() == timeline(growing.trace().devices[0]).reserved.tolist()
+    ours = reserved_by_event(replay(growing.trace(), settings=EXPANDABLE), len(growing.events))
+    assert (ours[0], ours[2], ours[-1], len(ours)) == (0, 100 * MiB, 120 * MiB, len(growing.events) + 1)
+    stopped = reserved_by_event(replay(growing.trace(), memory=101 * MiB), len(growing.events))
+    assert (stopped.tolist()[-2:], len(stopped)) == ([100 * MiB, 0], 7)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(SETTINGS), st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), programs)
+def test_a_replay_is_a_sound_trace_with_the_same_live_bytes(recorded_with, text, program):
+    run, live = Recorder(recorded_with, card=4000 * MiB), []
+    for step in program:
+        run.line += 1
+        take(run, live, step)
+    if run.events:
+        ours = replay(run.trace(), settings=parse_settings(text)).trace.devices[0]
+        assert not matched(ours).faults
+        assert timeline(ours).peak_bytes == timeline(run.trace().devices[0]).peak_bytes
+
+
+@pytest.fixture
+def growing() -> Recorder:
+    """Sizes that grow step by step, each freed before the next: three segments, or one that expands."""
+    run = Recorder()
+    for size in (100, 101, 102, 103):
+        run.cached(size * MiB)
+    return run
+
+
+def test_expanding_would_have_reserved_less(growing):
+    result = replay(growing.trace(), settings=EXPANDABLE)
+    assert (result.peak_reserved_bytes, result.peak_requested_bytes) == (120 * MiB, 103 * MiB)
+    assert (result.agreement, result.exact, result.oom, result.retries) == (None, False, None, 0)
+    assert actions(result.trace)[:4] == ["segment_map", "alloc", "free_requested", "free_completed"]
+    assert result.sources.tolist()[:4] == [1, 1, 2, 3]
+
+
+def test_a_smaller_card_has_to_retry(growing):
+    result = replay(growing.trace(), memory=210 * MiB)
+    assert (result.peak_reserved_bytes, result.retries, result.oom) == (202 * MiB, 1, None)
+
+
+def test_or_runs_out(growing):
+    growing.malloc(50 * MiB)
+    growing.malloc(60 * MiB)
+    result = replay(growing.trace(), memory=150 * MiB)
+    assert result.oom == RanOut(
+        event=len(growing.events) - 1,
+        requested_bytes=60 * MiB,
+        allocated_bytes=50 * MiB,
+        reserved_bytes=104 * MiB,
+    )
+    assert actions(result.trace)[-1] == "oom"
+
+
+def test_live_bytes_are_the_same_whatever_the_settings(growing):
+    recorded = lifetimes(growing.trace().devices[0])
+    ours = lifetimes(replay(growing.trace(), settings=EXPANDABLE).trace.devices[0])
+    assert recorded.size.tolist() == ours.size.tolist()
+
+
+def test_the_programs_own_empty_cache_is_kept(growing):
+    growing.line = 1
+    growing.allocator.empty_cache()
+    result = replay(growing.trace(), settings=EXPANDABLE)
+    assert (result.reserved_end_bytes, actions(result.trace)[-1]) == (0, "segment_unmap")
+
+
+def test_what_the_recorded_card_forced_is_not():
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    result = replay(run.trace(), memory=200 * MiB)
+    assert (result.peak_reserved_bytes, result.retries) == (140 * MiB, 0)
+    assert "segment_free" not in actions(result.trace)
+
+
+def test_a_request_that_failed_is_asked_again():
+    run = Recorder(card=100 * MiB)
+    run.malloc(30 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    run.malloc(10 * MiB)
+    fits = replay(run.trace(), memory=200 * MiB)
+    assert (fits.oom, fits.peak_requested_bytes) == (None, 110 * MiB)
+    assert actions(fits.trace)[2:6] == ["segment_alloc", "alloc", "free_requested", "free_completed"]
+    fails = replay(run.trace(), memory=105 * MiB)
+    assert fails.oom is not None
+    assert fails.oom.event == 2
+
+
+def test_a_private_pool_that_gave_memory_back_does_so_again():
+    run = Recorder()
+    run.free(run.malloc(30 * MiB, pool=(0, 1)))
+    run.allocator.private_pools[(0, 1)].use_count = 0
+    run.line = 1
+    run.allocator.empty_cache()
+    assert replay(run.trace(), settings=EXPANDABLE).reserved_end_bytes == 0
+
+
+A = 0x7F1200000000
+
+
+def late_start():
+    ends = [segment(A, 20 * MiB, [block(A, 5 * MiB)]), segment(A + GiB, 60 * MiB, [])]
+    return trace_of([alloc(A + GiB, 30 * MiB), free(A + GiB, 30 * MiB)], ends)
+
+
+def test_a_late_start_keeps_its_layout_where_the_settings_are_the_same():
+    result = replay(late_start(), memory=200 * MiB)
+    assert (result.peak_reserved_bytes, result.peak_allocated_bytes) == (80 * MiB, 35 * MiB)
+    assert "was rebuilt from the final state" in result.trace.notes[0].text
+
+
+def test_under_other_settings_what_was_live_is_placed_anew():
+    result = replay(late_start(), settings=EXPANDABLE)
+    assert (result.peak_reserved_bytes, result.peak_allocated_bytes) == (40 * MiB, 35 * MiB)
+    assert result.trace.notes[0].text == (
+        "The history starts late. What was live before it (1 block) was put into empty memory in order of "
+        "address, as these settings would have placed it."
+    )
+
+
+def test_on_a_small_card_the_cache_of_before_would_have_been_given_back():
+    result = replay(late_start(), memory=60 * MiB)
+    assert (result.peak_reserved_bytes, result.retries) == (50 * MiB, 0)
+
+
+def test_where_what_was_live_lay_too_far_apart_it_is_placed_anew():
+    ends = [segment(A + number * GiB, 20 * MiB, [block(A + number * GiB, 5 * MiB)]) for number in range(3)]
+    result = replay(trace_of([], ends), memory=30 * MiB)
+    assert (result.oom, result.peak_reserved_bytes) == (None, 20 * MiB)
+    assert "placed it" in result.trace.notes[0].text
+
+
+def test_what_was_live_before_may_not_fit_at_all():
+    result = replay(late_start(), memory=10 * MiB)
+    assert result.oom == RanOut(event=-1, requested_bytes=5 * MiB, allocated_bytes=0, reserved_bytes=0)
+    assert len(result.trace.devices[0].events) == 0
+
+
+def test_the_overhead_is_taken_from_the_card(growing):
+    result = what_if(growing.trace(), settings=EXPANDABLE, card=Card(2 * GiB))
+    assert (result.replayed.memory, result.recorded.exact) == (2 * GiB - OVERHEAD_BYTES, True)
+    assert what_if(growing.trace()).replayed.exact
+
+
+def test_a_card_that_the_overhead_fills_is_refused(growing):
+    with pytest.raises(UsageError, match="nothing left"):
+        what_if(growing.trace(), card=Card(100 * MiB))
+
+
+def test_the_smallest_card_is_the_first_on_which_it_ends():
+    run = Recorder()
+    run.malloc(9 * GiB)
+    source = source_of(run.trace())
+    assert smallest_card(source) == Card(10 * GiB)
+    assert smallest_card(source, overhead_bytes=2 * GiB) == Card(11 * GiB, 2 * GiB)
+
+
+def test_no_card_may_be_large_enough():
+    run = Recorder()
+    run.malloc(max(CARD_BYTES))
+    assert smallest_card(source_of(run.trace())) is None
+
+
+def test_the_least_memory_is_a_boundary(growing):
+    source, step = source_of(growing.trace()), 2 * MiB
+    needed = least_memory(source, step_bytes=step)
+    assert replay(growing.trace(), memory=needed).oom is None
+    assert replay(growing.trace(), memory=needed - step).oom is not None
+    assert needed - 104 * MiB < step
+
+
+def test_the_search_ranks_by_peak_reserved_and_says_what_to_set(growing):
+    found = search(source_of(growing.trace()))
+    assert (found.best.text, found.best.peak_reserved_bytes) == ("roundup_power2_divisions:8", 104 * MiB)
+    assert found.advice == (
+        "Set roundup_power2_divisions:8: at its peak it reserves 66% less than with the recorded settings."
+    )
+    peaks = [each.peak_reserved_bytes for each in found.tried]
+    assert peaks == sorted(peaks)
+
+
+def test_on_a_card_what_fits_comes_first():
+    run = Recorder()
+    for size in (30, 31, 32, 33):
+        run.cached(size * MiB)
+    held = [run.malloc(size * MiB) for size in (4, 33, 60)]
+    found = search(source_of(run.trace()), Card(120 * MiB, 0))
+    recorded = next(each for each in found.tried if each.is_recorded)
+    assert (found.best.text, found.best.fits, recorded.fits) == ("expandable_segments:True", True, False)
+    assert found.advice.startswith("Set expandable_segments:True: with it this run fits")
+    assert len(held) == 3
+
+
+def test_settings_are_compared_from_the_same_start():
+    """Half of what was cached before the first event is not laid at the recorded settings' door."""
+    found = search(source_of(late_start()))
+    assert (found.best.is_recorded, found.best.peak_reserved_bytes) == (False, 40 * MiB)
+    assert next(each for each in found.tried if each.is_recorded).peak_reserved_bytes == 50 * MiB
+
+
+def test_what_no_setting_can_help_is_said():
+    run = Recorder()
+    run.malloc(200 * MiB)
+    found = search(source_of(run.trace()), Card(100 * MiB, 0))
+    assert found.advice == (
+        "No settings can make it fit: what the program holds at its peak is more than this card has."
+    )
+
+
+def test_settings_that_gain_nothing_are_not_recommended():
+    run = Recorder()
+    run.malloc(200 * MiB)
+    found = search(source_of(run.trace()))
+    assert (found.advice, found.best.is_recorded) == (
+        "Keep the settings: none of those tried reserves noticeably less at its peak.",
+        True,
+    )
