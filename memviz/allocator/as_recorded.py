@@ -10,7 +10,8 @@ from memviz.allocator.expandable import ExpandableSegment, add_expandable, map_b
 from memviz.allocator.lay_out import FIRST_START_CAUSE, lay_out_as_recorded
 from memviz.allocator.recorded_device import Entry, RecordedDevice
 from memviz.allocator.release import release_segment
-from memviz.allocator.replayer import Agreement, Mismatch, RanOut, Replay, Replayed, Source
+from memviz.allocator.replayer import Agreement, Mismatch, Progress, RanOut, Replay, Replayed, Source
+from memviz.allocator.sizes import segment_size
 from memviz.allocator.start_layout import unsigned
 from memviz.trace.model import Action
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
@@ -32,13 +33,13 @@ class HiddenRest(Exception):
 _MOST_SECOND_THOUGHTS = 32
 
 
-def replay_as_recorded(source: Source) -> Replayed:
+def replay_as_recorded(source: Source, progress: Progress | None = None) -> Replayed:
     """Starts again as long as the first disagreement tells more about how memory lay before the first event."""
     sizes: dict[int, int] = {}
     furthest = -1
     for _ in range(_MOST_SECOND_THOUGHTS):
         try:
-            return AsRecorded(source, second_thoughts=True).result()
+            return AsRecorded(source, second_thoughts=True).result(progress)
         except HiddenRest as hint:
             if hint.event < furthest:
                 # The last hint led nowhere.
@@ -47,7 +48,7 @@ def replay_as_recorded(source: Source) -> Replayed:
             sizes[hint.address] = hint.size
             source.know_sizes(sizes)
     source.know_sizes({})
-    return AsRecorded(source).result()
+    return AsRecorded(source).result(progress)
 
 
 class AsRecorded(Replay):
@@ -63,7 +64,8 @@ class AsRecorded(Replay):
         self.mismatches = 0
         self.first: Mismatch | None = None
 
-    def result(self) -> Replayed:
+    def result(self, progress: Progress | None = None) -> Replayed:
+        self.progress = progress
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
         self.allocator.statistics.reset_peak()
         self.allocator.record = self.history.add
@@ -193,7 +195,8 @@ class AsRecorded(Replay):
         self.allocator.statistics.num_ooms += 1
         now = self.allocator.statistics
         if self.oom is None:
-            self.oom = RanOut(event, size, now.allocated, now.reserved)
+            asked = segment_size(self.allocator.round_size(size), self.settings.large_segment_size)
+            self.oom = RanOut(event, size, asked, now.allocated, now.reserved)
 
 
 def _why(recorded: list[Entry], ours: list[Entry]) -> str:

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING
 from memviz.trace.model import Note
 
 if TYPE_CHECKING:
-    from memviz.allocator.replayer import Mismatch
+    from memviz.allocator.replayer import Mismatch, Source
     from memviz.allocator.start_layout import StartLayout
+
+
+def of_settings(source: Source) -> list[Note]:
+    if not source.settings_are_inferred:
+        return []
+    text = (
+        "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
+    )
+    return [Note("settings_inferred", text)]
 
 
 def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
@@ -26,6 +35,17 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
         text = f"What was live before the first event and lies in no segment ({left_out}) was left out."
         notes.append(Note("start_unplaced", text, level="warning"))
     return notes
+
+
+def of_streams(waited: int) -> list[Note]:
+    if not waited:
+        return []
+    frees = _counted(waited, "free")
+    text = (
+        f"When another stream would have been done is not in the file: {frees} that waited for one complete where "
+        "they did in the recording, or earlier where memory runs out."
+    )
+    return [Note("streams_as_recorded", text)]
 
 
 def of_mismatch(first: Mismatch | None, mismatches: int) -> list[Note]:

@@ -7,7 +7,7 @@ from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.device import Device, OutOfMemory
 from memviz.allocator.lay_out import lay_out_afresh, lay_out_as_recorded
 from memviz.allocator.release import release_cached
-from memviz.allocator.replayer import RanOut, Replay, Replayed, Source
+from memviz.allocator.replayer import Progress, RanOut, Replay, Replayed, Source
 from memviz.allocator.settings import Settings, changes_layout
 
 
@@ -19,13 +19,15 @@ class OtherSettings(Replay):
         super().__init__(source, settings, Device(memory, total=total))
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
 
-    def result(self) -> Replayed:
+    def result(self, progress: Progress | None = None) -> Replayed:
+        self.progress = progress
         try:
             self._start()
             self.allocator.record = self.history.add
             self.run()
         except OutOfMemory as error:
-            self.oom = RanOut(self.history.now, error.requested, error.allocated, error.reserved)
+            figures = (error.requested, error.asked_of_device, error.allocated, error.reserved)
+            self.oom = RanOut(self.history.now, *figures)
         return self.finished(None, self.allocator.statistics.num_alloc_retries)
 
     def _start(self) -> None:

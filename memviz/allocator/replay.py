@@ -13,7 +13,7 @@ from __future__ import annotations
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replayer import Replayed, Source
-from memviz.allocator.settings import Settings, settings_from_snapshot
+from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 
@@ -23,7 +23,7 @@ def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
     chosen = trace.devices[0] if device is None else device
     if chosen.kind != "gpu":
         raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
-    return Source(trace, chosen, settings_from_snapshot(trace.settings))
+    return Source(trace, chosen)
 
 
 def replay(

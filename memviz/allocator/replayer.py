@@ -13,7 +13,8 @@ from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator, unrecorded
 from memviz.allocator.device import Device
 from memviz.allocator.history import History
-from memviz.allocator.notes import of_mismatch, of_start
+from memviz.allocator.notes import of_mismatch, of_settings, of_start, of_streams
+from memviz.allocator.recorded_settings import settings_of
 from memviz.allocator.replayed_trace import described, replayed_trace
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
@@ -22,6 +23,9 @@ from memviz.trace.model import Action, DeviceTrace, Ints4, Ints8, Trace
 
 _CHUNK = 1 << 16
 """Events that are turned into Python numbers at a time: ten million at once would take a gigabyte."""
+
+Progress = Callable[[int, int], None]
+"""Told how many events are done, and of how many. What it raises ends the replay."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,8 @@ class RanOut:
 
     event: int
     requested_bytes: int
+    asked_of_device_bytes: int
+    """The segment that would have been needed; PyTorch's message calls it "Tried to allocate"."""
     allocated_bytes: int
     reserved_bytes: int
 
@@ -95,10 +101,10 @@ def reserved_by_event(replayed: Replayed, recorded_events: int) -> Ints8:
 class Source:
     """What both kinds of replay read."""
 
-    def __init__(self, trace: Trace, device: DeviceTrace, recorded: Settings) -> None:
+    def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self.trace = trace
         self.device = device
-        self.recorded = recorded
+        self.recorded, self.settings_are_inferred = settings_of(trace, device)
         self.steps: Steps = steps_of(trace, device)
         self.pools: Ints4 = pools_of_events(trace, device)
         self.know_sizes({})
@@ -117,6 +123,7 @@ class Replay:
 
     starts_afresh = False
     """Whether what was live before the first event is placed anew."""
+    progress: Progress | None = None
 
     def __init__(self, source: Source, settings: Settings, device: Device) -> None:
         self.source = source
@@ -132,6 +139,8 @@ class Replay:
         events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
         names, history, event = self.source.trace.pools, self.history, 0
         for first in range(0, len(events), _CHUNK):
+            if self.progress:
+                self.progress(first, len(events))
             part = slice(first, first + _CHUNK)
             columns = (steps[part], unsigned(events.address)[part], events.size[part], events.stream[part], pools[part])
             for step, address, size, stream, pool in zip(*(each.tolist() for each in columns), strict=True):
@@ -221,9 +230,11 @@ class Replay:
 
     def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
         now, source = self.allocator.statistics, self.source
-        notes = of_start(source.layout, afresh=self.starts_afresh)
+        notes = [*of_settings(source), *of_start(source.layout, afresh=self.starts_afresh)]
         if agreement is not None:
             notes += of_mismatch(agreement.first_mismatch, agreement.address_mismatches)
+        else:
+            notes += of_streams(source.steps.waited)
         trace = replayed_trace(source.trace, source.device, source.layout, self.allocator, self.history)
         return Replayed(
             trace=described(trace, self.settings, self.device.memory, notes),

@@ -6,16 +6,28 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.allocator.replayer import RanOut, Source
+from memviz.allocator.replayer import Progress, RanOut, Replayed, Source
 from memviz.allocator.settings import Settings
-from memviz.allocator.what_if import Card, replay_on
+from memviz.allocator.settings_text import NEWEST, SINCE, Release
+from memviz.allocator.sizes import rounding, segment_size
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, replay_on, smallest_card
+from memviz.trace.model import Action
 from memviz.trace.rounding import SLOTS, MiB
+from memviz.units import percent_text
+
+
+def _large_segments(mebibytes: int) -> dict[str, int]:
+    """PyTorch lets what may be left of a block follow the size of segments."""
+    return {"large_segment_size": mebibytes * MiB, "max_non_split_rounding_size": mebibytes * MiB}
+
 
 _TRIED: tuple[Mapping[str, Any], ...] = (
     {},
     {"expandable_segments": True},
     {"expandable_segments": False},
     {"max_split_size": None},
+    # At 20 the segments of 20 MiB, which most tensors share, would not be split either.
+    {"max_split_size": 21 * MiB},
     {"max_split_size": 64 * MiB},
     {"max_split_size": 128 * MiB},
     {"max_split_size": 256 * MiB},
@@ -23,8 +35,10 @@ _TRIED: tuple[Mapping[str, Any], ...] = (
     {"roundup_power2_divisions": (4,) * SLOTS},
     {"roundup_power2_divisions": (8,) * SLOTS},
     {"roundup_power2_divisions": (0,) * SLOTS},
+    _large_segments(40),
+    {"expandable_segments": True, **_large_segments(12)},
 )
-"""What is changed of the recorded settings, one thing at a time: more at once is hard to explain and rarely better."""
+"""What is changed of the recorded settings: what each brought on real recordings, and the ways back."""
 
 _WORTH_SAYING = 0.01
 
@@ -40,8 +54,11 @@ class Tried:
     peak_reserved_bytes: int
     """With memory without end."""
     retries: int
-    """On the card, where there is one."""
+    """On the card, where there is one; so are the next two."""
     oom: RanOut | None
+    reserved_on_card_bytes: int
+    smallest_card: Card | None
+    """Of the usual sizes; None where none is large enough."""
 
     @property
     def fits(self) -> bool:
@@ -52,6 +69,8 @@ class Tried:
 class Search:
     tried: tuple[Tried, ...]
     """What fits first, then by peak reserved; among equals the recorded settings, then the simplest change."""
+    advised: Tried
+    """The simplest of those that are as good as the best, to one in a hundred."""
     advice: str
     """One sentence."""
 
@@ -59,18 +78,83 @@ class Search:
     def best(self) -> Tried:
         return self.tried[0]
 
-
-def search(source: Source, card: Card | None = None) -> Search:
-    settings = list(dict.fromkeys(replace(source.recorded, **changes) for changes in _TRIED))
-    tried = sorted((_tried(source, each, card) for each in settings), key=_rank)
-    return Search(tuple(tried), _advice(tried, card))
+    @property
+    def recorded(self) -> Tried:
+        return next(each for each in self.tried if each.is_recorded)
 
 
-def _tried(source: Source, settings: Settings, card: Card | None) -> Tried:
+def search(
+    source: Source,
+    card: Card | None = None,
+    *,
+    also: Settings | None = None,
+    release: Release = NEWEST,
+    progress: Progress | None = None,
+) -> Search:
+    """Only settings that this release knows, and that can change anything in this recording; and `also`."""
+    wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
+    rounds = _Rounds(len(wanted), progress)
+    tried = sorted((_tried(source, each, card, rounds) for each in wanted), key=_rank)
+    advised = _advised(tried)
+    return Search(tuple(tried), advised, _advice(tried, advised, card))
+
+
+def settings_to_try(source: Source, release: Release = NEWEST) -> list[Settings]:
+    wanted = dict.fromkeys(replace(source.recorded, **changes) for changes in _TRIED)
+    largest = _largest_segment(source)
+    return [
+        each
+        for each in wanted
+        if each == source.recorded or (_known_to(each, release) and not _is_idle(each, source.recorded, largest))
+    ]
+
+
+def _known_to(settings: Settings, release: Release) -> bool:
+    keys = [part.partition(":")[0] for part in settings.to_text().split(",") if ":" in part]
+    return all(SINCE.get(key, (0, 0)) <= release for key in keys)
+
+
+def _is_idle(settings: Settings, recorded: Settings, largest: int) -> bool:
+    """A limit to splitting that no block reaches changes nothing; blocks in segments that expand may grow to it."""
+    most = settings.max_split_size
+    return most is not None and most != recorded.max_split_size and most > largest and not settings.expandable_segments
+
+
+def _largest_segment(source: Source) -> int:
+    """No block is larger than the segment it lies in."""
+    events, settings = source.device.events, source.recorded
+    asked = int(events.size[events.action == Action.ALLOC].max(initial=1))
+    there = max((block.requested for block in source.layout.blocks), default=1)
+    round_size = rounding(settings.roundup_power2_divisions)
+    return segment_size(round_size(max(asked, there)), settings.large_segment_size)
+
+
+class _Rounds:
+    """One measure of progress over many replays."""
+
+    def __init__(self, count: int, progress: Progress | None) -> None:
+        self.count = count
+        self.done = 0
+        self._progress = progress
+
+    def part(self, half: int) -> Progress | None:
+        """Each settings may need two replays: on the card, and with memory without end."""
+        tell = self._progress
+        if tell is None:
+            return None
+        before = 2 * self.done + half
+        return lambda done, total: tell(before * total + done, 2 * self.count * total)
+
+
+def _tried(source: Source, settings: Settings, card: Card | None, rounds: _Rounds) -> Tried:
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
-    on_card = replay_on(source, settings, card, afresh=True)
-    undisturbed = card is None or (on_card.oom is None and on_card.retries == 0)
-    free = on_card if undisturbed else replay_on(source, settings, afresh=True)
+    on_card = replay_on(source, settings, card, afresh=True, progress=rounds.part(0))
+    free = (
+        on_card
+        if card is None or _never_short(on_card)
+        else replay_on(source, settings, afresh=True, progress=rounds.part(1))
+    )
+    rounds.done += 1
     return Tried(
         settings=settings,
         text=settings.to_text(),
@@ -80,25 +164,46 @@ def _tried(source: Source, settings: Settings, card: Card | None) -> Tried:
         peak_reserved_bytes=free.peak_reserved_bytes,
         retries=on_card.retries,
         oom=on_card.oom,
+        reserved_on_card_bytes=on_card.peak_reserved_bytes,
+        smallest_card=_smallest(source, settings, card, free),
     )
+
+
+def _never_short(on_card: Replayed) -> bool:
+    """Then more memory would have changed nothing. Two kinds of settings give memory back without a retry."""
+    settings = on_card.settings
+    gives_back = settings.max_split_size is not None or settings.garbage_collection_threshold > 0
+    return on_card.oom is None and on_card.retries == 0 and not gives_back
+
+
+def _smallest(source: Source, settings: Settings, card: Card | None, free: Replayed) -> Card | None:
+    overhead = card.overhead_bytes if card else OVERHEAD_BYTES
+    return smallest_card(source, settings, overhead_bytes=overhead, afresh=True, free=free)
 
 
 def _rank(tried: Tried) -> tuple[bool, int, bool]:
     return not tried.fits, tried.peak_reserved_bytes, not tried.is_recorded
 
 
-def _advice(ranked: list[Tried], card: Card | None) -> str:
+def _advised(ranked: list[Tried]) -> Tried:
+    """Fewer keys are easier to explain, to keep and to take out again."""
     best = ranked[0]
+    enough = (1 + _WORTH_SAYING) * best.peak_reserved_bytes
+    as_good = [each for each in ranked if each.fits == best.fits and each.peak_reserved_bytes <= enough]
+    return min(as_good, key=lambda each: (not each.is_recorded, each.text.count(":")))
+
+
+def _advice(ranked: list[Tried], advised: Tried, card: Card | None) -> str:
     recorded = next(each for each in ranked if each.is_recorded)
-    saved = 1 - best.peak_reserved_bytes / recorded.peak_reserved_bytes if recorded.peak_reserved_bytes else 0.0
-    name = best.text or "PyTorch's default settings"
-    if card and best.peak_requested_bytes > card.usable_bytes:
+    name = advised.text or "PyTorch's default settings"
+    if card and advised.peak_requested_bytes > card.usable_bytes:
         return "No settings can make it fit: what the program holds at its peak is more than this card has."
-    if not best.fits:
+    if not advised.fits:
         return "None of the settings tried makes it fit: it needs less live memory, or a larger card."
     if not recorded.fits:
         return f"Set {name}: with it this run fits, and with the recorded settings it runs out of memory."
-    if saved < _WORTH_SAYING:
+    if advised.is_recorded:
         where = " on this card" if card else ""
         return f"Keep the settings{where}: none of those tried reserves noticeably less at its peak."
-    return f"Set {name}: at its peak it reserves {saved:.0%} less than with the recorded settings."
+    saved = percent_text(recorded.peak_reserved_bytes - advised.peak_reserved_bytes, recorded.peak_reserved_bytes)
+    return f"Set {name}: at its peak it reserves {saved} less than with the recorded settings."

@@ -46,6 +46,8 @@ class Steps:
     """Events at which the program emptied the cache, with the pools that gave something back then."""
     retries: int
     """Mallocs that had to free everything cached first, by what was recorded."""
+    waited: int
+    """Frees that another stream delayed."""
 
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
@@ -59,12 +61,14 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     grown = _run_before(grows)
     step[grows & ~_leads_to(grows, action == Action.ALLOC)] = Step.GROW
     within = _within_malloc(events)
+    waited = int(np.count_nonzero(step == Step.REQUEST_FREE))
     return Steps(
         step=step,
         grown=grown,
         ladders=_ladders(events, step, within),
         emptied=_emptied(trace, events, within),
         retries=_retries(events, within),
+        waited=waited,
     )
 
 

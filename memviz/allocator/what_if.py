@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Replayed, Source
+from memviz.allocator.replayer import Progress, Replayed, Source
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -33,52 +33,95 @@ class Card:
     def usable_bytes(self) -> int:
         return max(0, self.total_bytes - self.overhead_bytes)
 
+    @property
+    def name(self) -> str:
+        """As it is sold: '8 GiB', where a number of bytes would read '8,192 MiB'."""
+        return bytes_text(self.total_bytes) if self.total_bytes % GiB else f"{self.total_bytes // GiB} GiB"
+
 
 @dataclass(frozen=True)
 class WhatIf:
     recorded: Replayed
     """Under the recorded settings, to show how well the model knows this file."""
+    base: Replayed
+    """The recorded settings on the card."""
     replayed: Replayed
     card: Card | None
 
 
 def what_if(
-    trace: Trace, device: DeviceTrace | None = None, *, settings: Settings | None = None, card: Card | None = None
+    trace: Trace,
+    device: DeviceTrace | None = None,
+    *,
+    settings: Settings | None = None,
+    card: Card | None = None,
+    progress: Progress | None = None,
 ) -> WhatIf:
     """Without settings the recorded ones; without a card memory without end."""
     source = source_of(trace, device)
-    recorded = replay_as_recorded(source)
-    if card is None and settings in (None, source.recorded):
-        return WhatIf(recorded, recorded, None)
-    return WhatIf(recorded, replay_on(source, settings, card), card)
+    wanted = source.recorded if settings is None else settings
+    recorded = replay_as_recorded(source, progress)
+    base = recorded if card is None else replay_on(source, None, card, progress=progress)
+    if wanted == source.recorded:
+        return WhatIf(recorded, base, base, card)
+    check_share(wanted, card)
+    return WhatIf(recorded, base, replay_on(source, wanted, card, progress=progress), card)
+
+
+def check_share(settings: Settings, card: Card | None) -> None:
+    if card is None and settings.per_process_memory_fraction < 1:
+        raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
 
 
 def replay_on(
-    source: Source, settings: Settings | None = None, card: Card | None = None, *, afresh: bool = False
+    source: Source,
+    settings: Settings | None = None,
+    card: Card | None = None,
+    *,
+    afresh: bool = False,
+    progress: Progress | None = None,
 ) -> Replayed:
     """`afresh`: what was live before the first event is placed anew, whatever the settings."""
     wanted = source.recorded if settings is None else settings
     if card is None:
-        return OtherSettings(source, wanted, memory=None, total=None, afresh=afresh).result()
+        # Of memory without end there is no share.
+        endless = replace(wanted, per_process_memory_fraction=1.0)
+        return OtherSettings(source, endless, memory=None, total=None, afresh=afresh).result(progress)
     if card.usable_bytes == 0:
         total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
         raise UsageError(
             f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
             "name a larger card, or a smaller overhead."
         )
-    return OtherSettings(source, wanted, memory=card.usable_bytes, total=card.total_bytes, afresh=afresh).result()
+    memory, total_bytes = card.usable_bytes, card.total_bytes
+    return OtherSettings(source, wanted, memory=memory, total=total_bytes, afresh=afresh).result(progress)
 
 
 def smallest_card(
-    source: Source, settings: Settings | None = None, *, overhead_bytes: int = OVERHEAD_BYTES
+    source: Source,
+    settings: Settings | None = None,
+    *,
+    overhead_bytes: int = OVERHEAD_BYTES,
+    afresh: bool = False,
+    free: Replayed | None = None,
 ) -> Card | None:
-    """The smallest of the usual sizes on which it runs to its end; None where none of them does."""
-    cards = [Card(size, overhead_bytes) for size in CARD_BYTES]
-    at_least = replay_on(source, settings).peak_requested_bytes
-    for card in cards:
-        if card.usable_bytes >= at_least and replay_on(source, settings, card).oom is None:
+    """The smallest of the usual sizes on which it runs to its end; None where none of them does.
+
+    `free` is the same with memory without end, for whoever has it already.
+    """
+    endless = replay_on(source, settings, afresh=afresh) if free is None else free
+    for card in (Card(size, overhead_bytes) for size in CARD_BYTES):
+        if card.usable_bytes < endless.peak_requested_bytes:
+            continue
+        if card.usable_bytes >= endless.peak_reserved_bytes and not _is_limited(source, settings):
+            return card
+        if replay_on(source, settings, card, afresh=afresh).oom is None:
             return card
     return None
+
+
+def _is_limited(source: Source, settings: Settings | None) -> bool:
+    return (source.recorded if settings is None else settings).per_process_memory_fraction < 1
 
 
 def least_memory(source: Source, settings: Settings | None = None, *, step_bytes: int = 64 * MiB) -> int:

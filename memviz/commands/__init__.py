@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memviz.commands import at, diff, export, peak, report, summary
+from memviz.commands import at, diff, export, open, peak, replay, report, summary
 from memviz.commands.command import Command
 from memviz.errors import MemvizError
 
@@ -16,8 +16,10 @@ COMMANDS: tuple[Command, ...] = (
     peak.COMMAND,
     at.COMMAND,
     diff.COMMAND,
+    replay.COMMAND,
     report.COMMAND,
     export.COMMAND,
+    open.COMMAND,
 )
 _EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
 FAILED = 2

@@ -89,14 +89,32 @@ def open_sample(store: TraceStore, session: Session, sample: Sample) -> Session:
             session = session.with_opened(known)
         keys.append(known.key)
     compared = tuple(keys) if len(keys) > 1 else session.compared
-    return replace(session, chosen=keys[0], compared=compared)
+    return replace(session, chosen=keys[0], compared=compared, home=False)
 
 
-def opened(store: TraceStore, trace: Trace) -> Opened:
+def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | None = None) -> Session:
+    """What everybody is given, and what this visitor's browser remembers and the store still has."""
+    session = given or Session()
+    for key, sample in (each for each in kept if len(each) == 2):
+        trace = store.get(key)
+        if trace is not None and session.of(key) is None:
+            session = session.with_opened(replace(_described(trace, key), sample=sample))
+    return session
+
+
+def remembered(session: Session) -> list[list[str]]:
+    return [[each.key, each.sample] for each in session.opened]
+
+
+def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
+    return _described(trace, store.add(trace, pinned=pinned))
+
+
+def _described(trace: Trace, key: str) -> Opened:
     """The device with most events is looked at first."""
     first = max(trace.devices, key=lambda each: (each.kind == "gpu", len(each.events), timeline(each).peak_bytes))
     name = trace.about.source
     for ending in (".gz", ".pickle", ".pkl", ".json"):
         name = name.removesuffix(ending)
     names = tuple(each.name for each in trace.devices)
-    return Opened(store.add(trace), name, first.name, names)
+    return Opened(key, name, first.name, names)

@@ -31,6 +31,8 @@ class Session:
     compared: tuple[str, ...] = ()
     """Keys, baseline first."""
     refused: tuple[Refused, ...] = ()
+    home: bool = False
+    """The samples are shown although traces are open."""
 
     def of(self, key: str) -> Opened | None:
         return next((each for each in self.opened if each.key == key), None)
@@ -43,7 +45,7 @@ class Session:
         """The new one is looked at; the first few are compared without being asked for."""
         opened = (*self.opened, new)[-MOST_OPEN:]
         compared = (*self.compared, new.key) if len(self.compared) < 2 else self.compared
-        return replace(self, opened=opened, chosen=new.key, compared=compared)._sound()
+        return replace(self, opened=opened, chosen=new.key, compared=compared, home=False)._sound()
 
     def with_refused(self, refused: Refused) -> Session:
         return replace(self, refused=(*self.refused, refused))
@@ -52,7 +54,7 @@ class Session:
         return replace(self, refused=())
 
     def choosing(self, key: str) -> Session:
-        return replace(self, chosen=key)._sound()
+        return replace(self, chosen=key, home=False)._sound()
 
     def closing(self, key: str) -> Session:
         return replace(self, opened=tuple(each for each in self.opened if each.key != key))._sound()

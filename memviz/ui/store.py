@@ -23,6 +23,7 @@ GiB = 1 << 30
 class _Kept:
     trace: Trace
     bytes: int
+    pinned: bool = False
     used: float = field(default_factory=time.monotonic)
 
 
@@ -33,10 +34,11 @@ class TraceStore:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, trace: Trace) -> str:
+    def add(self, trace: Trace, *, pinned: bool = False) -> str:
+        """`pinned`: named by whoever started the page, for everybody who sees it; nobody can close it."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, memory_of(trace))
+            self._kept[key] = _Kept(trace, memory_of(trace), pinned)
             self._make_room()
         return key
 
@@ -51,7 +53,8 @@ class TraceStore:
 
     def drop(self, key: str) -> None:
         with self._lock:
-            self._kept.pop(key, None)
+            if key in self._kept and not self._kept[key].pinned:
+                del self._kept[key]
 
     def _make_room(self) -> None:
         """The newest always stays, whatever its size."""
@@ -59,7 +62,7 @@ class TraceStore:
         total = sum(each.bytes for each in self._kept.values())
         for key in list(self._kept)[:-1]:
             kept = self._kept[key]
-            if total > self.most_bytes or kept.used < old:
+            if not kept.pinned and (total > self.most_bytes or kept.used < old):
                 total -= kept.bytes
                 del self._kept[key]
 

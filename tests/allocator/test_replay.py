@@ -205,7 +205,13 @@ def test_running_out_is_reported_where_it_was_recorded():
     with pytest.raises(Exception, match="Tried to allocate"):
         run.malloc(80 * MiB)
     result = replay(run.trace())
-    assert result.oom == RanOut(event=2, requested_bytes=80 * MiB, allocated_bytes=30 * MiB, reserved_bytes=30 * MiB)
+    assert result.oom == RanOut(
+        event=2,
+        requested_bytes=80 * MiB,
+        asked_of_device_bytes=80 * MiB,
+        allocated_bytes=30 * MiB,
+        reserved_bytes=30 * MiB,
+    )
     assert (result.exact, result.retries) == (True, 1)
 
 

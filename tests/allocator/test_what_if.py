@@ -74,6 +74,7 @@ def test_or_runs_out(growing):
     assert result.oom == RanOut(
         event=len(growing.events) - 1,
         requested_bytes=60 * MiB,
+        asked_of_device_bytes=60 * MiB,
         allocated_bytes=50 * MiB,
         reserved_bytes=104 * MiB,
     )
@@ -162,7 +163,9 @@ def test_where_what_was_live_lay_too_far_apart_it_is_placed_anew():
 
 def test_what_was_live_before_may_not_fit_at_all():
     result = replay(late_start(), memory=10 * MiB)
-    assert result.oom == RanOut(event=-1, requested_bytes=5 * MiB, allocated_bytes=0, reserved_bytes=0)
+    assert result.oom == RanOut(
+        event=-1, requested_bytes=5 * MiB, asked_of_device_bytes=20 * MiB, allocated_bytes=0, reserved_bytes=0
+    )
     assert len(result.trace.devices[0].events) == 0
 
 
@@ -203,7 +206,7 @@ def test_the_search_ranks_by_peak_reserved_and_says_what_to_set(growing):
     found = search(source_of(growing.trace()))
     assert (found.best.text, found.best.peak_reserved_bytes) == ("roundup_power2_divisions:8", 104 * MiB)
     assert found.advice == (
-        "Set roundup_power2_divisions:8: at its peak it reserves 66% less than with the recorded settings."
+        "Set roundup_power2_divisions:8: at its peak it reserves 66 % less than with the recorded settings."
     )
     peaks = [each.peak_reserved_bytes for each in found.tried]
     assert peaks == sorted(peaks)

@@ -1,13 +1,27 @@
-"""A real browser: Debian's Chromium, driven by Playwright. Without one these tests skip, and say so."""
+"""A real browser, Debian's Chromium driven by Playwright, and the real page in a second process.
+
+Without Chromium or Playwright these tests skip, and say so. Every page is watched: an error in its console or a
+request to another host fails the test that opened it.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
+ROOT = Path(__file__).parents[2]
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -17,10 +31,12 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_PATIENCE_SECONDS = 120
+_OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 
 
 @pytest.fixture(scope="session")
-def browser(chromium: str) -> Iterator[object]:
+def browser(chromium: str) -> Iterator[Any]:
     with playwright.sync_playwright() as engine:
         opened = engine.chromium.launch(executable_path=chromium, args=_ARGUMENTS)
         yield opened
@@ -28,12 +44,64 @@ def browser(chromium: str) -> Iterator[object]:
 
 
 @pytest.fixture
-def context(browser: object) -> Iterator[object]:
-    opened = browser.new_context(viewport={"width": 1440, "height": 1000})  # type: ignore[attr-defined]
+def context(browser: Any) -> Iterator[Any]:
+    """One visitor: cookies, storage and all."""
+    opened = browser.new_context(viewport={"width": 1440, "height": 1000})
+    opened.grant_permissions(["clipboard-read", "clipboard-write"])
     yield opened
     opened.close()
 
 
 @pytest.fixture
-def page(context: object) -> object:
-    return context.new_page()  # type: ignore[attr-defined]
+def page(context: Any) -> Iterator[Any]:
+    opened = context.new_page()
+    faults = watch(opened)
+    yield opened
+    assert not faults, "\n".join(faults)
+
+
+def watch(page: Any) -> list[str]:
+    """What must not happen on any page, as it happens."""
+    faults: list[str] = []
+    page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
+    page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
+    page.on("request", lambda asked: faults.append(f"asked {asked.url}") if not asked.url.startswith(_OURS) else None)
+    return faults
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of the page, started as people start it."""
+    port = _free_port()
+    log = tmp_path_factory.mktemp("server") / "output.txt"
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
+    environment["GRADIO_TEMP_DIR"] = str(log.parent / "uploads")
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+    try:
+        address = f"http://127.0.0.1:{port}/"
+        _wait_for(address, process, log)
+        yield address
+    finally:
+        process.terminate()
+        process.wait(timeout=30)
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                answer.read(1)
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    pytest.fail(f"The page did not start. Its output:\n{log.read_text(errors='replace')}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -103,7 +103,23 @@ def test_one_line_starts_the_page():
     ]
 
 
-@pytest.mark.parametrize("line", commands_in_readme())
+SERVING = "python -m memviz open "
+"""It runs until somebody stops it."""
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(SERVING)])
+def test_serving_command_in_the_readme_starts(line, folder):
+    command = [sys.executable, "-u", *shlex.split(line)[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert any("http://127.0.0.1:" in printed for printed in process.stdout)
+        finally:
+            process.terminate()
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(SERVING)])
 def test_command_in_the_readme_does_what_it_says(line, folder):
     command = [sys.executable, *shlex.split(line)[1:]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

@@ -20,6 +20,7 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import About, Events, Trace
 from memviz.trace.unpickle import RefersToEvent, unpickle
 from tests.real import real_files, requires_real
+from tests.trace.cpp_pickler import cpp_dumps
 from tests.traces import snapshot
 
 ABOUT = About("measured")
@@ -85,7 +86,9 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     events = []
     for i in range(draw(st.integers(20, 300))):
         event: dict[str, Any] = {
-            "action": rnd.choice(["alloc", "free_requested", "free_completed", "segment_alloc", "segment_unmap", "new"]),
+            "action": rnd.choice(
+                ["alloc", "free_requested", "free_completed", "segment_alloc", "segment_unmap", "new"]
+            ),
             "addr": rnd.choice(numbers) if rnd.random() < 0.9 else 2**63 + i,
             "size": abs(rnd.choice(numbers)) % 2**50,
             "stream": rnd.choice([0, 0, 0, 7, 2**40]),
@@ -122,6 +125,20 @@ def test_the_pickler_written_in_python_gives_the_same(history: list[dict[str, An
     pickle._Pickler(out, 4).dump(snapshot(history))  # type: ignore[attr-defined]
     with_runs, without = both(out.getvalue())
     assert described(with_runs) == described(without)
+
+
+@settings(max_examples=40, deadline=None)
+@given(history=histories())
+def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]) -> None:
+    small = [each for each in history if each.get("addr", 0) < 2**63]
+    raw = cpp_dumps(snapshot(small))
+    assert pickle.loads(raw) == snapshot(small)
+    with_runs, without = both(raw)
+    assert described(with_runs) == described(without)
+
+
+def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:
+    assert sum(run_lengths(cpp_dumps(snapshot(plain_history(5_000))))) > 4_700
 
 
 def plain_history(count: int, **more: Any) -> list[dict[str, Any]]:
@@ -169,7 +186,13 @@ def test_texts_of_a_run_can_be_named_after_it() -> None:
 
 def test_stacks_of_a_run_can_be_named_by_a_block_after_it() -> None:
     events = [{**each, "frames": list(each["frames"])} for each in plain_history(200)]
-    block = {"address": 0, "size": 512, "requested_size": 512, "state": "active_allocated", "frames": events[150]["frames"]}
+    block = {
+        "address": 0,
+        "size": 512,
+        "requested_size": 512,
+        "state": "active_allocated",
+        "frames": events[150]["frames"],
+    }
     segment = {"address": 0, "total_size": 512, "device": 0, "stream": 0, "blocks": [block]}
     raw = pickle.dumps({"device_traces": [events], "segments": [segment]})
     with_runs, without = both(raw)

@@ -63,6 +63,7 @@ class Window:
         self.start = self._candidates(at)
         self._at = self.start + 1
         self._ok: Bools = np.ones(len(self.start), dtype=np.bool_)
+        self._all_ok = True
         self.event_memo = self._memo_place()
         self._skip(b"(")
         self._memoized: Ints8 = np.full(len(self.start), 1 if template.memo == b"\x94" else 0)
@@ -110,8 +111,12 @@ class Window:
         return found
 
     def _clamp(self, ok: Bools) -> None:
-        """Rows that do not fit stay where reading is harmless."""
-        self._ok &= ok & (self._at < self._limit)
+        """Rows that do not fit stay where reading is harmless. Nearly always all fit, and nothing is to be done."""
+        ok = ok & (self._at < self._limit)
+        if self._all_ok and ok.all():
+            return
+        self._all_ok = False
+        self._ok &= ok
         self._at = np.where(self._ok, self._at, 0)
 
     def _skip(self, literal: bytes) -> None:

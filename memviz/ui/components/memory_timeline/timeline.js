@@ -73,6 +73,19 @@
     return node;
   }
 
+  /** Labels beside a plot, [y, figure, words]: each at its height, or as near below or above as none is covered. */
+  function spread(labels, height) {
+    const room = ([, figure]) => (figure ? 30 : 16);
+    const placed = labels.map((label) => [clamp(label[0], 8, height - 14), ...label.slice(1)]).sort((a, b) => a[0] - b[0]);
+    for (let i = 1; i < placed.length; i++) placed[i][0] = Math.max(placed[i][0], placed[i - 1][0] + room(placed[i - 1]));
+    let most = height - 14;
+    for (let i = placed.length - 1; i >= 0; i--) {
+      placed[i][0] = Math.min(placed[i][0], most);
+      if (i) most = placed[i][0] - room(placed[i - 1]);
+    }
+    return placed;
+  }
+
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const isDark = () => document.body.classList.contains("dark");
   /** 0xRRGGBB as a little-endian pixel. */
@@ -122,6 +135,7 @@
         button("+", "Zoom in (+)", () => this.zoomAbout(this.middle(), 1 / 1.6, true)),
         button("All", "Show all (0)", () => this.showAll(true)));
       this.bar = el("div", { class: "mvt-bar" }, this.legend, el("div", { class: "mvt-controls" }, this.orderChoice.label, this.meaningChoice.label, this.axisSwitch, zooms));
+      this.title = el("div", { class: "mvt-title", hidden: "" });
       this.overview = el("canvas", { class: "mvt-overview", "aria-hidden": "true" });
       this.window = el("div", { class: "mvt-window", "aria-hidden": "true" });
       this.phases = el("div", { class: "mvt-phases", "aria-hidden": "true" });
@@ -134,7 +148,7 @@
       this.live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
       this.overviewRow = el("div", { class: "mvt-overview-row" }, this.overview, this.window);
       this.waiting = el("div", { class: "mvt-waiting", role: "status" });
-      this.root.append(this.bar, this.overviewRow, this.phases, this.plot, this.keysHelp, this.live, this.waiting);
+      this.root.append(this.bar, this.title, this.overviewRow, this.phases, this.plot, this.keysHelp, this.live, this.waiting);
     }
 
     choice(name, options, change) {
@@ -161,8 +175,9 @@
       this.root.hidden = false;
       this.root.classList.toggle("mvt-plain", Boolean(value.plain));
       if (this.value && this.value.key === value.key) {
-        Object.assign(this.value, value);
+        this.value = { ...this.value, ...value };
         this.applyState(value.state || {});
+        this.joinOthers();
         return;
       }
       this.waiting.textContent = "Drawing the timeline…";
@@ -205,6 +220,7 @@
       this.range = null;
       this.lit = null;
       this.stackPlace = -1;
+      this.placed = "";
       this.moment = spans.peak;
       this.view = { first: 0, last: spans.instants };
       const largestReserved = spans.reserved.reduce((a, b) => Math.max(a, b), 0);
@@ -212,7 +228,44 @@
       this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
       this.applyState(value.state || {});
       this.showAxis();
+      this.joinOthers();
       this.resize();
+    }
+
+    // -- several that are linked: one byte scale, and axes that move together
+
+    async joinOthers() {
+      const { value } = this;
+      this.title.hidden = !value.badge;
+      if (!value.linked) return;
+      if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), el("span", { class: "mvt-name", title: value.name }, value.name));
+      this.top = value.top;
+      const axis = value.align.time && value.axis === "time" ? "time" : "event";
+      if (axis !== this.axis) await this.setAxis(axis);
+      if (value !== this.value) return;
+      const placed = JSON.stringify([value.linked, this.axis, value.align[this.axis]]);
+      if (placed !== this.placed) {
+        this.placed = placed;
+        const [first, last] = value.align[this.axis].focus;
+        this.view = { first: this.fromShared(first), last: this.fromShared(last) };
+      }
+      this.redraw(true);
+      window.dispatchEvent(new CustomEvent("memviz:joined", { detail: { linked: value.linked } }));
+    }
+
+    /** Two places of this axis that stand where the others' two stand; null for one that is alone. */
+    alignment() {
+      return (this.value && this.value.linked && this.value.align[this.axis]) || null;
+    }
+
+    fromShared(share) {
+      const [begin, end] = this.alignment().span;
+      return begin + share * (end - begin);
+    }
+
+    toShared(place) {
+      const [begin, end] = this.alignment().span;
+      return (place - begin) / (end - begin);
     }
 
     applyState(state) {
@@ -235,11 +288,22 @@
       else {
         const { columns } = await piece(this.server, { key: this.value.key, piece: "lit", ...lit });
         if (this.litWanted !== lit) return;
-        const mask = new Uint8Array(this.spans.count);
-        for (let i = 0; i < mask.length; i++) mask[i] = (columns.bits[i >> 3] >> (i & 7)) & 1;
-        this.lit = mask;
+        this.lit = this.maskOf(columns.bits);
       }
       this.redraw();
+    }
+
+    /** `bits` has one per allocation, from somebody who asked for several timelines at once; null ends it. */
+    showMask(bits) {
+      if (!this.spans) return;
+      this.lit = bits ? this.maskOf(bits) : null;
+      this.redraw();
+    }
+
+    maskOf(bits) {
+      const mask = new Uint8Array(this.spans.count);
+      for (let i = 0; i < mask.length; i++) mask[i] = (bits[i >> 3] >> (i & 7)) & 1;
+      return mask;
     }
 
     async setMeaning(meaning) {
@@ -280,6 +344,13 @@
     // -- places: instants on one axis, µs on the other
 
     whole() {
+      const aligned = this.alignment();
+      if (aligned) return { first: this.fromShared(aligned.extent[0]), last: this.fromShared(aligned.extent[1]) };
+      return this.own();
+    }
+
+    /** Where this trace itself has something; linked ones may show more than that. */
+    own() {
       return this.axis === "time" ? { first: 0, last: Math.max(this.times[this.times.length - 1], 1) } : { first: 0, last: this.spans.instants };
     }
 
@@ -322,11 +393,12 @@
     // -- drawing
 
     resize() {
-      const narrow = this.root.clientWidth < 640;
+      const narrow = this.root.clientWidth < 640 && !this.value?.linked;
       this.root.classList.toggle("mvt-narrow", narrow);
       const width = Math.floor(this.plot.clientWidth);
       const height = Math.floor(this.plot.clientHeight);
-      if (!width || !height || !this.spans) return;
+      this.away = !width || !height;
+      if (this.away || !this.spans) return;
       this.size = { width, height };
       this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       this.redraw(true);
@@ -334,7 +406,7 @@
     }
 
     redraw(sharp = false) {
-      if (!this.size || !this.spans) return;
+      if (!this.size || !this.spans || this.away) return;
       this.sharp = this.sharp || sharp;
       clearTimeout(this.settle);
       this.settle = setTimeout(() => {
@@ -359,13 +431,16 @@
 
     drawPlot(sharp) {
       const scale = sharp ? Math.min(window.devicePixelRatio || 1, 2) : 1;
-      const columns = clamp(Math.round(this.size.width * scale), 1, MOST_COLUMNS);
+      const own = this.own();
+      this.left = clamp(this.xOf(own.first), 0, this.size.width);
+      this.wide = Math.max(clamp(this.xOf(own.last), 0, this.size.width) - this.left, 0);
+      const columns = clamp(Math.round(this.wide * scale), 1, MOST_COLUMNS);
       const rows = Math.max(Math.round(this.size.height * scale), 1);
       if (!this.grid || this.grid.length !== rows * columns) {
         this.grid = new Int32Array(rows * columns);
         this.image = new ImageData(columns, rows);
       }
-      this.raster = { ...this.view, columns, rows, top: this.top };
+      this.raster = { first: Math.max(this.view.first, own.first), last: Math.min(this.view.last, own.last), columns, rows, top: this.top };
       this.instants = this.axis === "time" ? R.columnInstantsByTime(this.spans, this.times, this.raster) : R.columnInstants(this.spans, this.raster);
       const mode = isDark() ? "dark" : "light";
       const page = pixel(parseInt(this.colour("--mv-bg").slice(1), 16));
@@ -373,8 +448,9 @@
       const target = new Uint32Array(this.image.data.buffer);
       R.paint(this.spans, this.instants, this.raster, colours, { byGroup: this.order !== "age", lit: this.lit, grid: this.grid, pixels: target });
       this.hatch(target, columns, rows, scale);
-      this.canvas.width = columns;
-      this.canvas.height = rows;
+      this.canvas.style.left = `${this.left}px`;
+      this.canvas.style.width = `${this.wide}px`;
+      if (this.canvas.width !== columns || this.canvas.height !== rows) Object.assign(this.canvas, { width: columns, height: rows });
       this.canvas.getContext("2d").putImageData(this.image, 0, 0);
     }
 
@@ -382,18 +458,29 @@
     hatch(target, columns, rows, scale) {
       const line = pixel(parseInt(this.colour("--mv-hatch").slice(1), 16));
       const period = Math.round(5 * scale);
+      const thick = Math.max(Math.round(scale), 1);
       for (let c = 0; c < columns; c++) {
         const upto = Math.min(Math.round((this.spans.reservedUpTo(this.instants[c]) / this.top) * rows), rows);
-        let r = Math.min(Math.ceil((this.spans.live[this.instants[c]] / this.top) * rows), rows);
-        for (; r < upto; r++) {
-          if (this.grid[r * columns + c] < 0 && (r + c) % period < scale) target[(rows - 1 - r) * columns + c] = line;
+        const from = Math.min(Math.ceil((this.spans.live[this.instants[c]] / this.top) * rows), rows);
+        for (let t = 0; t < thick; t++) {
+          for (let r = from + ((period - ((from + c + t) % period)) % period); r < upto; r += period) target[(rows - 1 - r) * columns + c] = line;
         }
       }
     }
 
+    /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode. */
     colour(name) {
-      const text = getComputedStyle(this.root).getPropertyValue(name).trim();
-      return /^#[0-9a-f]{6}$/i.test(text) ? text : "#808080";
+      const key = `${isDark()}${name}`;
+      this.tokens = this.tokens || {};
+      if (!this.tokens[key]) {
+        const text = getComputedStyle(this.root).getPropertyValue(name).trim();
+        this.tokens[key] = /^#[0-9a-f]{6}$/i.test(text) ? text : "#808080";
+      }
+      return this.tokens[key];
+    }
+
+    columnAt(x) {
+      return clamp(Math.floor(((x - this.left) / this.wide) * this.raster.columns), 0, this.raster.columns - 1);
     }
 
     yOf(bytes) {
@@ -414,7 +501,9 @@
       parts.push(...this.marks());
       parts.push(...this.pinned());
       parts.push(...this.momentParts());
+      parts.push((this.second = shape("g", {})));
       this.svg.replaceChildren(...parts);
+      this.drawSecond();
       this.placeWindow();
       this.drawPhases();
       this.drawLegend();
@@ -425,9 +514,11 @@
       const span = this.view.last - this.view.first;
       const step = roundStep(span / Math.max(width / 150, 2), this.axis === "event" ? 1 : 0.001);
       const parts = [];
-      for (let k = Math.ceil(this.view.first / step); k * step <= this.view.last; k++) {
+      const own = this.own();
+      const first = Math.ceil(Math.max(this.view.first, own.first) / step);
+      for (let k = first; k * step <= Math.min(this.view.last, own.last); k++) {
         const x = this.xOf(k * step);
-        const text = this.axis === "event" ? `${k === Math.ceil(this.view.first / step) ? "event " : ""}${grouped(k * step)}` : durationText(k * step);
+        const text = this.axis === "event" ? `${k === first ? "event " : ""}${grouped(k * step)}` : durationText(k * step);
         const anchor = x < 30 ? "start" : x > width - 30 ? "end" : "middle";
         parts.push(shape("line", { x1: x, x2: x, y1: height, y2: height + 4, class: "mvt-tickline" }));
         parts.push(shape("text", { x, y: height + 17, class: "mvt-tick", "text-anchor": anchor }, text));
@@ -437,16 +528,16 @@
     }
 
     reservedPath() {
-      const { width } = this.size;
-      const scale = width / this.instants.length;
+      if (!this.wide) return "";
+      const scale = this.wide / this.instants.length;
       let path = "";
       let before = null;
       for (let c = 0; c < this.instants.length; c++) {
         const y = this.yOf(this.spans.reservedUpTo(this.instants[c])).toFixed(1);
-        if (y !== before) path += before === null ? `M0,${y}` : `H${(c * scale).toFixed(1)}V${y}`;
+        if (y !== before) path += before === null ? `M${this.left},${y}` : `H${(this.left + c * scale).toFixed(1)}V${y}`;
         before = y;
       }
-      return `${path}H${width}`;
+      return `${path}H${this.left + this.wide}`;
     }
 
     marks() {
@@ -458,15 +549,17 @@
       const reservedY = this.yOf(reserved);
       parts.push(shape("line", { x1: clamp(this.xOfInstant(peak), 0, width), x2: width, y1: peakY, y2: peakY, class: "mvt-peakline" }));
       const labels = [[reservedY, bytesText(reserved), "reserved"], [peakY, bytesText(live[peak]), "live, peak"]];
-      if (Math.abs(reservedY - peakY) < 30) labels[reservedY <= peakY ? 1 : 0][0] = Math.min(reservedY, peakY) + 30;
-      for (const [y, figure, words] of labels) {
-        parts.push(shape("text", { x: width + 8, y: clamp(y, 8, height - 14) + 1, class: "mvt-figure mvt-right" }, figure));
-        parts.push(shape("text", { x: width + 8, y: clamp(y, 8, height - 14) + 15, class: "mvt-tick mvt-right" }, words));
-      }
-      if (this.value.ruler) {
-        const y = this.yOf(this.value.ruler.bytes);
+      const { ruler } = this.value;
+      if (ruler) {
+        const y = this.yOf(ruler.bytes);
         parts.push(shape("line", { x1: 0, x2: width, y1: y, y2: y, class: "mvt-ruler" }));
-        parts.push(shape("text", { x: width + 8, y: y - 4, class: "mvt-tick mvt-right" }, this.value.ruler.text));
+        parts.push(shape("line", { x1: width, x2: width + 20, y1: y, y2: y, class: "mvt-ruler mvt-ruler-on" }));
+        // In the baseline itself its own peak says the same.
+        if (ruler.bytes !== live[peak]) labels.push([y, "", ruler.text]);
+      }
+      for (const [y, figure, words] of spread(labels, height)) {
+        parts.push(shape("text", { x: width + 8, y: y + 1, class: "mvt-figure mvt-right" }, figure));
+        parts.push(shape("text", { x: width + 8, y: y + (figure ? 15 : 4), class: "mvt-tick mvt-right" }, words));
       }
       for (const oom of this.value.ooms || []) {
         const x = this.xOfInstant(oom.event + 1);
@@ -493,7 +586,8 @@
         for (const x of [a, b]) parts.push(shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-moment" }));
       }
       const x = this.xOfInstant(this.moment);
-      if (x < 0 || x > width) return parts;
+      // In a row of several the peak has its mark already; a moment is drawn once somebody has chosen another.
+      if (x < 0 || x > width || (this.value.linked && this.moment === this.spans.peak)) return parts;
       const words = this.momentWords();
       const wide = words.length * 6.1 + 18;
       const left = clamp(x - wide / 2, -40, width - wide + 40);
@@ -514,7 +608,7 @@
     pinned() {
       if (this.pin < 0) return [];
       const { columns, rows } = this.raster;
-      const [sx, sy] = [this.size.width / columns, this.size.height / rows];
+      const [sx, sy] = [this.wide / columns, this.size.height / rows];
       let upper = "";
       let lower = "";
       const pieces = [];
@@ -537,7 +631,7 @@
           close();
           continue;
         }
-        const [x0, x1] = [(c * sx).toFixed(1), ((c + 1) * sx).toFixed(1)];
+        const [x0, x1] = [(this.left + c * sx).toFixed(1), (this.left + (c + 1) * sx).toFixed(1)];
         const [y0, y1] = [((rows - high) * sy).toFixed(1), ((rows - low) * sy).toFixed(1)];
         upper += `L${x0},${y0}L${x1},${y0}`;
         lower = `L${x1},${y1}L${x0},${y1}${lower}`;
@@ -549,7 +643,8 @@
 
     drawPhases() {
       const list = this.value.phases || [];
-      this.phases.hidden = !list.length;
+      // Beside one that has phases, an empty band keeps the byte axes level.
+      this.phases.hidden = !list.length && !this.value.band;
       const { width } = this.size;
       const parts = [];
       for (const [name, first, last] of list) {
@@ -564,12 +659,13 @@
     }
 
     drawLegend() {
+      if (this.value.plain) return;
+      const key = `${this.moment}|${this.meaning}|${isDark()}|${this.litGroup}|${this.value.key}|${this.size.width}`;
+      if (key === this.legendKey || this.value.plain) return;
+      this.legendKey = key;
       const sums = new Float64Array(this.groupCount);
       for (const row of this.spans.stackAt(this.moment, this.group, this.groupCount, true)) sums[this.group[row]] += this.spans.size[row];
       const total = this.spans.live[this.moment];
-      const key = `${this.moment}|${this.meaning}|${isDark()}|${this.litGroup}|${this.value.key}|${this.size.width}`;
-      if (key === this.legendKey) return;
-      this.legendKey = key;
       const colours = this.groupColours[isDark() ? "dark" : "light"];
       const items = [];
       let folded = 0;
@@ -653,6 +749,51 @@
       this.window.style.width = `${Math.max(right - left, 6)}px`;
     }
 
+    // -- taking it away
+
+    /** The plot as it stands, with its axes and labels, as an SVG that needs nothing else. */
+    svgText() {
+      const { width, height } = this.size;
+      const [left, right, upper, lower] = [60, 110, 12, 30];
+      const copy = this.svg.cloneNode(true);
+      const looks = ["fill", "fill-opacity", "stroke", "stroke-width", "stroke-opacity", "stroke-dasharray", "stroke-linejoin", "font-size", "font-weight", "text-anchor", "paint-order"];
+      const [from, to] = [this.svg.querySelectorAll("*"), copy.querySelectorAll("*")];
+      from.forEach((node, i) => {
+        const style = getComputedStyle(node);
+        for (const name of looks) to[i].setAttribute(name, style.getPropertyValue(name));
+        to[i].removeAttribute("class");
+      });
+      const size = { x: -left, y: -upper, width: width + left + right, height: height + upper + lower };
+      const image = shape("image", { href: this.canvas.toDataURL("image/png"), width, height, preserveAspectRatio: "none" });
+      const ground = shape("rect", { ...size, fill: this.colour("--mv-bg") });
+      copy.prepend(ground, image);
+      copy.setAttribute("xmlns", SVG);
+      copy.setAttribute("viewBox", `${-left} ${-upper} ${size.width} ${size.height}`);
+      copy.setAttribute("width", size.width);
+      copy.setAttribute("height", size.height);
+      copy.setAttribute("font-family", "IBM Plex Sans, Helvetica, Arial, sans-serif");
+      copy.removeAttribute("class");
+      return { text: new XMLSerializer().serializeToString(copy), width: size.width, height: size.height };
+    }
+
+    async save(kind) {
+      this.drawPlot(true);
+      const { text, width, height } = this.svgText();
+      let file = new Blob([text], { type: "image/svg+xml" });
+      if (kind === "png") {
+        const picture = new Image();
+        picture.src = URL.createObjectURL(file);
+        await picture.decode();
+        const canvas = el("canvas", { width: 2 * width, height: 2 * height });
+        canvas.getContext("2d").drawImage(picture, 0, 0, 2 * width, 2 * height);
+        URL.revokeObjectURL(picture.src);
+        file = await new Promise((done) => canvas.toBlob(done, "image/png"));
+      }
+      const link = el("a", { href: URL.createObjectURL(file), download: `memory-timeline.${kind}` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    }
+
     // -- what people do
 
     listen() {
@@ -661,17 +802,23 @@
       this.plot.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
       this.plot.addEventListener("pointerdown", (event) => this.press(event));
       this.plot.addEventListener("pointermove", (event) => this.hover(event));
-      this.plot.addEventListener("pointerleave", () => this.hideTip());
+      this.plot.addEventListener("pointerleave", () => this.leave());
       this.plot.addEventListener("dblclick", () => this.showAll(true));
       this.plot.addEventListener("keydown", (event) => this.key(event));
       this.overviewRow.addEventListener("pointerdown", (event) => this.pressOverview(event));
-      window.addEventListener("memviz:light", ({ detail }) => this.value && this.root.isConnected && this.showLit(detail));
+      window.addEventListener("memviz:export", ({ detail }) => this.value && this.host.offsetParent && this.save(detail.kind));
+      window.addEventListener("memviz:light", ({ detail }) => this.value && !this.value.linked && this.root.isConnected && this.showLit(detail));
+      window.addEventListener("memviz:lit", ({ detail }) => this.value && this.value.linked && detail.linked === this.value.linked && this.showMask(detail.masks && detail.masks[this.value.key]));
+      window.addEventListener("memviz:ruler", ({ detail }) => {
+        if (!this.value || !this.value.linked || detail.linked !== this.value.linked) return;
+        this.secondBytes = detail.bytes;
+        this.drawSecond();
+      });
       window.addEventListener("memviz:go", ({ detail }) => this.value && !this.value.linked && this.go(detail));
       window.addEventListener("memviz:view", ({ detail }) => {
         if (!this.value || detail.from === this.id || !this.value.linked || detail.linked !== this.value.linked) return;
-        const whole = this.whole();
-        const offset = this.value.align || 0;
-        this.view = this.bounded(detail.shared ? detail.first - detail.align + offset : whole.last * detail.first, detail.shared ? detail.last - detail.align + offset : whole.last * detail.last);
+        if (detail.axis !== this.axis || !this.spans) return;
+        this.view = this.bounded(this.fromShared(detail.first), this.fromShared(detail.last));
         this.redraw();
       });
     }
@@ -681,11 +828,7 @@
       this.hideTip();
       this.redraw();
       if (this.value.linked) {
-        const whole = this.whole();
-        const shared = this.value.align !== undefined && this.axis === "event";
-        const detail = shared
-          ? { from: this.id, linked: this.value.linked, shared, align: this.value.align, first: this.view.first, last: this.view.last }
-          : { from: this.id, linked: this.value.linked, shared, first: this.view.first / whole.last, last: this.view.last / whole.last };
+        const detail = { from: this.id, linked: this.value.linked, axis: this.axis, first: this.toShared(this.view.first), last: this.toShared(this.view.last) };
         window.dispatchEvent(new CustomEvent("memviz:view", { detail }));
       }
       this.say();
@@ -791,7 +934,7 @@
     /** On an allocation: pin it. On free ground above the stack, or on the axis: choose that moment. */
     click(at) {
       const row = this.rowAt(at);
-      const column = clamp(Math.floor((at.x / this.size.width) * this.raster.columns), 0, this.raster.columns - 1);
+      const column = this.columnAt(at.x);
       if (row < 0) this.setMoment(this.instants[column]);
       else {
         this.pin = this.pin === row ? -1 : row;
@@ -810,9 +953,9 @@
 
     rowAt({ x, y }) {
       const { columns, rows } = this.raster;
-      const c = Math.floor((x / this.size.width) * columns);
+      const c = Math.floor(((x - this.left) / this.wide) * columns);
       const r = Math.floor((1 - y / this.size.height) * rows);
-      if (c < 0 || c >= columns || r < 0 || r >= rows) return -1;
+      if (!(c >= 0) || c >= columns || r < 0 || r >= rows) return -1;
       return this.grid[r * columns + c];
     }
 
@@ -820,7 +963,7 @@
       if (!this.spans || !this.raster || this.dragging || event.pointerType === "touch") return;
       const at = this.local(event);
       const row = this.rowAt(at);
-      if (this.value.linked) window.dispatchEvent(new CustomEvent("memviz:ruler", { detail: { bytes: this.top * (1 - at.y / this.size.height), linked: this.value.linked } }));
+      this.tellRuler(clamp(this.top * (1 - at.y / this.size.height), 0, this.top));
       if (row < 0) return this.hideTip();
       this.tipAt = at;
       this.showTip(at, this.tipLines(at, row));
@@ -839,7 +982,7 @@
     }
 
     insidePixel(at, perPixel) {
-      const column = clamp(Math.floor((at.x / this.size.width) * this.raster.columns), 0, this.raster.columns - 1);
+      const column = this.columnAt(at.x);
       const low = Math.floor((1 - at.y / this.size.height) * this.raster.rows) * perPixel;
       let [sum, count, bytes] = [0, 0, 0];
       for (const row of this.spans.stackAt(this.instants[column], this.group, this.groupCount, this.order !== "age")) {
@@ -878,6 +1021,27 @@
       const [w, h] = [this.tip.offsetWidth, this.tip.offsetHeight];
       this.tip.style.left = `${at.x + 14 + w > width ? Math.max(at.x - 14 - w, 0) : at.x + 14}px`;
       this.tip.style.top = `${at.y + 14 + h > height ? Math.max(at.y - 14 - h, 0) : at.y + 14}px`;
+    }
+
+    leave() {
+      this.hideTip();
+      this.tellRuler(null);
+    }
+
+    /** Under the pointer, in all that are linked: how many bytes this height is. */
+    tellRuler(bytes) {
+      if (this.value && this.value.linked) window.dispatchEvent(new CustomEvent("memviz:ruler", { detail: { bytes, linked: this.value.linked } }));
+    }
+
+    drawSecond() {
+      if (!this.second) return;
+      if (!Number.isFinite(this.secondBytes)) return this.second.replaceChildren();
+      const { width } = this.size;
+      const y = this.yOf(this.secondBytes);
+      this.second.replaceChildren(
+        shape("line", { x1: 0, x2: width, y1: y, y2: y, class: "mvt-second" }),
+        shape("text", { x: width - 4, y: y > 16 ? y - 5 : y + 14, class: "mvt-secondtext" }, bytesText(this.secondBytes)),
+      );
     }
 
     hideTip() {
@@ -931,7 +1095,7 @@
         0: () => this.showAll(true),
         f: () => this.fit(),
         p: () => this.toPeak(),
-        t: () => this.setAxis(this.axis === "event" ? "time" : "event"),
+        t: () => !this.value.linked && this.setAxis(this.axis === "event" ? "time" : "event"),
         "[": () => this.mark(0),
         "]": () => this.mark(1),
         Enter: () => this.pinWalked(),
@@ -1040,7 +1204,8 @@
           axis: this.axis,
         };
         this.live.textContent = `${this.momentWords()}, ${bytesText(this.spans.live[this.moment])} live`;
-        window.dispatchEvent(new CustomEvent("memviz:state", { detail: state }));
+        // The address follows the one timeline that is explored.
+        if (!this.value.linked) window.dispatchEvent(new CustomEvent("memviz:state", { detail: state }));
         const chosen = JSON.stringify([state.at, state.pin, state.range]);
         if (chosen !== this.told) {
           this.told = chosen;
@@ -1050,12 +1215,18 @@
     }
   }
 
+  const mounted = new Set();
+  /** Those with this name, in the order of their badges. */
+  const linked = (name) =>
+    [...mounted].filter((each) => each.root.isConnected && each.value && each.value.linked === name && each.spans).sort((a, b) => (a.value.badge < b.value.badge ? -1 : 1));
+
   function mount(element, { props, trigger, watch, server }) {
     const timeline = new MemoryTimeline(element, { server, tell: (state) => trigger("select", state) });
+    mounted.add(timeline);
     element.memvizTimeline = timeline;
     watch("value", () => timeline.load(props.value));
     timeline.load(props.value);
   }
 
-  globalThis.memvizTimeline = { mount, bytesText, durationText, byteTicks };
+  globalThis.memvizTimeline = { mount, linked, piece, MemoryTimeline, el, shape, clamp, isDark, spread, bytesText, durationText, byteTicks };
 })();

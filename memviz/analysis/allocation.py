@@ -1,0 +1,134 @@
+"""Everything that a trace says about one allocation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from memviz.analysis.categories import REASON_TEXTS, Reason, categories
+from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
+from memviz.analysis.live import has_times
+from memviz.analysis.operators import operator_name, operators
+from memviz.analysis.segments import segments_at
+from memviz.analysis.sites import sites
+from memviz.errors import UsageError
+from memviz.trace.model import NO_STACK, Category, DeviceTrace, Labels, Phase, Trace
+from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes
+
+
+class BlockKnown(StrEnum):
+    RECORDED = "recorded"
+    """It is live at the end, and its block is in the file."""
+    REBUILT = "rebuilt"
+    """From what lay around it when it was made."""
+    ROUNDED = "rounded"
+    """No more is known than how the allocator rounds."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """From when to when, in events; `never` stands for not within the trace."""
+
+    start: int
+    """-1 is before the first event."""
+    free_requested: int
+    end: int
+    never: int
+    microseconds: int | None
+    """Between its first and last event, or as far as the trace saw of it; None in a file without times."""
+
+    @property
+    def is_whole(self) -> bool:
+        return self.start > BEFORE and self.end < self.never
+
+
+@dataclass(frozen=True)
+class Allocation:
+    row: int
+    asked_bytes: int
+    rounded_bytes: int
+    block_bytes: int
+    block_known: BlockKnown
+    category: Category
+    reason: str
+    site: str
+    operator: str
+    """The innermost operator of torch that is not only a way to get memory; empty where none was recorded."""
+    span: Span
+    pool: tuple[int, int]
+    is_large: bool | None
+    """Of the large pool; None for pinned memory, which has no pools."""
+    stream: int
+    stack: int
+    forward_stack: int
+    """Where the forward operator of a backward allocation was called, or NO_STACK."""
+    module: str = ""
+    phase: Phase = Phase.UNKNOWN
+    """As recorded; what stacks say is in the category's reason."""
+    metadata: str = ""
+    compile_context: str = ""
+
+
+def allocation(trace: Trace, device: DeviceTrace, row: int, rule: SiteRule = DEFAULT_RULE) -> Allocation:
+    """`row` is one of `lifetimes`."""
+    rows = lifetimes(device)
+    if not 0 <= row < len(rows):
+        raise UsageError(f"Device {device.name} has no allocation {row}: there are {len(rows)}.")
+    kinds, events, start = categories(trace, device), device.events, int(rows.start[row])
+    block_bytes, rounded, known = _block(trace, device, row)
+    label, place = _label(device, rows, row)
+    begun = start > BEFORE
+    return Allocation(
+        row=row,
+        asked_bytes=int(rows.size[row]),
+        rounded_bytes=rounded,
+        block_bytes=block_bytes,
+        block_known=known,
+        category=Category(int(kinds.category[row])),
+        reason=REASON_TEXTS.get(Reason(int(kinds.reason[row])), ""),
+        site=sites(trace, rule).of(int(rows.stack[row])).label,
+        operator=operator_name(trace, int(operators(trace, rule)[rows.stack[row]])),
+        span=_span(device, rows, row),
+        pool=trace.pools[rows.pool[row]],
+        is_large=rounded > SMALL_SIZE if device.kind == "gpu" else None,
+        stream=trace.streams[rows.stream[row]],
+        stack=int(rows.stack[row]),
+        forward_stack=int(events.forward_stack[start]) if begun else NO_STACK,
+        module=trace.strings[label.module[place]] if label else "",
+        phase=Phase(int(label.phase[place])) if label else Phase.UNKNOWN,
+        metadata=trace.strings[events.metadata[start]] if begun else "",
+        compile_context=trace.strings[events.context[start]] if begun else "",
+    )
+
+
+def _block(trace: Trace, device: DeviceTrace, row: int) -> tuple[int, int, BlockKnown]:
+    rows = lifetimes(device)
+    rounded = int(round_sizes(rows.size[row : row + 1], divisions_of(trace.settings))[0])
+    block = int(rows.block[row])
+    if block >= 0:
+        return int(device.blocks.size[block]), rounded, BlockKnown.RECORDED
+    tiles = segments_at(trace, device, int(rows.start[row])).tiles
+    mine = np.flatnonzero(tiles.row == row)
+    if len(mine):
+        return int(tiles.size[mine[0]]), rounded, BlockKnown.REBUILT
+    return rounded, rounded, BlockKnown.ROUNDED
+
+
+def _span(device: DeviceTrace, rows: Lifetimes, row: int) -> Span:
+    start, end, never = int(rows.start[row]), int(rows.end[row]), len(device.events)
+    times = device.events.time_us
+    microseconds = None
+    if has_times(device):
+        # Threads may record a little out of order.
+        microseconds = max(int(times[min(end, never - 1)] - times[max(start, 0)]), 0)
+    return Span(start, int(rows.free_requested[row]), end, never, microseconds)
+
+
+def _label(device: DeviceTrace, rows: Lifetimes, row: int) -> tuple[Labels | None, int]:
+    """Which table of labels knows this row, and where."""
+    start = int(rows.start[row])
+    labels, place = (device.event_labels, start) if start > BEFORE else (device.block_labels, int(rows.block[row]))
+    return (labels, place) if labels is not None and 0 <= place < len(labels) else (None, 0)

@@ -1,0 +1,192 @@
+"""Allocations by words and limits, as a person types them: `linear.py >10MiB <1s`.
+
+Every word must be found in the function or file of some frame of the stack, in the module's path or in the
+category; capitals do not matter. `>` and `<` limit the size (`>10MiB`) or how long it lived, in time (`<1s`) or
+in events (`>1000ev`). What was not seen to begin or to end lived at least as long as it was seen: it is never
+counted as shorter than a limit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.categories import categories
+from memviz.analysis.frames import path_of
+from memviz.analysis.kept import kept
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import check_event, clock, has_times
+from memviz.analysis.phases import label_of_rows
+from memviz.analysis.sites import sites
+from memviz.analysis.stack_places import first_in_stack
+from memviz.analysis.sums import sum_by
+from memviz.errors import UsageError
+from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace
+from memviz.units import parse_bytes
+
+_LIMIT = re.compile(r"([<>])(=?)(.+)")
+_DURATION = re.compile(r"([0-9]*\.?[0-9]+)(us|µs|μs|ms|s|min|h|ev|events?)", re.IGNORECASE)
+_MICROSECONDS = {"us": 1, "µs": 1, "μs": 1, "ms": 1e3, "s": 1e6, "min": 60e6, "h": 3600e6}
+_COMPARE: dict[str, Callable[[Ints8, float], Bools]] = {
+    ">": np.greater,
+    ">=": np.greater_equal,
+    "<": np.less,
+    "<=": np.less_equal,
+}
+
+
+@dataclass(frozen=True)
+class Limit:
+    of: str
+    """`bytes`, `time` or `events`."""
+    sign: str
+    value: float
+    """Bytes, µs or events."""
+
+
+@dataclass(frozen=True)
+class Query:
+    words: tuple[str, ...]
+    limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True)
+class FoundSite:
+    key: str
+    label: str
+    live_bytes: int
+    """At the moment asked for."""
+    live_count: int
+    bytes: int
+    """Over the whole trace: all that ever passed here, never live together."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Found:
+    event: int
+    sites: tuple[FoundSite, ...]
+    """By live bytes, then by all bytes, largest first."""
+
+    @property
+    def live_bytes(self) -> int:
+        return sum(each.live_bytes for each in self.sites)
+
+    @property
+    def live_count(self) -> int:
+        return sum(each.live_count for each in self.sites)
+
+    @property
+    def count(self) -> int:
+        return sum(each.count for each in self.sites)
+
+
+def parse_query(text: str) -> Query:
+    words: list[str] = []
+    limits: list[Limit] = []
+    for part in text.split():
+        match = _LIMIT.fullmatch(part)
+        if match:
+            limits.append(_limit(match[1] + match[2], match[3], part))
+        else:
+            words.append(part.lower())
+    return Query(tuple(words), tuple(limits))
+
+
+def _limit(sign: str, amount: str, part: str) -> Limit:
+    duration = _DURATION.fullmatch(amount)
+    if duration:
+        number, unit = float(duration[1]), duration[2].lower()
+        return Limit("events", sign, number) if unit.startswith("ev") else _time(sign, number * _MICROSECONDS[unit])
+    try:
+        return Limit("bytes", sign, parse_bytes(amount))
+    except ValueError:
+        words = f"{part[:40]!r} is neither a size nor a lifetime. Write for example >10MiB, <1s or >1000ev."
+        raise UsageError(words) from None
+
+
+def _time(sign: str, microseconds: float) -> Limit:
+    return Limit("time", sign, microseconds)
+
+
+def rows_found(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
+    """Rows of `lifetimes`. An empty query finds nothing."""
+    query = parse_query(text)
+    if not query.words and not query.limits:
+        return np.zeros(0, dtype=np.int64)
+    hit = np.ones(len(lifetimes(device)), dtype=np.bool_)
+    for limit in query.limits:
+        hit &= _within(device, limit)
+    for word in query.words:
+        hit &= _mentions(trace, device, word)
+    return np.flatnonzero(hit)
+
+
+def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> Found:
+    check_event(device, event)
+    all_rows, table = lifetimes(device), sites(trace)
+    rows = rows_found(trace, device, text)
+    live = rows[(all_rows.start[rows] <= event) & (all_rows.end[rows] > event)]
+    columns = []
+    for chosen in (rows, live):
+        codes = table.of_stack[all_rows.stack[chosen]]
+        columns.append(sum_by(codes, all_rows.size[chosen], len(table.sites)))
+        columns.append(np.bincount(codes, minlength=len(table.sites)))
+    total, count, live_bytes, live_count = columns
+    found = [
+        FoundSite(
+            table.sites[code].key,
+            table.sites[code].label,
+            live_bytes=int(live_bytes[code]),
+            live_count=int(live_count[code]),
+            bytes=int(total[code]),
+            count=int(count[code]),
+        )
+        for code in np.flatnonzero(count).tolist()
+    ]
+    return Found(event, tuple(sorted(found, key=lambda each: (-each.live_bytes, -each.bytes, each.label, each.key))))
+
+
+def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
+    frames = np.array([word in each for each in _frame_texts(trace)], dtype=np.bool_)
+    stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
+    hit = stacks[lifetimes(device).stack]
+    named = [each for each in Category if word in each.label]
+    hit = hit | np.isin(categories(trace, device).category, named)
+    modules = label_of_rows(device, "module")
+    if modules is not None:
+        codes = [code for code in np.unique(modules).tolist() if word in trace.strings[code].lower()]
+        hit = hit | np.isin(modules, codes)
+    return np.asarray(hit, dtype=np.bool_)
+
+
+def _frame_texts(trace: Trace) -> list[str]:
+    """Each frame as people read it, `model.py:36 forward`, once."""
+
+    def texts() -> list[str]:
+        frames, strings = trace.stacks.frames, trace.strings
+        columns = zip(frames.filename.tolist(), frames.line.tolist(), frames.name.tolist(), strict=True)
+        return [f"{path_of(strings[file])}:{line} {strings[name]}".lower() for file, line, name in columns]
+
+    return kept(trace, _frame_texts, texts)
+
+
+def _within(device: DeviceTrace, limit: Limit) -> Bools:
+    rows = lifetimes(device)
+    if limit.of == "bytes":
+        return _COMPARE[limit.sign](rows.size, limit.value)
+    ended = np.minimum(rows.end, len(device.events) - 1)
+    begun = np.maximum(rows.start, 0)
+    if limit.of == "time":
+        if not has_times(device):
+            raise UsageError("The events of this file have no times. Limit the lifetime by events: >1000ev.")
+        times = clock(device)
+        lived = times[ended] - times[begun]
+    else:
+        lived = ended - begun
+    whole = (rows.start >= 0) & (rows.end < len(device.events))
+    hit = _COMPARE[limit.sign](lived, limit.value)
+    return np.asarray(hit & whole if limit.sign.startswith("<") else hit, dtype=np.bool_)

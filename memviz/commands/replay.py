@@ -1,0 +1,241 @@
+"""Would it have fitted? The recording's requests, put to a model of PyTorch's allocator under other settings."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+from memviz.allocator.as_json import environment, replay_json
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Progress, Replayed
+from memviz.allocator.search import Search, Tried, search
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.verdict import exactness, verdict
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, what_if
+from memviz.analysis.summary import device_number
+from memviz.commands.command import (
+    Command,
+    add_device,
+    add_file,
+    add_json,
+    choose_device,
+    open_trace,
+    print_json,
+    print_table,
+    printable,
+)
+from memviz.commands.export import replacing
+from memviz.errors import UsageError
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.units import bytes_text, count_text, parse_bytes
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of a recording; each part may be left out."""
+
+    settings: Settings | None = None
+    card: Card | None = None
+    release: Release = NEWEST
+    search: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    device: DeviceTrace
+    found: WhatIf
+    searched: Search | None
+
+
+def replay(
+    trace: Trace,
+    device: str | None = None,
+    *,
+    settings: str | None = None,
+    memory: int | None = None,
+    overhead: int = OVERHEAD_BYTES,
+    search: bool = False,
+) -> dict[str, Any]:
+    """As `python -m memviz replay --json` writes it.
+
+    Args:
+        settings: As in PYTORCH_CUDA_ALLOC_CONF; without it the recorded ones.
+        memory: Bytes of the whole card; without it memory without end.
+        overhead: Bytes of the card that the CUDA context and libraries take.
+        search: Also try the settings that matter.
+    """
+    question = Question(
+        settings=None if settings is None else parse_settings(settings),
+        card=None if memory is None else Card(memory, overhead),
+        search=search,
+    )
+    return _json(_answer(trace, device, question, None))
+
+
+def _answer(trace: Trace, device: str | None, question: Question, progress: Progress | None) -> Answer:
+    chosen = choose_device(trace, device)
+    found = what_if(trace, chosen, settings=question.settings, card=question.card, progress=progress)
+    if not question.search:
+        return Answer(chosen, found, None)
+    found_best = search(
+        source_of(trace, chosen),
+        question.card,
+        also=question.settings,
+        release=question.release,
+        progress=progress,
+    )
+    return Answer(chosen, found, found_best)
+
+
+def _json(answer: Answer) -> dict[str, Any]:
+    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched)}
+
+
+def _print(answer: Answer) -> None:
+    found, searched, ours = answer.found, answer.searched, answer.found.replayed
+    print(" ".join(verdict(found, searched)).strip())
+    print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
+    live, until = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes), ", until then" if ours.oom else ""
+    print(f"  live       {bytes_text(live)} at the peak, whatever the settings")
+    allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
+    print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
+    reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
+    print(f"  reserved   {reserved} at its peak, {unused} more than allocated; {end} at the end")
+    print(f"  retries    {count_text(ours.retries)}")
+    if ours.oom is not None:
+        _print_oom(ours)
+    print(f"\n{_capital(exactness(found.recorded))}.".replace("..", "."))
+    for note in ours.trace.notes:
+        print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
+    if searched is not None:
+        _print_search(searched, found.card)
+
+
+def _where(card: Card | None) -> str:
+    if card is None:
+        return ", memory without end"
+    usable = bytes_text(card.usable_bytes)
+    if not card.overhead_bytes:
+        return f", in {usable}"
+    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries"
+    return f", in {usable} of a card of {card.name}: {taken}"
+
+
+def _print_oom(ours: Replayed) -> None:
+    oom = ours.oom
+    assert oom is not None
+    when = f"at event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
+    asked, segment = bytes_text(oom.requested_bytes), bytes_text(oom.asked_of_device_bytes)
+    live, cached = bytes_text(oom.allocated_bytes), bytes_text(oom.reserved_bytes - oom.allocated_bytes)
+    print(f"  out of memory {when}: {asked} asked, which needs {segment} more")
+    print(f"             {live} allocated and {cached} cached then")
+
+
+def _print_search(searched: Search, card: Card | None) -> None:
+    rows = [
+        [
+            bytes_text(each.peak_reserved_bytes),
+            count_text(each.retries),
+            _ends(each),
+            each.smallest_card.name if each.smallest_card else "none",
+            (each.text or "PyTorch's default settings") + (", as recorded" if each.is_recorded else ""),
+        ]
+        for each in searched.tried
+    ]
+    where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
+    print()
+    print_table(["without limit", "retries", where, "smallest card", "settings"], rows, left=4)
+    print(f"\n{searched.advice}")
+    if not searched.advised.is_recorded:
+        print(environment(searched.advised.text))
+
+
+def _ends(each: Tried) -> str:
+    return "fits" if each.oom is None else f"stops at event {count_text(each.oom.event)}"
+
+
+def _capital(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}"
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_file(parser)
+    parser.add_argument(
+        "--settings", metavar="TEXT", help="as in PYTORCH_CUDA_ALLOC_CONF (default: those of the recording)"
+    )
+    parser.add_argument("--memory", type=_size, metavar="SIZE", help="of the card, such as 24GiB (default: no limit)")
+    parser.add_argument(
+        "--overhead",
+        type=_size,
+        default=OVERHEAD_BYTES,
+        metavar="SIZE",
+        help=f"of the card, for the CUDA context and libraries (default: {bytes_text(OVERHEAD_BYTES)})",
+    )
+    parser.add_argument(
+        "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"
+    )
+    parser.add_argument("--search", action="store_true", help="also try the settings that matter, and advise")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="write the replay as a snapshot")
+    add_device(parser)
+    add_json(parser)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _release(text: str) -> Release:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and minor.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a release; write for example 2.8")
+    return int(major), int(minor)
+
+
+def _run(args: argparse.Namespace) -> int:
+    question = Question(
+        settings=None if args.settings is None else parse_settings(args.settings, args.release),
+        card=None if args.memory is None else Card(args.memory, args.overhead),
+        release=args.release,
+        search=args.search,
+    )
+    trace = open_trace(args.file)
+    answer = _shown(lambda progress: _answer(trace, args.device, question, progress))
+    if args.output:
+        _write(answer.found.replayed.trace, args.output)
+    print_json(_json(answer)) if args.json else _print(answer)
+    return 0
+
+
+def _shown(work: Callable[[Progress | None], Result]) -> Result:
+    """Progress goes to a terminal only, and is gone when the work is done."""
+    if not sys.stderr.isatty():
+        return work(None)
+
+    def show(done: int, total: int) -> None:
+        print(f"\rReplaying {100 * done // max(total, 1)} %", end="", file=sys.stderr, flush=True)
+
+    try:
+        return work(show)
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+
+
+def _write(trace: Trace, path: Path) -> None:
+    if path.name.removesuffix(".gz").rpartition(".")[2] not in ("pickle", "pkl"):
+        raise UsageError(f"{path.name}: a replay is written as a snapshot, so the name ends in .pickle.")
+    with replacing(path) as file:
+        write_pickle(trace, file)
+
+
+COMMAND = Command("replay", "What if: other allocator settings, or another card.", _add_arguments, _run)

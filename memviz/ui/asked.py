@@ -1,0 +1,142 @@
+"""What a visitor asks on the What if tab, as the form has it, and what that means to the allocator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, GiB
+from memviz.errors import UsageError
+from memviz.units import bytes_text, parse_bytes
+
+LONGEST = 400
+RELEASES = tuple((2, minor) for minor in range(NEWEST[1], -1, -1))
+ANY_CARD = ""
+"""The memory is what was typed, not what a card leaves."""
+_KEYS = {
+    "max_split": "max_split_size_mb",
+    "roundup": "roundup_power2_divisions",
+    "threshold": "garbage_collection_threshold",
+}
+_EXPANDABLE = "expandable_segments"
+_SHARE = "per_process_memory_fraction"
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Texts as typed. Empty is PyTorch's default, and memory without end."""
+
+    memory: str = ""
+    card: str = ANY_CARD
+    """GiB of a card, which then says how much memory there is."""
+    overhead: str = bytes_text(OVERHEAD_BYTES)
+    expandable: bool = False
+    max_split: str = ""
+    roundup: str = ""
+    threshold: str = ""
+    more: str = ""
+    """Other keys, as they stand in PYTORCH_CUDA_ALLOC_CONF."""
+    release: str = f"{NEWEST[0]}.{NEWEST[1]}"
+
+    def with_settings(self, settings: Settings) -> Asked:
+        known, rest = {}, []
+        for part in _parts(settings.to_text()):
+            key, _, value = part.partition(":")
+            field = next((name for name, each in _KEYS.items() if each == key), "")
+            if field:
+                known[field] = value
+            elif key != _EXPANDABLE:
+                rest.append(part)
+        fresh = replace(self, **dict.fromkeys(_KEYS, ""))
+        return replace(fresh, expandable=settings.expandable_segments, more=",".join(rest), **known)
+
+
+@dataclass(frozen=True)
+class Understood:
+    settings: Settings | None
+    """None where something was refused."""
+    card: Card | None
+    release: Release
+    faults: Mapping[str, str]
+    """By field; PyTorch's own words where it would have refused."""
+
+
+def asked_of(form: Mapping[str, Any]) -> Asked:
+    """From a browser: only known fields, only short texts."""
+    texts = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Asked)}
+    return Asked(**{**texts, "expandable": form.get("expandable") in (True, "true", "on")})
+
+
+def understood(asked: Asked) -> Understood:
+    release = _release(asked.release)
+    faults: dict[str, str] = {}
+    card = _card(asked, faults)
+    settings = _settings(asked, release, faults)
+    if settings is not None and card is None and settings.per_process_memory_fraction < 1:
+        faults["more"] = f"{_SHARE} is a share of the card's memory: say how large the card is."
+    return Understood(None if faults else settings, card, release, faults)
+
+
+def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Settings | None:
+    """Each field by itself first, so that a refusal stands where it belongs."""
+    texts = {name: f"{key}:{getattr(asked, name)}" for name, key in _KEYS.items() if getattr(asked, name)}
+    if asked.expandable:
+        texts["expandable"] = f"{_EXPANDABLE}:True"
+    if asked.more:
+        texts["more"] = asked.more
+    for name, text in texts.items():
+        try:
+            parse_settings(text, release)
+        except UsageError as error:
+            faults[name] = str(error)
+    if faults.keys() & texts.keys():
+        return None
+    try:
+        return parse_settings(",".join(texts.values()), release)
+    except UsageError as error:
+        faults["more"] = str(error)
+        return None
+
+
+def _card(asked: Asked, faults: dict[str, str]) -> Card | None:
+    if asked.card.isdigit():
+        overhead = _bytes(asked.overhead or "0", "overhead", faults)
+        card = Card(int(asked.card) * GiB, overhead or 0)
+        if overhead is not None and not card.usable_bytes:
+            faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
+        return card
+    memory = _bytes(asked.memory, "memory", faults) if asked.memory else None
+    return None if memory is None else Card(memory, 0)
+
+
+def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
+    plain = text.replace(",", "")
+    try:
+        # Whoever types a bare number next to sizes in MiB means MiB.
+        size = parse_bytes(f"{plain}MiB" if plain.replace(".", "", 1).isdigit() else plain)
+    except ValueError as error:
+        faults[field] = f"{error}."
+        return None
+    if not size and field == "memory":
+        faults[field] = "No process runs in nothing. Leave it empty for memory without end."
+        return None
+    return size
+
+
+def _release(text: str) -> Release:
+    return next((each for each in RELEASES if text == f"{each[0]}.{each[1]}"), NEWEST)
+
+
+def _parts(text: str) -> list[str]:
+    """At the commas between keys, not at those within brackets."""
+    found, depth = [""], 0
+    for each in text:
+        depth += (each == "[") - (each == "]")
+        if each == "," and not depth:
+            found.append("")
+        else:
+            found[-1] += each
+    return [part for part in found if part]

@@ -1,0 +1,40 @@
+"""A Panel whose rows light the timeline: what is clicked stays lit, icicles are walked with arrow keys, and whole
+tables are saved as CSV, without a file on the server. `lit_panel.js` does it in the browser.
+
+A row has `data-light-by` and `data-light-group`, as page.js has it, and a button with `data-keep`. An element with
+`data-light-rest` and `data-light-rest-group` says what is lit while nothing is pointed at or kept. A button with
+`data-csv` asks the server function `table_csv` with all its data; `data-name` is the file's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from memviz.errors import MemvizError
+from memviz.ui.components.panel import Panel
+
+_SCRIPT = Path(__file__).parent / "lit_panel.js"
+MakeCsv = Callable[[Mapping[str, str]], str]
+"""From a button's data to the table. Raises MemvizError for what it cannot know."""
+
+
+class LitPanel(Panel):
+    def __init__(self, make_csv: MakeCsv, **options: Any) -> None:
+        super().__init__(server_functions=[csv_server(make_csv)], **options)
+        self.js_on_load = f"{self.js_on_load}\n{_SCRIPT.read_text(encoding='utf-8')}"
+
+
+def csv_server(make_csv: MakeCsv) -> Callable[[Any], str]:
+    def table_csv(request: Any) -> str:
+        """Called by the browser with the data of the button."""
+        asked = request[0] if isinstance(request, list) and request else request
+        try:
+            return make_csv({str(key): str(value) for key, value in asked.items()} if isinstance(asked, dict) else {})
+        except MemvizError as error:
+            raise gr.Error(str(error), print_exception=False) from None
+
+    return table_csv

@@ -1,0 +1,96 @@
+"""The page's interface for programs: the same answers as the command line, for `gradio_client` and for agents.
+
+from gradio_client import Client, handle_file
+Client(url).predict(handle_file("run.pickle"), api_name="/summary")
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from memviz.analysis import peak as peaks
+from memviz.analysis.as_json import diff_json, live_json
+from memviz.analysis.compare import compare
+from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.summary import summary as summary_of
+from memviz.analysis.timeline import timeline
+from memviz.errors import MemvizError
+from memviz.figures.report import report_page
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, Trace
+
+_PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
+
+
+def build() -> None:
+    """Endpoints need components for what goes in and out; people never see these."""
+    with gr.Row(visible=False):
+        file, other = gr.File(label="file"), gr.File(label="other")
+        files = gr.File(label="files", file_count="multiple")
+        by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
+        top = gr.Number(20, precision=0, label="top")
+        answer, page = gr.JSON(label="answer"), gr.File(label="page")
+        gr.Button().click(summary, [file], answer, api_name="summary", **_PARSE)
+        gr.Button().click(peak, [file, by, top], answer, api_name="peak", **_PARSE)
+        gr.Button().click(diff, [file, other, by, top], answer, api_name="diff", **_PARSE)
+        gr.Button().click(report, [files], page, api_name="report", **_PARSE)
+
+
+def summary(file: str) -> dict[str, Any]:
+    """What a PyTorch memory snapshot holds: bytes live at the start, at the peak and at the end, and notes.
+
+    Args:
+        file: A snapshot, a pickle or JSON, plain or gzipped.
+    """
+    return summary_of(_open(file)[0])
+
+
+def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
+    """What the peak of a snapshot is made of, largest first; rows and rest add up to the byte.
+
+    Args:
+        file: A snapshot.
+        by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
+        top: How many rows.
+    """
+    trace, device = _open(file)
+    return live_json(trace, device, peaks.peak(trace, device, by, top=int(top)), "peak_bytes")
+
+
+def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, Any]:
+    """From the peak of one snapshot to the peak of another; rows and rest add up to the difference.
+
+    Args:
+        file: The baseline.
+        other: The snapshot to compare with it.
+        by: What a row is.
+        top: How many rows.
+    """
+    return diff_json(compare([_open(file), _open(other)], by, top=int(top)))
+
+
+def report(files: list[str]) -> str:
+    """One self-contained HTML page about one or more snapshots, the first as the baseline.
+
+    Args:
+        files: Snapshots.
+    """
+    page = report_page([_open(each) for each in files])
+    path = Path(tempfile.mkdtemp(prefix="memviz-")) / "report.html"
+    path.write_text(page, encoding="utf-8", errors="replace")
+    return str(path)
+
+
+def _open(file: str | None) -> tuple[Trace, DeviceTrace]:
+    """With the device whose memory went highest."""
+    if not file:
+        raise gr.Error("Name a snapshot file.", print_exception=False)
+    try:
+        trace = load_trace(file)
+    except MemvizError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    return trace, max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))

@@ -1,0 +1,126 @@
+"""Replays that visitors asked for, kept for a while, so that going back to a setting costs nothing.
+
+A replay is reached by its trace's key, which only that trace's visitor has, or by a name of its own that nobody
+can guess. What was not used for longest goes first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Any
+
+from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Progress, Replayed, Source
+from memviz.allocator.search import Search, search
+from memviz.allocator.settings import Settings
+from memviz.allocator.settings_text import Release
+from memviz.allocator.what_if import Card, WhatIf, replay_on
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.context import Context
+from memviz.ui.store import memory_of
+
+GiB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What all replays of one trace share."""
+
+    source: Source
+    recorded: Replayed
+
+
+@dataclass
+class _Kept:
+    result: Any
+    bytes: int
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+
+
+class Replays:
+    def __init__(self, context: Context, most_bytes: int = GiB) -> None:
+        self._context = context
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def begun(self, key: str, progress: Progress | None = None) -> Begun:
+        found = self._get((key, "begun"))
+        if found is None:
+            pair = self._context.find(key)
+            if pair is None:
+                raise UsageError("This trace is not open any more.")
+            source = source_of(*pair)
+            found = Begun(source, replay_as_recorded(source, progress))
+            self._keep((key, "begun"), found, found.recorded.trace)
+        result: Begun = found
+        return result
+
+    def on(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> Replayed:
+        found = self._get((key, settings, card))
+        if found is None:
+            found = replay_on(self.begun(key).source, settings, card, progress=progress)
+            self._keep((key, settings, card), found, found.trace)
+        result: Replayed = found
+        return result
+
+    def what_if(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> WhatIf:
+        begun = self.begun(key, progress)
+        source, recorded = begun.source, begun.recorded
+        base = recorded if card is None else self.on(key, source.recorded, card, progress)
+        same = settings == source.recorded
+        return WhatIf(recorded, base, base if same else self.on(key, settings, card, progress), card)
+
+    def search(
+        self, key: str, asked: tuple[Settings, Card | None, Release], progress: Progress | None = None
+    ) -> Search:
+        """`asked`: settings to try besides, the card, and the release whose settings there are."""
+        found = self.known_search(key, asked)
+        if found is None:
+            also, card, release = asked
+            found = search(self.begun(key).source, card, also=also, release=release, progress=progress)
+            self._keep((key, "search", *asked), found, None)
+        return found
+
+    def known_search(self, key: str, asked: tuple[Settings, Card | None, Release]) -> Search | None:
+        found: Search | None = self._get((key, "search", *asked))
+        return found
+
+    def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
+        """For components: a replay's name or any other trace's key, a slash, and the device's name."""
+        name = key.partition("/")[0]
+        with self._lock:
+            kept = next((each for each in self._kept.values() if each.name == name), None)
+        if kept is None or not isinstance(kept.result, Replayed):
+            return self._context.find(key)
+        return kept.result.trace, kept.result.trace.devices[0]
+
+    def key_of(self, replayed: Replayed) -> str:
+        """What `find` finds it by; empty for one that is not kept any more."""
+        with self._lock:
+            name = next((each.name for each in self._kept.values() if each.result is replayed), "")
+        return f"{name}/{replayed.trace.devices[0].name}" if name else ""
+
+    def _get(self, key: Hashable) -> Any:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept.result
+
+    def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
+        with self._lock:
+            self._kept[key] = _Kept(result, memory_of(trace) if trace else 0)
+            total = sum(each.bytes for each in self._kept.values())
+            # The last few are on somebody's screen.
+            for old in list(self._kept)[:-4]:
+                if total <= self._most_bytes:
+                    break
+                total -= self._kept.pop(old).bytes

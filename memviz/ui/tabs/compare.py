@@ -1,0 +1,232 @@
+"""Compare: two to eight traces on one scale, and what makes the difference between their peaks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from memviz.analysis.align import START, ways
+from memviz.analysis.alike import has_modules
+from memviz.analysis.changes import Changes, changes, says_most
+from memviz.analysis.compare import setting_differences
+from memviz.analysis.live import has_times
+from memviz.analysis.scores import scores
+from memviz.figures.colouring import colouring
+from memviz.ui.compared import LETTERS, CompareView, Side, changed, linked_name, sides_of
+from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.overlay import Overlay
+from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.waterfall import WaterfallTable
+from memviz.ui.context import Context
+from memviz.ui.session import Session
+from memviz.ui.views.compare_controls import Controls, controls_html
+from memviz.ui.views.compare_empty import compare_empty_html, offer_html
+from memviz.ui.views.compare_verdict import compare_verdict_html
+from memviz.ui.views.linked_timelines import linked_values, overlay_value
+from memviz.ui.views.scoreboard import Board, scoreboard_html
+from memviz.ui.views.waterfall import Surroundings, waterfall, waterfall_html
+
+ID = "compare"
+_VIEW: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
+"""Through the queue: only then does Gradio tell of a `gr.State` that has changed."""
+_CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
+
+
+_PARTS = ("drawn", "empty", "offer", "top", "controls", *LETTERS, "overlay", "differences")
+_DUE = {
+    "by": ("differences",),
+    "sort": ("differences",),
+    "rows": ("differences",),
+    "other": ("top", "controls", "overlay", "differences"),
+    "align": ("controls", *LETTERS),
+    "axis": ("controls", *LETTERS),
+    "overlay": ("controls", "overlay"),
+}
+"""Which parts a click can change, where it leaves the traces as they are."""
+
+
+@dataclass(frozen=True)
+class Compare:
+    empty: Panel
+    offer: Panel
+    """Its button opens samples, which the page does."""
+    top: Panel
+    controls: Panel
+    timelines: tuple[MemoryTimeline, ...]
+    overlay: Overlay
+    differences: WaterfallTable
+    traces: gr.State
+    """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
+    view: gr.State
+    looked_at: gr.State
+    drawn: gr.State
+    """Of which traces the tab shows the state; coming back to the tab draws nothing twice."""
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.traces]
+
+    @property
+    def drawing(self) -> list[Any]:
+        panels = [self.empty, self.offer, self.top, self.controls]
+        return [self.drawn, *panels, *self.timelines, self.overlay, self.differences]
+
+
+def build(context: Context, session: gr.State, tabs: gr.Tabs) -> Compare:
+    with gr.Column(elem_classes="mv-compare"):
+        empty, offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
+        top, controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
+        with gr.Row(elem_classes="mv-linked"):
+            timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{each}") for each in LETTERS)
+        overlay = Overlay(elem_id="compare-overlay")
+        differences = WaterfallTable(context.find, elem_id="differences")
+    parts = Compare(
+        empty,
+        offer,
+        top,
+        controls,
+        timelines,
+        overlay,
+        differences,
+        traces=gr.State(()),
+        view=gr.State(CompareView()),
+        looked_at=gr.State(False),
+        drawn=gr.State(()),
+    )
+    _wire(context, session, tabs, parts)
+    return parts
+
+
+def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: Compare) -> None:
+    def follow(current: Session, view: CompareView, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
+        return draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS)
+
+    def turn(current: Session, view: CompareView, drawn: tuple[Any, ...], event: gr.SelectData) -> list[Any]:
+        looked_at = event.value == "Compare"
+        return [looked_at, *(draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS))]
+
+    def act(current: Session, view: CompareView, event: gr.EventData) -> list[Any]:
+        data = clicked(event)
+        after, then = _session_after(current, data), changed(view, data)
+        values = draw(context, after, then)
+        if after == current:
+            due = _DUE.get(data.get("act", ""), ())
+            values = [each if name in due else gr.skip() for name, each in zip(_PARTS, values, strict=True)]
+        return [after, _shown(after), then, *values]
+
+    state = [session, parts.view]
+    parts.traces.change(follow, [*state, parts.looked_at, parts.drawn], parts.drawing, **_VIEW)
+    tabs.select(turn, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **_VIEW)
+    for panel in (parts.empty, parts.top, parts.controls, parts.differences):
+        panel.click(act, state, [session, parts.traces, parts.view, *parts.drawing], **_VIEW)
+
+
+def _session_after(session: Session, data: Mapping[str, str]) -> Session:
+    key = data.get("key", "")
+    if session.of(key) is None:
+        return session
+    match data.get("act"):
+        case "baseline":
+            return session.with_baseline(key)
+        case "toggle":
+            return session.toggling(key)
+    return session
+
+
+def show(context: Context, session: Session) -> list[Any]:
+    """The values of `Compare.outputs`: all that the tab needs to know to draw itself when it is looked at."""
+    return [_shown(session)]
+
+
+def _shown(session: Session) -> tuple[Any, ...]:
+    return session.compared, tuple((each.key, each.device, each.name) for each in session.opened)
+
+
+def draw(context: Context, session: Session, view: CompareView, drawn: tuple[Any, ...] = ()) -> list[Any]:
+    """The values of `Compare.drawing`."""
+    shown = _shown(session)
+    if drawn == shown:
+        return [gr.skip()] * len(_PARTS)
+    sides = sides_of(context, session)
+    if len(sides) < 2:
+        words = compare_empty_html(session.opened, session.compared)
+        return [shown, words, offer_html(), "", "", *[{}] * len(LETTERS), {}, ""]
+    compared = Compared.of(sides, view)
+    values = linked_values(sides, compared.view)
+    return [
+        shown,
+        "",
+        "",
+        compared.top(session),
+        compared.controls(),
+        *values,
+        *[{}] * (len(LETTERS) - len(values)),
+        overlay_value(sides, compared.view),
+        compared.differences(),
+    ]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What several parts of the tab need, computed once a drawing."""
+
+    sides: tuple[Side, ...]
+    view: CompareView
+    other: int
+    best: str
+    """The grouping that says most."""
+    found: Changes
+
+    @staticmethod
+    def of(sides: tuple[Side, ...], view: CompareView) -> Compared:
+        pairs = [side.pair for side in sides]
+        other = view.number_of_other(sides)
+        best = says_most(pairs, other)
+        return Compared(sides, _sound(view, sides), other, best, changes(pairs, view.by or best))
+
+    def top(self, session: Session) -> str:
+        pairs = [side.pair for side in self.sides]
+        main = self.found if self.found.by == self.best else changes(pairs, self.best)
+        settings = setting_differences([side.trace for side in self.sides])
+        also = tuple(each for each in session.opened if each.key not in session.compared)
+        board = Board(self.sides, scores(pairs), self._order(), self.other, also)
+        return compare_verdict_html([side.name for side in self.sides], main, settings) + scoreboard_html(board)
+
+    def controls(self) -> str:
+        pairs = [side.pair for side in self.sides]
+        timed = all(has_times(side.device) for side in self.sides)
+        names = tuple(side.name for side in self.sides)
+        return controls_html(
+            Controls(
+                self.view,
+                scores(pairs),
+                self._order(),
+                ways(pairs),
+                has_times=timed,
+                names=names,
+                other=self.other,
+            )
+        )
+
+    def differences(self) -> str:
+        fall = waterfall(self.found, self.other, sort=self.view.sort, every_row=self.view.every_row)
+        chosen_for_them = not self.view.by and self.best == "category"
+        around = Surroundings(
+            linked_name(self.sides),
+            tuple(side.key for side in self.sides),
+            why_by=_CATEGORY_FIRST if chosen_for_them else "",
+            has_modules=any(has_modules(side.pair) for side in self.sides),
+        )
+        return waterfall_html(fall, around)
+
+    def _order(self) -> tuple[str, ...]:
+        """Of the categories from the bottom up, as the timelines stack them."""
+        return colouring(*self.sides[0].pair).labels
+
+
+def _sound(view: CompareView, sides: tuple[Side, ...]) -> CompareView:
+    """Another set of traces may not have the step or annotation that the last one was aligned by."""
+    return view if view.way in ways([side.pair for side in sides]) else replace(view, way=START)

@@ -1,0 +1,217 @@
+"""The page in a real browser, beside MemoryViz.js (the page behind PyTorch's memory_viz) in the same browser.
+
+    python -m tests.benchmarks.browser --files A.pickle B.pickle [--memoryviz BUNDLE.js] [--write]
+
+Ours: from the choice of a file to two frames after the timeline is drawn, upload, reading and packing on the server
+included; then wheel steps over the plot, each from the event to the end of its drawing. MemoryViz.js: from the start of
+its page, which fetches the file from this machine, to two frames after its polygons stand; then the same wheel steps.
+BUNDLE.js is MemoryViz.js with its d3 in one module, made by any bundler; it is not part of this project.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import http.server
+import os
+import platform
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Page, sync_playwright
+
+from memviz.trace.load import load_trace
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- browser: begin -->", "<!-- browser: end -->"
+STEPS = 15
+_ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    # Frames as fast as they can be made: otherwise every step lasts at least until the screen's next one.
+    "--disable-frame-rate-limit",
+    "--disable-gpu-vsync",
+]
+_TWO_FRAMES = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))"
+_WHEEL = """
+async ([selector, steps]) => {
+  const all = [...document.querySelectorAll(selector)];
+  const area = (each) => each.getBoundingClientRect().width * each.getBoundingClientRect().height;
+  const plot = all.sort((a, b) => area(b) - area(a))[0];
+  const box = plot.getBoundingClientRect();
+  const at = { clientX: box.left + box.width * 0.4, clientY: box.top + box.height * 0.6 };
+  const target = document.elementFromPoint(at.clientX, at.clientY) || plot;
+  // The second frame starts when the first one has been painted.
+  const painted = () => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)));
+  const taken = [];
+  for (let i = 0; i < steps; i++) {
+    const started = performance.now();
+    const wheel = { deltaY: i % 3 === 2 ? 100 : -100, bubbles: true, cancelable: true, view: window, ...at };
+    target.dispatchEvent(new WheelEvent("wheel", wheel));
+    await painted();
+    taken.push(performance.now() - started);
+    await new Promise((done) => setTimeout(done, 250));
+  }
+  return taken;
+}
+"""
+
+
+def main() -> None:
+    args = _arguments()
+    rows = []
+    with sync_playwright() as engine:
+        path = shutil.which("chromium") or shutil.which("google-chrome")
+        for file in args.files:
+            events = load_trace(file).event_count
+            browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
+            rows.append([f"memviz, {events:,} events", *_ours(browser, file)])
+            browser.close()
+            if args.memoryviz:
+                browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
+                rows.append([f"MemoryViz.js, {events:,} events", *_theirs(browser, file, args.memoryviz)])
+                browser.close()
+    table = _table(rows)
+    print(table)
+    if args.write:
+        text = README.read_text(encoding="utf-8")
+        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+        README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.browser")
+    parser.add_argument("--files", nargs="+", type=Path, required=True)
+    parser.add_argument("--memoryviz", type=Path)
+    parser.add_argument("--write", action="store_true")
+    return parser.parse_args()
+
+
+def _ours(browser: Any, file: Path) -> list[str]:
+    port = _free_port()
+    server = subprocess.Popen(
+        [sys.executable, "app.py"],
+        env={**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        _wait(f"http://127.0.0.1:{port}/")
+        page = browser.new_page(viewport={"width": 1440, "height": 1000})
+        sent = _count_bytes(page)
+        started = time.perf_counter()
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector(".mv-sample", timeout=60_000)
+        opens = time.perf_counter() - started
+        before = sum(sent)
+        started = time.perf_counter()
+        page.set_input_files("#first-files input[type=file]", file)
+        page.wait_for_selector(".mvt[data-drawn]", timeout=300_000)
+        page.evaluate(_TWO_FRAMES)
+        first = time.perf_counter() - started
+        page.wait_for_timeout(1500)
+        received = sum(sent) - before
+        steps = page.evaluate(_WHEEL, [".mvt-plot", STEPS])
+        draws = page.evaluate("() => Number(document.querySelector('.mvt').dataset.drawMs)")
+        return [f"{first:.2f} s", *_steps(steps), f"{draws:.1f} ms", f"{received / 1e6:.2f} MB", f"{opens:.2f} s"]
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def _count_bytes(page: Page) -> list[int]:
+    """Of every answer's body, as far as the browser can say."""
+    sizes: list[int] = []
+
+    def count(response: Any) -> None:
+        length = response.headers.get("content-length")
+        sizes.append(int(length) if length else 0)
+
+    page.on("response", count)
+    return sizes
+
+
+def _theirs(browser: Any, file: Path, bundle: Path) -> list[str]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "viz.js").write_bytes(bundle.read_bytes())
+        (folder / "data.pickle").symlink_to(file.resolve())
+        (folder / "index.html").write_text(
+            "<body><script type=module>import { add_remote_files } from './viz.js';"
+            "add_remote_files([{ name: 'data.pickle', url: 'data.pickle' }]);</script></body>"
+        )
+        handler = functools.partial(_Quiet, directory=name)
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        try:
+            page = browser.new_page(viewport={"width": 1440, "height": 1000})
+            started = time.perf_counter()
+            page.goto(f"http://127.0.0.1:{server.server_port}/index.html")
+            page.wait_for_selector("svg polygon", state="attached", timeout=300_000)
+            page.evaluate(_TWO_FRAMES)
+            first = time.perf_counter() - started
+            page.wait_for_timeout(1500)
+            return [
+                f"{first:.2f} s",
+                *_steps(page.evaluate(_WHEEL, ["svg", STEPS])),
+                "",
+                f"{file.stat().st_size / 1e6:.2f} MB",
+                "",
+            ]
+        finally:
+            server.shutdown()
+
+
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _steps(taken: list[float]) -> list[str]:
+    return [f"{statistics.median(taken):.1f} ms", f"{max(taken):.1f} ms"]
+
+
+def _wait(address: str) -> None:
+    for _ in range(240):
+        try:
+            urllib.request.urlopen(address, timeout=2).read(1)
+            return
+        except OSError:
+            time.sleep(0.25)
+    raise SystemExit(f"{address} does not answer")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _table(rows: list[list[str]]) -> str:
+    head = [
+        "",
+        "first picture",
+        "zoom step, median",
+        "zoom step, longest",
+        "of it drawing",
+        "bytes to the browser",
+        "page opens",
+    ]
+    where = f"{date.today():%-d %B %Y}, {os.cpu_count()} cores, {platform.system()}, headless Chromium without a GPU, 1440 x 1000"
+    lines = [f"Measured on {where}.", "", f"| {' | '.join(head)} |", "|" + "---|" * len(head)]
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)])
+
+
+if __name__ == "__main__":
+    main()

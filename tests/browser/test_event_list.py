@@ -1,0 +1,203 @@
+"""The list of events in a real browser: only what is in sight is in the page, and keys, wheel and filter move it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memviz.trace.model import Trace
+from memviz.ui.components.event_list import page_server, place_server
+from memviz.ui.views.events import list_value
+from tests.browser.mounting import Mounted, mount
+from tests.traces import alloc, event, frame, free, trace_of
+
+BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
+MILLION = 1_000_000
+
+
+def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
+    device = trace.devices[0]
+    find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
+    serve = [page_server(find), place_server(find)]
+    made = mount(
+        page, "event_list", scripts=("event_list/event_list.js",), serve=serve, value=list_value(trace, device, "k", at)
+    )
+    page.wait_for_function("document.querySelectorAll('.mve-rows .mve-row:not([hidden])').length > 0")
+    return made
+
+
+def long_list(page: Any, count: int = MILLION) -> Mounted:
+    """Lines that a real trace of that length would have; they are not looked at."""
+
+    def event_page(asked: dict[str, Any]) -> list[list[Any]]:
+        last = min(asked["last"], count)
+        return [
+            [n, "0", "alloc", "1 B", "1 B", "0x0", "0", "d", f"s{n}", "", "grew"] for n in range(asked["first"], last)
+        ]
+
+    value = {"key": "k", "at": 0, "count": count, "actions": [[0, "alloc", count]], "has_times": True}
+    made = mount(page, "event_list", scripts=("event_list/event_list.js",), serve=[event_page], value=value)
+    page.wait_for_function("document.body.innerText.includes('s0')")
+    return made
+
+
+def small() -> Trace:
+    place = [frame("forward", "model.py", 7)]
+    many = [[alloc(i * 512, 512, frames=place), *free(i * 512, 512)] for i in range(100)]
+    events = [each for three in many for each in (three[0], *three[1:])]
+    bad = [frame(BAD, "bad.py", 1)]
+    oom = {"action": "oom", "device_free": 5, "size": 512, "stream": 0, "frames": bad}
+    return trace_of([*events, alloc(0, 9, frames=bad), oom])
+
+
+LINES = """() => [...document.querySelectorAll('.mve-rows .mve-row:not([hidden])')]
+    .sort((a, b) => a.getBoundingClientRect().top - b.getBoundingClientRect().top)
+    .map((each) => each.children[0].textContent)"""
+
+
+def lines(page: Any) -> list[str]:
+    """The numbers of the events in sight, from the top."""
+    return page.evaluate(LINES)
+
+
+def top(page: Any) -> float:
+    return page.evaluate("document.getElementById('host').memvizEventList.top")
+
+
+def test_a_million_lines_take_few_elements_and_no_element_is_too_tall(page):
+    long_list(page)
+    assert len(lines(page)) < 40
+    assert page.locator(".mve-grid").get_attribute("aria-rowcount") == f"{MILLION + 1}"
+    assert page.evaluate("document.querySelector('.mve-scroll').scrollHeight") <= 8_000_000
+
+
+def test_every_line_of_a_million_can_be_reached(page):
+    made = long_list(page)
+    page.locator(".mve-grid").focus()
+    page.keyboard.press("End")
+    page.wait_for_function("document.body.innerText.includes('s999999')")
+    assert lines(page)[-1] == "999,999"
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Enter")
+    assert made.heard == [{"at": 999_998}]
+    page.keyboard.press("Home")
+    assert lines(page)[0] == "0"
+
+
+def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
+    long_list(page)
+    page.evaluate(
+        "(() => { const list = document.getElementById('host').memvizEventList; list.setTop(12e6); list.render(); })()"
+    )
+    page.mouse.move(300, 300)
+    page.mouse.wheel(0, 240)
+    page.wait_for_function("document.getElementById('host').memvizEventList.top > 12e6")
+    page.wait_for_timeout(400)
+    assert top(page) == pytest.approx(12e6 + 240, abs=2)
+
+
+def test_the_scroll_bar_goes_by_shares_of_the_whole(page):
+    long_list(page)
+    page.locator(".mve-scroll").evaluate("(bar) => { bar.scrollTop = (bar.scrollHeight - bar.clientHeight) / 2; }")
+    page.wait_for_function("document.getElementById('host').memvizEventList.top > 1e6")
+    assert top(page) / 24 == pytest.approx(MILLION / 2, rel=1e-3)
+
+
+def test_scrolling_past_pages_does_not_ask_for_them(page):
+    made = long_list(page)
+    page.evaluate("""async () => { const bar = document.querySelector('.mve-scroll');
+        for (let i = 0; i < 40; i++) { bar.scrollTop += 150000; await new Promise(requestAnimationFrame); } }""")
+    page.wait_for_timeout(300)
+    assert len(made.asked) < 60
+    assert "…" not in page.inner_text(".mve-rows")
+
+
+def test_arrows_walk_and_enter_goes_there(page):
+    made = shown(page, small())
+    page.locator(".mve-grid").focus()
+    for _ in range(3):
+        page.keyboard.press("ArrowDown")
+    assert made.heard == []
+    page.keyboard.press("Enter")
+    assert made.heard == [{"at": 3}]
+    assert page.locator(".mve-moment .mve-event").inner_text() == "3"
+
+
+def test_a_click_goes_there_and_marks_the_line(page):
+    made = shown(page, small())
+    page.locator(".mve-rows .mve-row:not([hidden])").nth(5).click()
+    assert made.heard == [{"at": 5}]
+    assert page.locator(".mve-rows [aria-selected=true] .mve-event").inner_text() == "5"
+
+
+def test_a_moment_chosen_elsewhere_comes_into_sight(page):
+    made = shown(page, small())
+    made.say(key="k", at=200)
+    page.wait_for_function("document.querySelector('.mve-moment .mve-event')?.textContent === '200'")
+    assert "200" in lines(page)
+    made.say(key="another", at=3)
+    assert page.locator(".mve-moment .mve-event").inner_text() == "200"
+
+
+def test_kinds_and_text_choose(page):
+    shown(page, small())
+    assert page.inner_text(".mve-total") == "302 events"
+    page.get_by_role("button", name="out of memory 1").click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '1 of 302 events'")
+    assert page.locator(".mve-oom .mve-action").inner_text() == "✗ out of memory"
+    page.get_by_role("button", name="out of memory 1").click()
+    page.get_by_label("Find by site").fill("MODEL.py")
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '300 of 302 events'")
+    page.get_by_label("Find by site").fill("nowhere")
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '0 of 302 events'")
+    assert page.get_by_text("No event fits.").is_visible()
+
+
+def test_a_filtered_line_goes_to_its_own_event(page):
+    made = shown(page, small())
+    page.get_by_role("button", name="free completed").click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '100 of 302 events'")
+    page.wait_for_function("document.querySelector('.mve-rows .mve-site').textContent.startsWith('model')")
+    page.locator(".mve-rows .mve-row:not([hidden])").nth(2).click()
+    assert made.heard == [{"at": 8}]
+
+
+def test_texts_from_a_file_are_texts(page):
+    made = shown(page, trace_of([event(BAD, 0, 5), alloc(0, 9, frames=[frame(BAD, "bad.py", 1)])]))
+    page.wait_for_function("document.querySelectorAll('.mve-rows .mve-site')[1].textContent.includes('bad.py')")
+    assert page.locator(".mve-rows .mve-action").first.inner_text() == BAD
+    assert page.locator(".mve-rows .mve-site").nth(1).inner_text() == f"bad.py:1 {BAD}"
+    assert BAD in page.locator(".mve-kind").nth(1).inner_text()
+    assert page.evaluate("window.hit === undefined && !document.querySelector('#host img')")
+    assert made.errors == []
+
+
+def test_a_narrow_page_keeps_number_action_bytes_and_site(page):
+    page.set_viewport_size({"width": 400, "height": 800})
+    shown(page, small())
+    assert page.evaluate("document.documentElement.scrollWidth <= 400")
+    assert page.locator(".mve-header > span").all_inner_texts()[:3] == ["Event", "Action", "Bytes"]
+    assert page.locator(".mve-rows .mve-site").first.is_visible()
+
+
+def test_another_trace_starts_afresh_at_its_moment(page):
+    made = shown(page, small(), at=250)
+    page.get_by_role("button", name="alloc 101", exact=True).click()
+    page.wait_for_function("document.querySelector('.mve-total').textContent === '101 of 302 events'")
+    page.evaluate("window.give({ key: 'other', at: 7, count: 40, actions: [[0, 'alloc', 40]] })")
+    assert page.inner_text(".mve-total").startswith(("40 events", "The events could not be read"))
+    assert lines(page)[0] == "0"
+    page.evaluate("window.give({})")
+    assert page.locator(".mve").is_hidden()
+    assert made.errors == []
+
+
+def test_an_echo_of_an_old_moment_is_no_news(page):
+    made = shown(page, small())
+    value = list_value(small(), small().devices[0], "k", 20)
+    made.say(key="k", at=290)
+    page.wait_for_function("document.querySelector('.mve-moment .mve-event')?.textContent === '290'")
+    page.evaluate("(value) => window.give(value)", value)
+    page.wait_for_timeout(100)
+    assert "290" in lines(page)

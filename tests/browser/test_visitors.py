@@ -1,0 +1,109 @@
+"""Several visitors at once: nobody sees another's traces, and the page answers whatever others send it."""
+
+from __future__ import annotations
+
+import pickle
+import re
+import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces import alloc, frame, snapshot
+
+EVIL = "<img src=x onerror=document.title='pwned'>${document.title='pwned'}{{value}}</script><b>"
+
+
+@pytest.fixture
+def secret_file(tmp_path: Path) -> Path:
+    path = tmp_path / "secret-run.pickle"
+    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("secret_function", "model.py", i)]) for i in range(50)]
+    path.write_bytes(pickle.dumps(snapshot(events)))
+    return path
+
+
+def open_file(page: Any, server: str, path: Path) -> None:
+    page.goto(server)
+    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+    page.set_input_files("#first-files input[type=file]", path)
+    page.locator(".mvt[data-drawn]").first.wait_for()
+
+
+def test_another_visitor_sees_nothing_by_looking_or_by_link(
+    page: Any, browser: Any, server: str, secret_file: Path
+) -> None:
+    open_file(page, server, secret_file)
+    page.get_by_role("button", name=re.compile("secret-run")).first.wait_for()
+    page.locator(".mvt-plot").first.focus()
+    page.keyboard.press("Shift+ArrowLeft")
+    page.wait_for_url(re.compile("trace="))
+    link = page.url
+    other = browser.new_context().new_page()
+    other.goto(link)
+    other.get_by_text("This link names a trace that is not open here").wait_for()
+    assert not re.search("secret[-_]", other.content())
+    other.context.close()
+
+
+def test_a_visitor_finds_their_own_traces_again_after_a_reload(page: Any, server: str, secret_file: Path) -> None:
+    open_file(page, server, secret_file)
+    page.reload()
+    page.get_by_role("button", name=re.compile("secret-run")).first.wait_for()
+    page.locator(".mvt[data-drawn]").first.wait_for()
+
+
+def test_text_from_a_file_stays_text(page: Any, server: str, tmp_path: Path) -> None:
+    path = tmp_path / "evil.pickle"
+    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame(EVIL, f"{EVIL}.py", i)]) for i in range(5)]
+    annotations = [
+        {"name": EVIL, "stage": stage, "device": 0, "time_us": at} for stage, at in (("START", 1), ("END", 4))
+    ]
+    path.write_bytes(pickle.dumps(snapshot(events, external_annotations=annotations)))
+    open_file(page, server, path)
+    page.locator(".mvt-phase").first.wait_for()
+    page.wait_for_timeout(1000)
+    assert page.title() != "pwned"
+    assert page.locator("img[src=x]").count() == 0
+
+
+def test_a_broken_file_is_explained_and_nothing_open_is_lost(
+    page: Any, server: str, secret_file: Path, tmp_path: Path
+) -> None:
+    open_file(page, server, secret_file)
+    broken = tmp_path / "broken.pickle"
+    broken.write_bytes(secret_file.read_bytes()[:-50])
+    page.set_input_files("#files input[type=file]", broken)
+    alert = page.get_by_role("alert").filter(has_text="broken.pickle was not opened.")
+    alert.wait_for()
+    assert "cut off" in alert.inner_text()
+    assert "Your 1 open trace is untouched." in alert.inner_text()
+    page.locator(".mvt[data-drawn]").first.wait_for()
+    alert.get_by_role("button", name="Dismiss").click()
+    alert.wait_for(state="hidden")
+
+
+def test_ten_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Path) -> None:
+    client = pytest.importorskip("gradio_client")
+    path = tmp_path / "large.pickle"
+    events = [alloc(512 * i, 512, time_us=i + 1, frames=[frame("f", "m.py", i % 9)]) for i in range(60_000)]
+    path.write_bytes(pickle.dumps(snapshot(events)))
+
+    def ask(_: int) -> int:
+        answer = client.Client(server, verbose=False).predict(client.handle_file(path), api_name="/summary")
+        return int(answer["devices"][0]["peak_bytes"])
+
+    with ThreadPoolExecutor(10) as pool:
+        waiting = [pool.submit(ask, i) for i in range(10)]
+        slowest = 0.0
+        while not all(each.done() for each in waiting):
+            started = time.monotonic()
+            with urllib.request.urlopen(server, timeout=30) as answer:
+                answer.read()
+            slowest = max(slowest, time.monotonic() - started)
+            time.sleep(0.1)
+        assert [each.result() for each in waiting] == [60_000 * 512] * 10
+    # Not a measure of speed: only that it never hangs until the others are done.
+    assert slowest < 20
