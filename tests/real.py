@@ -10,7 +10,8 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "shared" / "snapshots"
 
-requires_real = pytest.mark.skipif(not FOLDER.is_dir(), reason="the folder of real snapshots is not beside this checkout")
+_ABSENT = "the folder of real snapshots is not beside this checkout"
+requires_real = pytest.mark.skipif(not FOLDER.is_dir(), reason=_ABSENT)
 
 
 def real_files() -> list[Path]:

@@ -24,7 +24,8 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
     notes = []
     if layout.segments:
         how = (
-            "was put into empty memory in order of address, as these settings would have placed it."
+            "was put into empty memory in order of address, as these settings would have placed it, "
+            "which is kinder than the truth."
             if afresh
             else "was rebuilt from the final state and the frees, with the cache around it."
         )

@@ -28,6 +28,12 @@ Progress = Callable[[int, int], None]
 """Told how many events are done, and of how many. What it raises ends the replay."""
 
 
+def part_of(progress: Progress | None, number: int, count: int) -> Progress | None:
+    """Of several replays of one length, this one, counted from 0."""
+    tell = progress
+    return None if tell is None else lambda done, total: tell(number * total + done, count * total)
+
+
 @dataclass(frozen=True)
 class Mismatch:
     """Where the recording and the model first part."""
@@ -75,6 +81,8 @@ class Replayed:
     reserved_end_bytes: int
     retries: int
     oom: RanOut | None
+    is_placed_anew: bool
+    """What was live before the first event lies where these settings would have put it into empty memory."""
 
     @property
     def exact(self) -> bool:
@@ -248,4 +256,5 @@ class Replay:
             reserved_end_bytes=now.reserved,
             retries=retries,
             oom=self.oom,
+            is_placed_anew=self.starts_afresh and bool(source.layout.segments),
         )

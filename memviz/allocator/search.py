@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.allocator.replayer import Progress, RanOut, Replayed, Source
+from memviz.allocator.replayer import Progress, RanOut, Replayed, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size
@@ -93,8 +93,8 @@ def search(
 ) -> Search:
     """Only settings that this release knows, and that can change anything in this recording; and `also`."""
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
-    rounds = _Rounds(len(wanted), progress)
-    tried = sorted((_tried(source, each, card, rounds) for each in wanted), key=_rank)
+    parts = [part_of(progress, number, len(wanted)) for number in range(len(wanted))]
+    tried = sorted((_tried(source, each, card, part) for each, part in zip(wanted, parts, strict=True)), key=_rank)
     advised = _advised(tried)
     return Search(tuple(tried), advised, _advice(tried, advised, card))
 
@@ -129,32 +129,14 @@ def _largest_segment(source: Source) -> int:
     return segment_size(round_size(max(asked, there)), settings.large_segment_size)
 
 
-class _Rounds:
-    """One measure of progress over many replays."""
-
-    def __init__(self, count: int, progress: Progress | None) -> None:
-        self.count = count
-        self.done = 0
-        self._progress = progress
-
-    def part(self, half: int) -> Progress | None:
-        """Each settings may need two replays: on the card, and with memory without end."""
-        tell = self._progress
-        if tell is None:
-            return None
-        before = 2 * self.done + half
-        return lambda done, total: tell(before * total + done, 2 * self.count * total)
-
-
-def _tried(source: Source, settings: Settings, card: Card | None, rounds: _Rounds) -> Tried:
+def _tried(source: Source, settings: Settings, card: Card | None, progress: Progress | None) -> Tried:
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
-    on_card = replay_on(source, settings, card, afresh=True, progress=rounds.part(0))
+    on_card = replay_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 2))
     free = (
         on_card
         if card is None or _never_short(on_card)
-        else replay_on(source, settings, afresh=True, progress=rounds.part(1))
+        else replay_on(source, settings, afresh=True, progress=part_of(progress, 1, 2))
     )
-    rounds.done += 1
     return Tried(
         settings=settings,
         text=settings.to_text(),

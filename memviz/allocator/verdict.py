@@ -13,8 +13,8 @@ _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expanda
 
 
 def verdict(found: WhatIf, searched: Search | None = None) -> tuple[str, str]:
-    if not len(found.recorded.trace.devices[0].events):
-        return "There is nothing to replay.", "The file holds no history, only the state at its end."
+    if not addresses(found.recorded):
+        return "There is nothing to replay.", "The file holds no history of allocations, only the state at its end."
     if found.card is None:
         return _without_limit(found, searched)
     if found.base.oom is None:
@@ -73,7 +73,8 @@ def _what_helps(found: WhatIf, stopped: RanOut, searched: Search | None) -> str:
         return f"With {in_words(ours.settings)} it stops {_at(ours.oom)}."
     if searched is None:
         cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
-        return f"{bytes_text(stopped.requested_bytes)} are asked for then; {cached} are cached, in pieces too small."
+        asked = bytes_text(stopped.requested_bytes)
+        return f"{asked} are asked for then; {cached} are cached, in no piece that it could take."
     if searched.advised.fits:
         spare = _spare(searched.advised.reserved_on_card_bytes, found)
         return f"{_begun(searched.advised.settings)} would carry it through, with {spare} to spare."
@@ -89,7 +90,7 @@ def _fits(found: WhatIf, searched: Search | None) -> tuple[str, str]:
         return first, _advised(base, searched)
     if ours.oom is not None:
         return first, f"With {in_words(ours.settings)} it would stop {_at(ours.oom)}."
-    return first, f"{_begun(ours.settings)} would {_reserves(ours, base)}."
+    return first, f"{_begun(ours.settings)} would {_reserves(found, base, searched)}."
 
 
 def _without_limit(found: WhatIf, searched: Search | None) -> tuple[str, str]:
@@ -99,10 +100,10 @@ def _without_limit(found: WhatIf, searched: Search | None) -> tuple[str, str]:
         first = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
         if ours is recorded:
             return first, _advised(recorded, searched)
-        return first, f"Without a limit {in_words(ours.settings)} would {_reserves(ours, recorded)}."
+        return first, f"Without a limit {in_words(ours.settings)} would {_reserves(found, recorded, searched)}."
     if ours is recorded:
         return _kept(recorded), _advised(recorded, searched)
-    return f"{_begun(ours.settings)} would {_reserves(ours, recorded)}.", floor
+    return f"{_begun(ours.settings)} would {_reserves(found, recorded, searched)}.", floor
 
 
 def _kept(recorded: Replayed) -> str:
@@ -110,10 +111,14 @@ def _kept(recorded: Replayed) -> str:
     return f"This run reserves {bytes_text(peak)} at its peak, {bytes_text(peak - live)} more than it ever holds."
 
 
-def _reserves(ours: Replayed, base: Replayed) -> str:
-    """Reserved bytes of one against those of the other."""
-    change = ours.peak_reserved_bytes - base.peak_reserved_bytes
-    peak = f"reserve {bytes_text(ours.peak_reserved_bytes)} at its peak"
+def _reserves(found: WhatIf, base: Replayed, searched: Search | None) -> str:
+    """Against the recorded settings, as far as both begin alike: cache from before the recording is nobody's merit."""
+    ours = found.replayed
+    peak = f"reserve {bytes_text(ours.peak_reserved_bytes)} at the peak"
+    if ours.is_placed_anew and searched is None:
+        return peak
+    before = searched.recorded.peak_reserved_bytes if ours.is_placed_anew and searched else base.peak_reserved_bytes
+    change = ours.peak_reserved_bytes - before
     if not change:
         return f"{peak}, as much as without"
     return f"{peak}, {bytes_text(abs(change))} {'more' if change > 0 else 'less'}"

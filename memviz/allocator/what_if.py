@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, Source
+from memviz.allocator.replayer import Progress, Replayed, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -60,12 +60,13 @@ def what_if(
     """Without settings the recorded ones; without a card memory without end."""
     source = source_of(trace, device)
     wanted = source.recorded if settings is None else settings
-    recorded = replay_as_recorded(source, progress)
-    base = recorded if card is None else replay_on(source, None, card, progress=progress)
+    if wanted != source.recorded:
+        check_share(wanted, card)
+    recorded = replay_as_recorded(source, part_of(progress, 0, 3))
+    base = recorded if card is None else replay_on(source, None, card, progress=part_of(progress, 1, 3))
     if wanted == source.recorded:
         return WhatIf(recorded, base, base, card)
-    check_share(wanted, card)
-    return WhatIf(recorded, base, replay_on(source, wanted, card, progress=progress), card)
+    return WhatIf(recorded, base, replay_on(source, wanted, card, progress=part_of(progress, 2, 3)), card)
 
 
 def check_share(settings: Settings, card: Card | None) -> None:

@@ -39,8 +39,14 @@ class Thing:
     key: str
     """The same in all traces of one comparison; two things never share one."""
     label: str
-    detail: str = ""
-    """Of a place the operator; the function where no operator is known."""
+    operator: str = ""
+    function: str = ""
+    """Of a line in the source."""
+
+    @property
+    def detail(self) -> str:
+        """What tells two things of one label apart."""
+        return self.operator or self.function
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +113,8 @@ def _by_module(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
 
 
 def _modules(trace: Trace, device: DeviceTrace) -> Named:
-    found = np.flatnonzero(np.bincount(_module_codes(trace, device)))
+    # Text 0, no module, is there even in a trace without allocations.
+    found = np.union1d([0], np.flatnonzero(np.bincount(_module_codes(trace, device))))
     numbers = np.zeros(len(trace.strings), dtype=np.int64)
     numbers[found] = np.arange(len(found))
     texts = [trace.strings[code] for code in found.tolist()]
@@ -170,7 +177,7 @@ class _Naming:
         has_moved = home in self.moved
         lines = lines_text(self.lines[home]) if has_moved else str(site.line)
         key = " ".join(home) if has_moved else f"{home[0]}:{lines} {home[1]}"
-        return Thing(f"{key}\n{name}", f"{home[0]}:{lines}", name or site.function)
+        return Thing(f"{key}\n{name}", f"{home[0]}:{lines}", name, site.function)
 
 
 def _used_sites(trace: Trace, device: DeviceTrace, rule: SiteRule) -> list[Site]:

@@ -18,7 +18,8 @@ from memviz.analysis.live import live_rows
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Category, Ints8
 
-_SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
+SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
+"""Kinds that explain no change."""
 
 
 @dataclass(frozen=True)
@@ -89,5 +90,5 @@ def says_most(sides: Sequence[Pair], other: int = 1) -> str:
         return "site"
     found = changes(pair, "category").rows
     moved = sum(abs(row.delta(1)) for row in found)
-    explained = sum(abs(row.delta(1)) for row in found if row.thing.key not in _SAYS_NOTHING)
+    explained = sum(abs(row.delta(1)) for row in found if row.thing.key not in SAYS_NOTHING)
     return "category" if 2 * explained > moved else "site"

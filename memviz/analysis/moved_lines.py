@@ -11,13 +11,17 @@ Lines = dict[str, list[set[int]]]
 
 
 def moved(lines: Mapping[Home, Sequence[set[int]]]) -> set[Home]:
-    """Functions of which some trace has lines that are not among those of the trace with more of them."""
-    return {home for home, found in lines.items() if not _nested(found)}
+    """Functions of which two traces share no more than half of the lines that the one with fewer has seen.
+
+    Another branch taken adds or leaves out a line or two; an edit above moves all of them.
+    """
+    return {home for home, found in lines.items() if not _alike(found)}
 
 
-def _nested(found: Sequence[set[int]]) -> bool:
+def _alike(found: Sequence[set[int]]) -> bool:
     by_size = sorted((each for each in found if each), key=len)
-    return all(small <= large for small, large in zip(by_size, by_size[1:], strict=False))
+    pairs = zip(by_size, by_size[1:], strict=False)
+    return all(2 * len(small & large) > len(small) for small, large in pairs)
 
 
 def lines_text(lines: Collection[int]) -> str:

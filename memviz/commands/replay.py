@@ -33,9 +33,11 @@ from memviz.commands.export import replacing
 from memviz.errors import UsageError
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.what_if_page import what_if_page
 from memviz.units import bytes_text, count_text, parse_bytes
 
 Result = TypeVar("Result")
+_SNAPSHOT = ("pickle", "pkl")
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ def _print(answer: Answer) -> None:
     found, searched, ours = answer.found, answer.searched, answer.found.replayed
     print(" ".join(verdict(found, searched)).strip())
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
-    live, until = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes), ", until then" if ours.oom else ""
+    live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
+    until = ", until then" if ours.oom else ""
     print(f"  live       {bytes_text(live)} at the peak, whatever the settings")
     allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
     print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
@@ -183,7 +186,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"
     )
     parser.add_argument("--search", action="store_true", help="also try the settings that matter, and advise")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="write the replay as a snapshot")
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="write the replay as a snapshot (.pickle) or as a page (.html)",
+    )
     add_device(parser)
     add_json(parser)
 
@@ -212,7 +221,7 @@ def _run(args: argparse.Namespace) -> int:
     trace = open_trace(args.file)
     answer = _shown(lambda progress: _answer(trace, args.device, question, progress))
     if args.output:
-        _write(answer.found.replayed.trace, args.output)
+        _write(answer, args.output)
     print_json(_json(answer)) if args.json else _print(answer)
     return 0
 
@@ -231,11 +240,15 @@ def _shown(work: Callable[[Progress | None], Result]) -> Result:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-def _write(trace: Trace, path: Path) -> None:
-    if path.name.removesuffix(".gz").rpartition(".")[2] not in ("pickle", "pkl"):
-        raise UsageError(f"{path.name}: a replay is written as a snapshot, so the name ends in .pickle.")
+def _write(answer: Answer, path: Path) -> None:
+    ending = path.name.removesuffix(".gz").rpartition(".")[2].lower()
+    if ending not in (*_SNAPSHOT, "html"):
+        raise UsageError(f"{path.name}: a replay is written as a snapshot (.pickle) or as a page (.html).")
     with replacing(path) as file:
-        write_pickle(trace, file)
+        if ending in _SNAPSHOT:
+            write_pickle(answer.found.replayed.trace, file)
+        else:
+            file.write(what_if_page(answer.device, answer.found, answer.searched).encode("utf-8", "replace"))
 
 
 COMMAND = Command("replay", "What if: other allocator settings, or another card.", _add_arguments, _run)

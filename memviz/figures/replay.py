@@ -11,6 +11,8 @@ from memviz.figures.text import byte_axis, moment, plain
 from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette
 from memviz.units import bytes_text
 
+_TITLE = "Reserved, as recorded and as replayed"
+_HEIGHT = 380
 _HEADROOM = 1.08
 _DASHES = ("solid", "dot", "dashdot", "longdash")
 """Of the replays, the first drawn thick."""
@@ -19,7 +21,7 @@ _DASHES = ("solid", "dot", "dashdot", "longdash")
 def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
     """Over events. Columns show the most of their events, so no peak is lost."""
     colours, columns = palette(dark), result.columns
-    drawing = figure(dark=dark, title="Reserved, as recorded and as replayed", hovermode="x unified")
+    drawing = figure(dark=dark, title=_TITLE, hovermode="x unified", height=_HEIGHT)
     top = _top(result)
     if not top:
         return nothing_to_show(drawing, "No memory is live or reserved here.")

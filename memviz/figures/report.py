@@ -23,8 +23,8 @@ from memviz.figures.waterfall import plot_waterfall
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.units import bytes_text, count_text, delta_text, percent_text
 
-_COLUMNS = 1000
-_NODES = 400
+_COLUMNS = 800
+_NODES = 250
 _ROWS = 25
 _MOST_OOM = 5
 Side = tuple[Trace, DeviceTrace]

@@ -12,7 +12,16 @@ import gradio as gr
 
 from memviz.trace.model import Trace
 from memviz.ui import programs
-from memviz.ui.components import event_list, memory_timeline, overlay, segment_map, waterfall
+from memviz.ui.components import (
+    event_list,
+    memory_timeline,
+    overlay,
+    reserved_plot,
+    segment_map,
+    segment_pair,
+    settings_form,
+    waterfall,
+)
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.context import Context
 from memviz.ui.exports import EXPORTS, export_file
@@ -20,7 +29,7 @@ from memviz.ui.links import SAMPLE, named, view_state
 from memviz.ui.opening import SAMPLE_LIST, open_files, open_sample, opened, remembered, reopened, sample_named
 from memviz.ui.session import Session
 from memviz.ui.store import TraceStore
-from memviz.ui.tabs import compare, explore
+from memviz.ui.tabs import compare, explore, what_if
 from memviz.ui.theme import theme
 from memviz.ui.views.frame import (
     actions_html,
@@ -35,10 +44,19 @@ from memviz.ui.views.frame import (
 )
 
 _HERE = Path(__file__).parent
-STYLES = ("frame", "explore", "compare")
+STYLES = ("frame", "explore", "compare", "what_if")
 """Files in `styles/`, in this order; the tokens that all others read are in the first."""
-SCRIPTED = (memory_timeline, segment_map, event_list, overlay, waterfall)
-STYLED = (memory_timeline, segment_map, event_list)
+SCRIPTED = (
+    memory_timeline,
+    segment_map,
+    event_list,
+    overlay,
+    waterfall,
+    reserved_plot,
+    segment_pair,
+    settings_form,
+)
+STYLED = (memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
 TITLE = "memviz: what fills your GPU"
 _PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
 """Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed."""
@@ -96,13 +114,15 @@ class _Page:
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
                     self.explore = explore.build(self.context, self.session)
-                with gr.Tab("Compare", id=compare.ID):
-                    self.compare = compare.build(self.context, self.session, self.tabs)
+                with gr.Tab(compare.LABEL, id=compare.ID) as tab:
+                    self.compare = compare.build(self.context, self.session, self.tabs, tab)
+                with gr.Tab(what_if.LABEL, id=what_if.ID):
+                    self.what_if = what_if.build(self.context, self.session, self.tabs)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _wire(self, page: gr.Blocks) -> None:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.tabs]
-        outputs = [*frame, *self.explore.outputs, *self.compare.outputs]
+        outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.what_if.outputs]
         for files in (self.more_files, self.first_files):
             files.upload(
                 self._upload,
@@ -134,6 +154,7 @@ class _Page:
             gr.update(selected=tab) if tab else gr.update(),
             *explore.show(self.context, current, state),
             *compare.show(self.context, current),
+            *what_if.show(current, tab),
         ]
 
     def _upload(

@@ -42,7 +42,8 @@ class Asked:
     release: str = f"{NEWEST[0]}.{NEWEST[1]}"
 
     def with_settings(self, settings: Settings) -> Asked:
-        known, rest = {}, []
+        known: dict[str, Any] = dict.fromkeys(_KEYS, "")
+        rest = []
         for part in _parts(settings.to_text()):
             key, _, value = part.partition(":")
             field = next((name for name, each in _KEYS.items() if each == key), "")
@@ -50,8 +51,7 @@ class Asked:
                 known[field] = value
             elif key != _EXPANDABLE:
                 rest.append(part)
-        fresh = replace(self, **dict.fromkeys(_KEYS, ""))
-        return replace(fresh, expandable=settings.expandable_segments, more=",".join(rest), **known)
+        return replace(self, expandable=settings.expandable_segments, more=",".join(rest), **known)
 
 
 @dataclass(frozen=True)
@@ -66,8 +66,9 @@ class Understood:
 
 def asked_of(form: Mapping[str, Any]) -> Asked:
     """From a browser: only known fields, only short texts."""
-    texts = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Asked)}
-    return Asked(**{**texts, "expandable": form.get("expandable") in (True, "true", "on")})
+    values: dict[str, Any] = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Asked)}
+    values["expandable"] = form.get("expandable") is True
+    return Asked(**values)
 
 
 def understood(asked: Asked) -> Understood:

@@ -46,7 +46,7 @@ SAMPLE_LIST = (
         "Why did it run out of memory?",
         "144 MiB did not fit, although more than that was reserved and free.",
         ("out-of-memory.pickle.gz",),
-        "explore",
+        "what-if",
     ),
     Sample(
         "late-start",

@@ -15,7 +15,7 @@ from typing import Any
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, Source
+from memviz.allocator.replayer import Progress, Replayed, Source, part_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import Release
@@ -71,11 +71,12 @@ class Replays:
         return result
 
     def what_if(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> WhatIf:
-        begun = self.begun(key, progress)
+        begun = self.begun(key, part_of(progress, 0, 3))
         source, recorded = begun.source, begun.recorded
-        base = recorded if card is None else self.on(key, source.recorded, card, progress)
-        same = settings == source.recorded
-        return WhatIf(recorded, base, base if same else self.on(key, settings, card, progress), card)
+        base = recorded if card is None else self.on(key, source.recorded, card, part_of(progress, 1, 3))
+        if settings == source.recorded:
+            return WhatIf(recorded, base, base, card)
+        return WhatIf(recorded, base, self.on(key, settings, card, part_of(progress, 2, 3)), card)
 
     def search(
         self, key: str, asked: tuple[Settings, Card | None, Release], progress: Progress | None = None

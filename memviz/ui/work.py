@@ -1,4 +1,4 @@
-"""Work that takes its time: beside the page's own threads, with a share done that can be shown, and an end on demand."""
+"""Work that takes its time: in a thread of its own, with a share done that can be shown, and an end on demand."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ class Work:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    @property
+    def is_stopped(self) -> bool:
+        return self._stopped.is_set()
 
     def is_done(self, patience_seconds: float) -> bool:
         return self._done.wait(patience_seconds)

@@ -146,8 +146,8 @@ def _table(rows: dict[Contender, list[Measured | str]], counts: Sequence[int]) -
     where = (
         f"{platform.python_implementation()} {platform.python_version()}, {os.cpu_count()} cores, {platform.system()}"
     )
-    head = f"Measured on {date.today():%-d %B %Y}, {where}. Seconds (times the floor) / peak MiB; size where a page is written."
-    return "\n".join([head, "", *lines])
+    units = "Seconds (times the floor) / peak MiB; size where a page is written."
+    return "\n".join([f"Measured on {date.today():%-d %B %Y}, {where}. {units}", "", *lines])
 
 
 def _cell(contender: Contender, cell: Measured | str, floor: Measured | str) -> str:

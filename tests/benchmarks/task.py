@@ -1,4 +1,4 @@
-"""One task in a process of its own, so that its time and memory are its own: `python -m tests.benchmarks.task NAME FILE`."""
+"""One task in a process of its own: `python -m tests.benchmarks.task NAME FILE`. So its time and memory are its own."""
 
 from __future__ import annotations
 

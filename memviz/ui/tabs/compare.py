@@ -29,7 +29,7 @@ from memviz.ui.views.linked_timelines import linked_values, overlay_value
 from memviz.ui.views.scoreboard import Board, scoreboard_html
 from memviz.ui.views.waterfall import Surroundings, waterfall, waterfall_html
 
-ID = "compare"
+ID, LABEL = "compare", "Compare"
 _VIEW: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
 """Through the queue: only then does Gradio tell of a `gr.State` that has changed."""
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
@@ -75,7 +75,7 @@ class Compare:
         return [self.drawn, *panels, *self.timelines, self.overlay, self.differences]
 
 
-def build(context: Context, session: gr.State, tabs: gr.Tabs) -> Compare:
+def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Compare:
     with gr.Column(elem_classes="mv-compare"):
         empty, offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
         top, controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
@@ -96,18 +96,12 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> Compare:
         looked_at=gr.State(False),
         drawn=gr.State(()),
     )
-    _wire(context, session, tabs, parts)
+    _wire(context, session, parts)
+    _watch(context, session, parts, tabs=tabs, tab=tab)
     return parts
 
 
-def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: Compare) -> None:
-    def follow(current: Session, view: CompareView, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
-        return draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS)
-
-    def turn(current: Session, view: CompareView, drawn: tuple[Any, ...], event: gr.SelectData) -> list[Any]:
-        looked_at = event.value == "Compare"
-        return [looked_at, *(draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS))]
-
+def _wire(context: Context, session: gr.State, parts: Compare) -> None:
     def act(current: Session, view: CompareView, event: gr.EventData) -> list[Any]:
         data = clicked(event)
         after, then = _session_after(current, data), changed(view, data)
@@ -117,11 +111,26 @@ def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: Compare) ->
             values = [each if name in due else gr.skip() for name, each in zip(_PARTS, values, strict=True)]
         return [after, _shown(after), then, *values]
 
+    for panel in (parts.empty, parts.top, parts.controls, parts.differences):
+        panel.click(act, [session, parts.view], [session, parts.traces, parts.view, *parts.drawing], **_VIEW)
+
+
+def _watch(context: Context, session: gr.State, parts: Compare, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
+    """Draws only what is looked at. A tab that is chosen by the page tells of it itself; being left, only `tabs` do."""
+
+    def follow(current: Session, view: CompareView, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
+        return draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS)
+
+    def arrive(current: Session, view: CompareView, drawn: tuple[Any, ...]) -> list[Any]:
+        return [True, *draw(context, current, view, drawn)]
+
+    def leave(event: gr.SelectData) -> Any:
+        return gr.skip() if event.value == LABEL else False
+
     state = [session, parts.view]
     parts.traces.change(follow, [*state, parts.looked_at, parts.drawn], parts.drawing, **_VIEW)
-    tabs.select(turn, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **_VIEW)
-    for panel in (parts.empty, parts.top, parts.controls, parts.differences):
-        panel.click(act, state, [session, parts.traces, parts.view, *parts.drawing], **_VIEW)
+    tab.select(arrive, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **_VIEW)
+    tabs.select(leave, None, [parts.looked_at], **_VIEW)
 
 
 def _session_after(session: Session, data: Mapping[str, str]) -> Session:
@@ -190,10 +199,12 @@ class Compared:
     def top(self, session: Session) -> str:
         pairs = [side.pair for side in self.sides]
         main = self.found if self.found.by == self.best else changes(pairs, self.best)
+        kinds = self.found if self.found.by == "category" else changes(pairs, "category")
         settings = setting_differences([side.trace for side in self.sides])
         also = tuple(each for each in session.opened if each.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
-        return compare_verdict_html([side.name for side in self.sides], main, settings) + scoreboard_html(board)
+        names = [side.name for side in self.sides]
+        return compare_verdict_html(names, main, kinds, settings) + scoreboard_html(board)
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]

@@ -115,8 +115,10 @@ def _wire(context: Context, session: gr.State, parts: Explore) -> None:
         return [turned, *panels(context, current, turned, chosen, due=halves.FOUND)]
 
     def another(current: Session, look: Look, chosen: Mapping[str, Any]) -> list[Any]:
-        # The timeline of another trace begins at its peak, unless a link says where.
-        said = chosen.get("linked", {})
+        # The timeline of another trace begins at its peak, unless a link says where. What was chosen on the trace
+        # before is forgotten, so that it does not come back with that one. Gradio may tell of one change twice.
+        key = timeline_key(current.current) if current.current else ""
+        said = chosen.get("linked") or (chosen if chosen.get("key") == key else {})
         return [said, *panels(context, current, look, said, due=halves.ALL), *maps(context, current, look, said)]
 
     asked = [session, parts.look, parts.chosen]

@@ -15,7 +15,8 @@ def changes_csv(found: Changes) -> str:
     peaks = [moment.live_bytes for moment in found.moments]
     columns: dict[str, list[Any]] = {
         found.by: [*(safe(row.thing.label) for row in rows), "peak"],
-        "operator": [*(safe(row.thing.detail) for row in rows), ""],
+        "function": [*(safe(row.thing.function) for row in rows), ""],
+        "operator": [*(safe(row.thing.operator) for row in rows), ""],
         "mostly": [*(row.kind for row in rows), ""],
     }
     for number, peak in enumerate(peaks):

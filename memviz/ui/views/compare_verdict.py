@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from memviz.analysis.alike import BEFORE_RECORDING
-from memviz.analysis.changes import Change, Changes
+from memviz.analysis.changes import SAYS_NOTHING, Change, Changes
 from memviz.analysis.compare import Setting
+from memviz.analysis.sites import NO_SITE
 from memviz.ui.compared import LETTERS
 from memviz.ui.views.markup import Html, tag
 from memviz.ui.views.words import cut
 from memviz.units import bytes_text, count_text
 
 _ALSO_SHARE = 0.15
+_ENOUGH = 0.4
+"""Of the change: parts that make less of it tell little."""
 _MANY = {"parameter", "gradient", "activation", "input", "output", "temporary"}
-_KIND_WORDS = {"temporary": "temporary tensors", BEFORE_RECORDING: "what was there before the recording"}
+_KIND_WORDS = {"temporary": "temporary tensors"}
 _MOST_NAME = 60
 _MOST_SETTINGS = 4
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _PLURALS = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks"}
 
 
-def compare_verdict_html(names: Sequence[str], found: Changes, settings: Sequence[Setting]) -> Html:
-    first, second = compare_sentences(names, found)
+@dataclass(frozen=True)
+class _Part:
+    name: str
+    bytes: int
+    is_ours: bool = False
+    """The name is a word of this page. Names from a program stay as they are written."""
+    is_plural: bool = False
+
+
+def compare_verdict_html(names: Sequence[str], found: Changes, kinds: Changes, settings: Sequence[Setting]) -> Html:
+    """`kinds` are the same changes by category, for a change that no few sites make."""
+    first, second = compare_sentences(names, found, kinds)
     return tag(
         "header",
         tag("h1", first, " ", tag("span", second), class_="mv-verdict"),
@@ -31,16 +44,17 @@ def compare_verdict_html(names: Sequence[str], found: Changes, settings: Sequenc
     )
 
 
-def compare_sentences(names: Sequence[str], found: Changes) -> tuple[str, str]:
+def compare_sentences(names: Sequence[str], found: Changes, kinds: Changes) -> tuple[str, str]:
     short = [cut(name, _MOST_NAME) for name in names]
     peaks = [moment.live_bytes for moment in found.moments]
     if len(peaks) > 2:
         return _many(short, peaks)
-    if peaks[0] == peaks[1]:
-        return f"Both peak at {bytes_text(peaks[0])}.", _balanced(found)
     change = peaks[1] - peaks[0]
+    if not change:
+        return f"Both peak at {bytes_text(peaks[0])}.", _balanced(found)
     how = "higher" if change > 0 else "lower"
-    return f"{short[1]} peaks {bytes_text(abs(change))} {how} than {short[0]}.", _parts(found, change)
+    first = f"{short[1]} peaks {bytes_text(abs(change))} {how} than {short[0]}."
+    return first, _sentence(found, _most_telling(found, kinds, change), change)
 
 
 def _many(names: Sequence[str], peaks: Sequence[int]) -> tuple[str, str]:
@@ -68,52 +82,58 @@ def _balanced(found: Changes) -> str:
     )
 
 
-def _parts(found: Changes, change: int) -> str:
-    """The largest parts in the direction of the change, and what all others add or give back."""
-    together = _by_operator(found, change) if found.by in ("site", "stack") else None
-    if together:
-        name, count, part = together
-        places = f"{_number(count)} {_PLURALS[found.by]}"
-        return _sentence(found, [(f"{name} at {places}", False, part)], change)
-    rows = sorted((row for row in found.rows if row.delta(1) * change > 0), key=lambda row: -abs(row.delta(1)))
-    shown = rows[:1] + [row for row in rows[1:2] if abs(row.delta(1)) >= _ALSO_SHARE * abs(change)]
-    return _sentence(found, [(*_named(row, found.by), row.delta(1)) for row in shown], change)
+def _most_telling(found: Changes, kinds: Changes, change: int) -> list[_Part]:
+    parts, by_kind = _parts(found, change), _parts(kinds, change)
+    enough = sum(abs(part.bytes) for part in parts) >= _ENOUGH * abs(change)
+    says_less = sum(abs(part.bytes) for part in by_kind) < _ENOUGH * abs(change)
+    return parts if enough or says_less else by_kind
 
 
-def _by_operator(found: Changes, change: int) -> tuple[str, int, int] | None:
-    """One operator that makes most of the change in several places: then it says more than the largest place."""
+def _parts(found: Changes, change: int) -> list[_Part]:
+    """The largest in the direction of the change: one operator's places together, or a row or two."""
+    rows = [row for row in found.rows if row.delta(1) * change > 0 and row.thing.key not in SAYS_NOTHING]
+    together = _by_operator(found.by, rows)
+    if together is not None:
+        return [together]
+    rows.sort(key=lambda row: -abs(row.delta(1)))
+    also = [row for row in rows[1:2] if abs(row.delta(1)) >= _ALSO_SHARE * abs(change)]
+    return [_named(row, found.by) for row in (*rows[:1], *also)]
+
+
+def _by_operator(by: str, rows: Sequence[Change]) -> _Part | None:
+    """One operator that makes most of the change in several places says more than the largest place."""
     parts: dict[str, list[int]] = {}
-    for row in found.rows:
-        if row.delta(1) * change > 0 and row.thing.detail:
-            parts.setdefault(row.thing.detail, []).append(row.delta(1))
-    gross = sum(row.delta(1) for row in found.rows if row.delta(1) * change > 0)
-    largest = max(parts.items(), key=lambda each: abs(sum(each[1])), default=None)
-    if largest is None or len(largest[1]) < 2 or 2 * abs(sum(largest[1])) < abs(gross):
+    for row in rows:
+        if row.thing.operator:
+            parts.setdefault(row.thing.operator, []).append(row.delta(1))
+    largest = max(parts, key=lambda name: abs(sum(parts[name])), default="")
+    deltas = parts.get(largest, [])
+    if len(deltas) < 2 or 2 * abs(sum(deltas)) < abs(sum(row.delta(1) for row in rows)):
         return None
-    return cut(largest[0], _MOST_NAME), len(largest[1]), sum(largest[1])
+    return _Part(f"{cut(largest, _MOST_NAME)} at {_number(len(deltas))} {_PLURALS[by]}", sum(deltas))
 
 
-def _named(row: Change, by: str) -> tuple[str, bool]:
-    """Its name, and whether that is a plural."""
-    if by == "category":
-        kind = row.thing.key
-        name = _KIND_WORDS.get(kind, f"{kind}s" if kind in _MANY else kind)
-        return name, kind in _MANY
-    return cut(f"{row.thing.label} {row.thing.detail}".strip(), _MOST_NAME), False
+def _named(row: Change, by: str) -> _Part:
+    if row.thing.label == NO_SITE.label:
+        return _Part("allocations without a stack", row.delta(1), is_ours=True, is_plural=True)
+    if by != "category":
+        return _Part(cut(f"{row.thing.label} {row.thing.detail}".strip(), _MOST_NAME), row.delta(1))
+    kind = row.thing.key
+    name = _KIND_WORDS.get(kind, f"{kind}s" if kind in _MANY else kind)
+    return _Part(name, row.delta(1), is_ours=True, is_plural=kind in _MANY)
 
 
-def _sentence(found: Changes, parts: Sequence[tuple[str, bool, int]], change: int) -> str:
+def _sentence(found: Changes, parts: Sequence[_Part], change: int) -> str:
     if not parts:
         return ""
-    name, plural, first = parts[0]
-    verb = ("add" if change > 0 else "hold") + ("" if plural else "s")
+    verb = ("add" if change > 0 else "hold") + ("" if parts[0].is_plural else "s")
     less = " less" if change < 0 else ""
-    words = [f"{_capital(name)} {verb} {bytes_text(abs(first))}{less}"]
-    words += [f"{other} {bytes_text(abs(part))}" for other, _, part in parts[1:]]
-    rest = change - sum(part for *_, part in parts)
-    gross = sum(abs(row.delta(1)) for row in found.rows)
-    others_moved = gross > sum(abs(part) for *_, part in parts)
-    return f"{', '.join(words)}{_rest(rest, change, others_moved=others_moved)}."
+    name = parts[0].name.capitalize() if parts[0].is_ours else parts[0].name
+    words = [f"{name} {verb} {bytes_text(abs(parts[0].bytes))}{less}"]
+    words += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
+    named = sum(part.bytes for part in parts)
+    others_moved = sum(abs(row.delta(1)) for row in found.rows) > abs(named)
+    return f"{', '.join(words)}{_rest(change - named, change, others_moved=others_moved)}."
 
 
 def _rest(rest: int, change: int, *, others_moved: bool) -> str:
@@ -123,11 +143,6 @@ def _rest(rest: int, change: int, *, others_moved: bool) -> str:
     if change > 0:
         return f", the rest {size}" if rest > 0 else f", the rest gives {size} back"
     return f", the rest {size}" if rest < 0 else f", the rest {size} more"
-
-
-def _capital(name: str) -> str:
-    """Of our own words only: names from a program stay as they are written."""
-    return name.capitalize() if name.split(" ")[0].isalpha() and name.islower() else name
 
 
 def _number(count: int) -> str:

@@ -31,6 +31,7 @@ _CHAIN_SHARE = 0.3
 """Of the width; narrower boxes name only the innermost of several frames."""
 _LONGEST = 90
 _WHITE = "#ffffff"
+_NO_NODE = -1
 _CATEGORIES = {each.label: each for each in Category}
 
 
@@ -78,22 +79,23 @@ def boxes(found: StackBreakdown) -> Iterator[Box]:
     """Level by level, left to right."""
     tree, children = found.tree, _children(found.tree)
     whole = max(int(tree.bytes[found.node]), 1)
-    waiting: deque[tuple[int, Path, float, int]] = deque([(found.node, found.path, 0.0, 0)])
+    waiting = deque([(_box(found, [found.node], found.path, left=0.0, row=0), found.node)])
     while waiting:
-        node, path, left, row = waiting.popleft()
-        chain = [node] if node == found.node else _chain(tree, children, node)
-        path = (*path, *(int(tree.frame[each]) for each in chain)) if node != found.node else path
-        yield _box(found, chain, path, left=left, row=row, whole=whole)
-        other_bytes = other_count = 0
-        for child in children.get(chain[-1], ()):
+        box, node = waiting.popleft()
+        yield box
+        left, other_bytes, other_count = box.left, 0, 0
+        for child in children.get(node, []):
             size = int(tree.bytes[child])
             if tree.frame[child] == OTHER or size < _LEAST_SHARE * whole:
                 other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
-            else:
-                waiting.append((child, path, left, row + 1))
-                left += size / whole
+                continue
+            chain = _chain(tree, children, child)
+            path = (*(box.path or ()), *(int(tree.frame[each]) for each in chain))
+            waiting.append((_box(found, chain, path, left=left, row=box.row + 1), chain[-1]))
+            left += size / whole
         if other_bytes:
-            yield Box(None, (OTHER,), left, other_bytes / whole, row + 1, other_bytes, other_count, None)
+            other = Box(None, (OTHER,), left, other_bytes / whole, box.row + 1, other_bytes, other_count, None)
+            waiting.append((other, _NO_NODE))
 
 
 def _children(tree: StackTree) -> dict[int, list[int]]:
@@ -112,14 +114,14 @@ def _chain(tree: StackTree, children: dict[int, list[int]], node: int) -> list[i
     return chain
 
 
-def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int, whole: int) -> Box:
+def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int) -> Box:
     tree, last = found.tree, chain[-1]
     size = int(tree.bytes[last])
     return Box(
         path=path,
         frames=tuple(int(tree.frame[each]) for each in chain),
         left=left,
-        width=size / whole,
+        width=size / max(int(tree.bytes[found.node]), 1),
         row=row,
         bytes=size,
         count=int(tree.count[last]),

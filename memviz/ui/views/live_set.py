@@ -149,8 +149,9 @@ def _row(group: Group, mostly: Dominant, found: Breakdown, *, largest: int) -> H
 def name_html(label: str, by: str) -> Html:
     """A button, so that the keyboard lights and keeps the row as the pointer does."""
     text = cut(label)
-    place, space, function = text.rpartition(" ") if by == "site" else (text, "", "")
-    inside = joined(place, space, tag("span", function, class_="mv-soft")) if place and function else text
+    place, space, function = text.rpartition(" ")
+    has_function = by == "site" and (":" in place or function == "(backward)")
+    inside = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
     return tag("button", inside, type="button", class_="mv-name mv-code", title=cut(label, 600), data_keep="")
 
 
@@ -159,8 +160,10 @@ def lights(by: str, key: str) -> dict[str, str]:
 
 
 def category_html(mostly: Dominant, whole: int) -> Html:
-    share = "" if mostly.bytes >= whole else tag("span", f" {percent_text(mostly.bytes, whole)}", class_="mv-soft")
-    return joined(swatch(mostly.kind), " ", mostly.kind, share)
+    """With its share, unless that reads 100 %."""
+    share = percent_text(mostly.bytes, whole)
+    mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
+    return joined(swatch(mostly.kind), " ", mostly.kind, mixed)
 
 
 def _rest_row(rest: list[Group], found: Breakdown, *, can_grow: bool) -> Html:

@@ -15,18 +15,24 @@ def esc(text: object) -> Html:
     """Text as it stands. Marks that turn the writing direction and other controls are made visible."""
     if isinstance(text, Html):
         return text
-    visible = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in str(text))
-    return Html(escape(visible, quote=True))
+    plain = str(text)
+    if not plain.isprintable():
+        plain = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in plain)
+    return Html(escape(plain, quote=True))
 
 
 def tag(name: str, *children: object, **attributes: object) -> Html:
     """`tag("td", label, class_="mv-number")`. Names: a trailing _ is dropped, other _ become hyphens."""
     spelled = "".join(
-        f' {key.rstrip("_").replace("_", "-")}="{esc(value)}"' if value is not True else f" {key.rstrip('_')}"
+        f' {_spelled(key)}="{esc(value)}"' if value is not True else f" {_spelled(key)}"
         for key, value in attributes.items()
         if value is not None and value is not False
     )
     return Html(f"<{name}{spelled}>{joined(*children)}</{name}>")
+
+
+def _spelled(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
 
 
 def joined(*children: object) -> Html:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,9 @@ from memviz.units import bytes_text, count_text
 COLUMNS = 900
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """A replay and how it is spoken of."""
-
-    replayed: Replayed
-    name: str
-    is_thick: bool
-
-
 def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> dict[str, Any]:
-    drawn = drawn_replays(found)
-    replays = [_replay(device, each) for each in drawn]
+    ours = found.replayed
+    replays = [] if ours is found.recorded else [_replay(device, ours)]
     limit = found.card.usable_bytes if found.card else None
     by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
     axes = {"event": _axis(by_event)}
@@ -43,33 +33,36 @@ def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> di
         "events": len(device.events),
         "limit": limit,
         "at": at,
-        "lines": [{"name": each.name, "thick": each.is_thick} for each in drawn],
-        "stops": [_stop(each, number) for number, each in enumerate(drawn) if each.replayed.oom is not None],
+        "names": [each.name for each in replays],
+        "stops": _stops(found),
         "axes": axes,
     }
 
 
-def drawn_replays(found: WhatIf) -> list[Drawn]:
-    """The recording's own line is drawn dashed without being replayed."""
-    base, ours = found.base, found.replayed
-    if ours is found.recorded:
-        return []
-    drawn = [Drawn(ours, in_words(ours.settings), True)]
-    if base is not ours and base is not found.recorded and base.oom is not None:
-        drawn.insert(0, Drawn(base, "the recorded settings in this limit", False))
-    return drawn
+def _replay(device: DeviceTrace, replayed: Replayed) -> Replay:
+    reserved = reserved_by_event(replayed, len(device.events))
+    return Replay(in_words(replayed.settings), reserved, replayed.oom is not None)
 
 
-def _replay(device: DeviceTrace, drawn: Drawn) -> Replay:
-    reserved = reserved_by_event(drawn.replayed, len(device.events))
-    return Replay(drawn.name, reserved, drawn.replayed.oom is not None)
+def _stops(found: WhatIf) -> list[dict[str, Any]]:
+    """Each place once, although both may run out there; on a card that has enough, none of what was recorded."""
+    ended = {each.oom.event: each for each in (found.replayed, found.base) if each.oom is not None}
+    return [
+        {
+            "event": event,
+            "reserved": each.peak_reserved_bytes,
+            "text": f"out of memory, {_when(event)}{_whose(each, found) if len(ended) > 1 else ''}",
+        }
+        for event, each in sorted(ended.items())
+    ]
 
 
-def _stop(drawn: Drawn, number: int) -> dict[str, Any]:
-    oom = drawn.replayed.oom
-    assert oom is not None
-    when = f"event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
-    return {"line": number, "event": oom.event, "text": f"out of memory, {when}"}
+def _whose(replayed: Replayed, found: WhatIf) -> str:
+    return " as recorded" if replayed is found.base else f" with {in_words(replayed.settings)}"
+
+
+def _when(event: int) -> str:
+    return f"event {count_text(event)}" if event >= 0 else "before the first event"
 
 
 def _axis(lines: ReservedLines) -> dict[str, Any]:

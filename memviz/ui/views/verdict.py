@@ -50,7 +50,8 @@ def sentences(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
 
 
 def _plural(category: str) -> str:
-    return category if category in ("workspace", "input", "output", "optimizer state") else f"{category}s"
+    single = {"temporary": "temporary tensors", "optimizer state": "optimizer state", "workspace": "workspace"}
+    return single.get(category, f"{category}s")
 
 
 def _when(trace: Trace, device: DeviceTrace, event: int) -> str:

@@ -5,6 +5,7 @@ const say = (detail) => window.dispatchEvent(new CustomEvent("memviz:light", { d
 // One memory for all panels of the page: what is kept lit, and what the timeline has said last.
 const memory = (window.memvizLitPanels ??= (() => {
   const made = { kept: null, chosen: {}, panels: [], rested: "null", trace: "" };
+  const isSeen = () => made.panels.some((panel) => panel.element.offsetParent);
   const searched = () => {
     const node = document.querySelector("[data-light-rest]");
     return node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null;
@@ -13,19 +14,19 @@ const memory = (window.memvizLitPanels ??= (() => {
   made.keep = (light) => {
     made.kept = light;
     made.rested = JSON.stringify(made.resting());
-    for (const mark of made.panels) mark();
+    for (const panel of made.panels) panel.mark();
     say(made.resting());
   };
   // When nothing is pointed at any more, what is kept comes back in place of nothing.
   window.addEventListener("memviz:light", (event) => {
-    if (event.detail || !made.resting()) return;
+    if (event.detail || !made.resting() || !isSeen()) return;
     event.stopImmediatePropagation();
     say(made.resting());
   }, true);
   window.addEventListener("memviz:state", ({ detail }) => (made.chosen = detail));
   // One thing at a time, as with the timeline in focus: the pin, then the kept row.
   document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || event.target.closest?.("input, textarea, dialog")) return;
+    if (event.key !== "Escape" || !isSeen() || event.target.closest?.("input, textarea, dialog")) return;
     const isPinned = made.chosen.pin >= 0;
     const onPlot = event.target.closest?.(".mvt-plot");
     if (isPinned && !onPlot) window.dispatchEvent(new CustomEvent("memviz:go", { detail: { pin: made.chosen.pin } }));
@@ -43,7 +44,7 @@ const mark = () => {
     row.querySelector("[data-keep]")?.setAttribute("aria-pressed", String(isKept(row)));
   }
 };
-memory.panels.push(mark);
+memory.panels.push({ element, mark });
 
 // -- the icicle
 

@@ -10,9 +10,11 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
+from memviz.analysis.find import rows_found
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sites import sites
+from memviz.analysis.stack_paths import parse_path, rows_below
 from memviz.errors import MemvizError, UsageError
 from memviz.figures.colouring import Colouring, colouring, group_colour, pixel_palette
 from memviz.figures.packed_timeline import Packed, pack_groups, pack_rows, pack_sites, pack_timeline, pack_times
@@ -86,8 +88,12 @@ def piece(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> Packed:
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
-    """All allocations of one group, wherever in time."""
+    """All allocations of one group, wherever in time; of what a person looks for, or of one box of the icicle."""
     rows = np.arange(len(lifetimes(device)))
+    if by == "find":
+        return rows_found(trace, device, str(group))
+    if by == "path":
+        return rows_below(trace, device, rows, parse_path(trace, str(group)))
     keyed = keyed_by(trace, device, rows, by)
     wanted = [code for code in np.unique(keyed.codes).tolist() if keyed.name(int(code))[0] == group]
     return np.asarray(rows[np.isin(keyed.codes, wanted)], dtype=np.int64)

@@ -7,6 +7,7 @@
   const SMALLEST_VIEW = 4;
   const MOST_COLUMNS = 2400;
   const SETTLE_MS = 120;
+  const CROWDED_MS = 7;
   const TELL_MS = 90;
   const FOLD_SHARE = 0.002;
   const SVG = "http://www.w3.org/2000/svg";
@@ -84,6 +85,13 @@
       if (i) most = placed[i][0] - room(placed[i - 1]);
     }
     return placed;
+  }
+
+  /** The whole name, else its first word, else nothing: a label is never cut. */
+  function phaseLabel(name, width) {
+    const room = (width - 12) / 6.2;
+    const first = name.split(/[#.\s]/)[0];
+    return name.length <= room ? name : first.length <= room ? first : "";
   }
 
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
@@ -398,7 +406,7 @@
       const width = Math.floor(this.plot.clientWidth);
       const height = Math.floor(this.plot.clientHeight);
       this.away = !width || !height;
-      if (this.away || !this.spans) return;
+      if (this.away || !this.spans || !this.value) return;
       this.size = { width, height };
       this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
       this.redraw(true);
@@ -406,7 +414,7 @@
     }
 
     redraw(sharp = false) {
-      if (!this.size || !this.spans || this.away) return;
+      if (!this.size || !this.spans || !this.value || this.away) return;
       this.sharp = this.sharp || sharp;
       clearTimeout(this.settle);
       this.settle = setTimeout(() => {
@@ -420,6 +428,7 @@
       if (this.frame) return;
       this.frame = requestAnimationFrame(() => {
         this.frame = 0;
+        if (!this.value) return;
         const started = performance.now();
         this.drawPlot(this.sharp);
         this.sharp = false;
@@ -434,9 +443,11 @@
       const own = this.own();
       this.left = clamp(this.xOf(own.first), 0, this.size.width);
       this.wide = Math.max(clamp(this.xOf(own.last), 0, this.size.width) - this.left, 0);
-      const columns = clamp(Math.round(this.wide * scale), 1, MOST_COLUMNS);
+      // While a gesture runs, a crowded picture is drawn in half as many columns; once it rests, in full.
+      const columns = clamp(Math.round(this.wide * (sharp || !this.crowded ? scale : 0.5)), 1, MOST_COLUMNS);
+      const started = performance.now();
       const rows = Math.max(Math.round(this.size.height * scale), 1);
-      if (!this.grid || this.grid.length !== rows * columns) {
+      if (!this.grid || this.image.width !== columns || this.image.height !== rows) {
         this.grid = new Int32Array(rows * columns);
         this.image = new ImageData(columns, rows);
       }
@@ -452,6 +463,7 @@
       this.canvas.style.width = `${this.wide}px`;
       if (this.canvas.width !== columns || this.canvas.height !== rows) Object.assign(this.canvas, { width: columns, height: rows });
       this.canvas.getContext("2d").putImageData(this.image, 0, 0);
+      this.crowded = ((performance.now() - started) * this.wide) / columns > CROWDED_MS;
     }
 
     /** Reserved and not live: thin diagonal lines between the top of the stack and the reserved line. */
@@ -463,7 +475,7 @@
         const upto = Math.min(Math.round((this.spans.reservedUpTo(this.instants[c]) / this.top) * rows), rows);
         const from = Math.min(Math.ceil((this.spans.live[this.instants[c]] / this.top) * rows), rows);
         for (let t = 0; t < thick; t++) {
-          for (let r = from + ((period - ((from + c + t) % period)) % period); r < upto; r += period) target[(rows - 1 - r) * columns + c] = line;
+          for (let r = from + ((((c + t - from) % period) + period) % period); r < upto; r += period) target[(rows - 1 - r) * columns + c] = line;
         }
       }
     }
@@ -651,7 +663,7 @@
         const [a, b] = [this.xOf(this.placeOf(first)), this.xOf(this.placeOf(last))];
         if (b < 0 || a > width || b - a < 2) continue;
         const [left, right] = [Math.max(a, 0), Math.min(b, width)];
-        const node = el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, right - left > 28 ? name : "");
+        const node = el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left));
         parts.push(node);
         if (parts.length > 400) break;
       }
@@ -719,7 +731,7 @@
     // -- overview
 
     drawOverview() {
-      if (this.value.plain) return;
+      if (!this.value || this.value.plain) return;
       const width = this.overview.clientWidth;
       if (!width) return;
       const scale = Math.min(window.devicePixelRatio || 1, 2);
@@ -764,7 +776,7 @@
         to[i].removeAttribute("class");
       });
       const size = { x: -left, y: -upper, width: width + left + right, height: height + upper + lower };
-      const image = shape("image", { href: this.canvas.toDataURL("image/png"), width, height, preserveAspectRatio: "none" });
+      const image = shape("image", { href: this.canvas.toDataURL("image/png"), x: this.left, width: this.wide, height, preserveAspectRatio: "none" });
       const ground = shape("rect", { ...size, fill: this.colour("--mv-bg") });
       copy.prepend(ground, image);
       copy.setAttribute("xmlns", SVG);
@@ -789,7 +801,7 @@
         URL.revokeObjectURL(picture.src);
         file = await new Promise((done) => canvas.toBlob(done, "image/png"));
       }
-      const link = el("a", { href: URL.createObjectURL(file), download: `memory-timeline.${kind}` });
+      const link = el("a", { href: URL.createObjectURL(file), download: `memory-timeline${this.value.badge ? `-${this.value.badge}` : ""}.${kind}` });
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 10000);
     }

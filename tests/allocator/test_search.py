@@ -1,0 +1,97 @@
+"""Which settings are tried, how they are ranked, and what is advised."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.allocator.replay import source_of
+from memviz.allocator.search import Tried, search, settings_to_try
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import Card
+from tests.allocator.driver import GiB, MiB
+from tests.allocator.recording import Recorder
+
+
+def recorded(*mebibytes: int, settings: str = "") -> Recorder:
+    """Each freed before the next."""
+    run = Recorder(settings)
+    for size in mebibytes:
+        run.cached(size * MiB)
+    return run
+
+
+def texts(run: Recorder, **more: tuple[int, int]) -> list[str]:
+    return [each.to_text() for each in settings_to_try(source_of(run.trace()), **more)]
+
+
+def test_a_limit_to_splitting_that_no_block_reaches_is_not_tried():
+    assert [each for each in texts(recorded(40)) if "split" in each] == ["max_split_size_mb:21"]
+    splits = [each for each in texts(recorded(200)) if "split" in each]
+    assert splits == ["max_split_size_mb:21", "max_split_size_mb:64", "max_split_size_mb:128"]
+
+
+def test_nor_is_what_the_release_does_not_know():
+    run = recorded(40)
+    assert not any("large_segment_size_mb" in each for each in texts(run, release=(2, 10)))
+    assert texts(run, release=(2, 0)) == [
+        "",
+        "max_split_size_mb:21",
+        "roundup_power2_divisions:4",
+        "roundup_power2_divisions:8",
+    ]
+
+
+def test_the_recorded_settings_are_always_tried_and_so_are_the_ways_back():
+    found = texts(recorded(40, settings="expandable_segments:True,max_split_size_mb:512"), release=(2, 0))
+    assert "expandable_segments:True,max_split_size_mb:512" in found
+    found = texts(recorded(40, settings="expandable_segments:True,max_split_size_mb:512"))
+    assert {"expandable_segments:True", "max_split_size_mb:512"} <= set(found)
+
+
+def test_settings_that_somebody_asked_for_are_ranked_with_them():
+    mine = parse_settings("roundup_power2_divisions:16")
+    assert mine in [each.settings for each in search(source_of(recorded(40).trace()), also=mine).tried]
+
+
+def tried(found: object, text: str) -> Tried:
+    return next(each for each in found.tried if each.text == text)  # type: ignore[attr-defined]
+
+
+def test_what_is_reserved_without_limit_is_so_although_blocks_were_given_back_without_a_retry():
+    run = recorded(100, 130, 160)
+    found = search(source_of(run.trace()), Card(260 * MiB, 0))
+    one = tried(found, "max_split_size_mb:64")
+    assert (one.retries, one.reserved_on_card_bytes, one.peak_reserved_bytes) == (0, 230 * MiB, 390 * MiB)
+
+
+def test_the_simplest_of_nearly_the_best_is_advised():
+    run = recorded(4500, 4582)
+    found = search(source_of(run.trace()))
+    assert (found.best.text, found.best.peak_reserved_bytes) == (
+        "expandable_segments:True,large_segment_size_mb:12",
+        4584 * MiB,
+    )
+    assert (found.advised.text, found.advised.peak_reserved_bytes) == ("expandable_segments:True", 4600 * MiB)
+
+
+def test_each_says_on_which_card_it_would_have_fitted():
+    run = Recorder()
+    run.cached(5 * GiB)
+    run.cached(6 * GiB)
+    found = search(source_of(run.trace()))
+    assert tried(found, "").smallest_card == Card(8 * GiB)
+    assert tried(found, "").peak_reserved_bytes == 11 * GiB
+
+
+def test_progress_covers_all_of_it_and_may_end_it():
+    seen: list[float] = []
+    source = source_of(recorded(100, 130).trace())
+    search(source, Card(200 * MiB, 0), progress=lambda done, total: seen.append(done / total))
+    assert seen == sorted(seen)
+    assert 0 <= seen[0] <= seen[-1] < 1
+
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        search(source, progress=stop)

@@ -1,0 +1,126 @@
+"""Two samples side by side, in the real page: what a person sees and does."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DRAWN = ".mv-linked .mvt[data-drawn]:not([hidden])"
+
+
+@pytest.fixture
+def compared(page: Any, server: str) -> Any:
+    """The checkpointing sample, which opens in this tab, with both timelines drawn."""
+    page.goto(server)
+    page.locator("[data-sample=checkpointing]").click()
+    for letter in "AB":
+        page.locator(f"#compare-{letter} .mvt[data-drawn]").wait_for()
+    # Once more, in the screen's own pixels, when the view rests.
+    page.wait_for_timeout(300)
+    return page
+
+
+def names(page: Any) -> list[str]:
+    return page.locator(".mv-scores .mv-whose").all_inner_texts()
+
+
+def views(page: Any) -> list[list[float]]:
+    """Where each timeline looks, as shares of its own run."""
+    return page.evaluate(
+        """[...document.querySelectorAll('.mv-linked *')].filter((node) => node.memvizTimeline?.spans).map((node) => {
+          const { view, spans } = node.memvizTimeline;
+          return [view.first / spans.instants, view.last / spans.instants];
+        })"""
+    )
+
+
+def pixels(page: Any, letter: str) -> str:
+    return page.evaluate(f"document.querySelector('#compare-{letter} canvas.mvt-canvas').toDataURL()")
+
+
+def test_the_answer_is_there_at_once(compared: Any) -> None:
+    heading = compared.locator("#compare-top h1").inner_text()
+    assert re.match(r"training-checkpointed peaks [\d,.]+ .iB lower than training\. Activations hold", heading)
+    assert names(compared) == ["training", "training-checkpointed"]
+    assert compared.locator(DRAWN).count() == 2
+    compared.get_by_role("heading", name="From peak A to peak B").wait_for()
+
+
+def test_zooming_one_moves_the_other_and_the_ruler_runs_through_both(compared: Any) -> None:
+    compared.locator("#compare-A .mvt-plot").hover()
+    compared.mouse.wheel(0, -600)
+    compared.wait_for_function("document.querySelector('#compare-B .mvt').dataset.drawn > 2")
+    first, second = views(compared)
+    assert first == pytest.approx(second, abs=1e-9)
+    assert first[1] - first[0] < 0.9
+    texts = [compared.locator(f"#compare-{each} .mvt-secondtext").text_content() for each in "AB"]
+    assert texts[0] == texts[1] != ""
+
+
+def test_a_row_lights_its_allocations_in_both_and_stays_when_clicked(compared: Any) -> None:
+    before = pixels(compared, "A"), pixels(compared, "B")
+    row = compared.locator(".mv-changes tbody tr").first
+    row.hover()
+    compared.wait_for_function(
+        "(old) => document.querySelector('#compare-B canvas.mvt-canvas').toDataURL() !== old", arg=before[1]
+    )
+    assert pixels(compared, "A") != before[0]
+    row.get_by_role("button").click()
+    compared.locator("#compare-top h1").hover()
+    compared.wait_for_timeout(400)
+    assert pixels(compared, "A") != before[0]
+    compared.keyboard.press("Escape")
+    compared.wait_for_function(
+        "(old) => document.querySelector('#compare-A canvas.mvt-canvas').toDataURL() === old", arg=before[0]
+    )
+
+
+def test_rows_add_up_however_they_are_grouped_and_in_the_file_taken_away(compared: Any, tmp_path: Path) -> None:
+    exact = compared.locator(".mv-changes tfoot small").all_inner_texts()
+    for grouping in ("site", "stack", "module", "category"):
+        compared.locator(f"#differences [data-value={grouping}]").click()
+        compared.locator(f"#differences [data-by={grouping}]").wait_for()
+        compared.locator("#differences [data-act=sort][data-value=a]").click()
+        compared.locator("#differences th[aria-sort] [data-value=a]").wait_for()
+        assert compared.locator(".mv-changes tfoot small").all_inner_texts() == exact
+        assert f"add up to {exact[2]}, to the byte" in compared.locator(".mv-falltitle").inner_text()
+    with compared.expect_download() as download:
+        compared.get_by_role("button", name="Table as CSV").click()
+    path = tmp_path / download.value.suggested_filename
+    download.value.save_as(path)
+    rows = list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+    assert rows[-1]["category"] == "peak"
+    assert sum(int(row["B_minus_A_bytes"]) for row in rows[:-1]) == int(rows[-1]["B_minus_A_bytes"])
+
+
+def test_another_baseline_turns_it_round_and_with_one_left_the_tab_says_what_to_add(compared: Any) -> None:
+    compared.get_by_role("button", name="B, make B the baseline").click()
+    compared.get_by_text(re.compile("^training peaks .* higher than training-checkpointed")).wait_for()
+    assert names(compared) == ["training-checkpointed", "training"]
+    compared.keyboard.press("Shift+B")
+    compared.get_by_text(re.compile("^training-checkpointed peaks .* lower than training")).wait_for()
+    compared.get_by_role("button", name="Take training-checkpointed out of the comparison").click()
+    compared.get_by_role("heading", name="Add a trace to compare training with.").wait_for()
+    assert compared.locator(DRAWN).count() == 0
+    compared.get_by_role("checkbox", name="training-checkpointed").click()
+    compared.locator("#compare-B .mvt-plot").wait_for()
+
+
+def test_aligned_by_a_step_and_laid_over_each_other(compared: Any) -> None:
+    compared.locator(".mv-align summary").click()
+    compared.get_by_role("button", name=re.compile("^step 2")).click()
+    compared.get_by_text(re.compile("Align step 2")).wait_for()
+    compared.wait_for_timeout(400)
+    for letter in "AB":
+        assert "ProfilerStep#1" in compared.locator(f"#compare-{letter} .mvt-phases").inner_text()
+    compared.get_by_role("button", name="Overlay").click()
+    compared.locator("#compare-overlay .mvt[data-drawn]").wait_for()
+    assert compared.locator("#compare-overlay .mvt-letter").all_text_contents() == ["A", "B"]
+    assert not compared.locator("#compare-A .mvt-plot").is_visible()
+    compared.locator("#compare-overlay .mvt-plot").hover()
+    assert re.search(r"A [\d,.]+ .iB\s+B [\d,.]+ .iB", compared.locator("#compare-overlay .mvt-tip").inner_text())

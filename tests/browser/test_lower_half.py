@@ -1,0 +1,136 @@
+"""Below the timeline, as a person uses it: the moment's table and icicle, the inspector, Find, and what is kept."""
+
+from __future__ import annotations
+
+import csv
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces import MiB, alloc, frame, free, snapshot
+
+EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
+MAIN, MODEL = frame("main", "/p/train.py", 9), frame("forward", "/p/model.py", 36)
+LIBRARY = frame("linear", "/v/site-packages/torch/nn/functional.py", 5)
+
+
+def open_trace(page: Any, server: str, folder: Path, events: list[Any]) -> Any:
+    path = folder / "run.pickle"
+    path.write_bytes(pickle.dumps(snapshot(events)))
+    page.goto(server)
+    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+    page.set_input_files("#first-files input[type=file]", path)
+    page.locator(".mvt[data-drawn]").first.wait_for()
+    page.locator("#live-set table").wait_for()
+    return page
+
+
+@pytest.fixture
+def run(page: Any, server: str, tmp_path: Path) -> Any:
+    """3 MiB from the model that go again, and 1 MiB that stays; the peak is after event 1."""
+    model = alloc(0, 3 * MiB, frames=[LIBRARY, MODEL, MAIN], time_us=10)
+    events = [model, alloc(4 * MiB, MiB, frames=[MAIN], time_us=20), *free(0, 3 * MiB, frames=[MAIN], time_us=30)]
+    return open_trace(page, server, tmp_path, events)
+
+
+def rows(page: Any, panel: str = "#live-set") -> list[str]:
+    return [" ".join(each.split()) for each in page.locator(f"{panel} tbody tr").all_inner_texts()]
+
+
+def test_the_tables_follow_the_moment(run):
+    assert rows(run) == ["model.py:36 forward unknown 1 3.00 MiB 75 %", "train.py:9 main unknown 1 1.00 MiB 25 %"]
+    run.locator(".mvt-plot").focus()
+    run.keyboard.press("Shift+ArrowRight")
+    run.keyboard.press("Shift+ArrowRight")
+    run.get_by_text("event 3 · 1 allocation · 1.00 MiB").wait_for()
+    assert rows(run) == ["train.py:9 main unknown 1 1.00 MiB 100 %"]
+    run.get_by_role("heading", name="Event 3").wait_for()
+
+
+def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
+    run.locator(".mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        run.keyboard.press(key)
+    run.get_by_role("heading", name="Pinned allocation").wait_for()
+    assert "in model.py:36" in run.locator("#inspector").inner_text()
+    run.get_by_text("1 library frame").click()
+    run.get_by_role("button", name="Copy", exact=True).click()
+    assert run.evaluate("navigator.clipboard.readText()").splitlines()[1] == "forward /p/model.py:36"
+    run.get_by_role("button", name="Stack", exact=True).focus()
+    run.keyboard.press("Escape")
+    run.get_by_role("heading", name="Event 1").wait_for()
+
+
+def test_the_icicle_is_walked_and_zoomed_by_keyboard(run):
+    run.get_by_role("button", name=re.compile("^all 4.00 MiB")).focus()
+    for key in ("ArrowDown", "ArrowDown", "Enter"):
+        run.keyboard.press(key)
+    run.get_by_role("navigation", name="Zoomed into").wait_for()
+    assert rows(run) == ["model.py:36 forward unknown 1 3.00 MiB 100 %"]
+    run.get_by_role("navigation", name="Zoomed into").get_by_role("button", name="all").click()
+    run.locator("#live-set tbody").get_by_text("train.py:9 main").wait_for()
+    assert len(rows(run)) == 2
+
+
+def test_a_row_that_is_clicked_stays_lit_until_escape(run):
+    run.evaluate("window.lit = []; window.addEventListener('memviz:light', ({detail}) => window.lit.push(detail))")
+    run.get_by_role("button", name="train.py:9 main").click()
+    run.mouse.move(700, 30)
+    kept = {"by": "site", "group": "/p/train.py:9 main"}
+    run.wait_for_function("window.lit.length > 1")
+    assert run.evaluate("window.lit.every((each) => each && each.group === '/p/train.py:9 main')")
+    assert run.evaluate("window.lit.at(-1)") == kept
+    assert run.get_by_role("button", name="train.py:9 main").get_attribute("aria-pressed") == "true"
+    run.keyboard.press("Escape")
+    run.wait_for_function("window.lit.at(-1) === null")
+
+
+def test_slash_finds_and_lights(run):
+    run.evaluate("window.lit = []; window.addEventListener('memviz:light', ({detail}) => window.lit.push(detail))")
+    run.keyboard.press("/")
+    run.keyboard.type("MODEL >1MiB")
+    run.get_by_text("1 allocation at 1 site").wait_for()
+    assert rows(run, "#found") == ["model.py:36 forward 1 3.00 MiB 1"]
+    run.wait_for_function("window.lit.at(-1)?.group === 'MODEL >1MiB'")
+    run.keyboard.type(">")
+    run.get_by_role("alert").filter(has_text="neither a size nor a lifetime").wait_for()
+    run.keyboard.press("Escape")
+    run.wait_for_function("!document.querySelector('#found').textContent.trim()")
+
+
+def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(run):
+    with run.expect_download() as download:
+        run.get_by_role("button", name="CSV").click()
+    assert download.value.suggested_filename == "live-at-1-by-site.csv"
+    with open(download.value.path(), newline="") as file:
+        assert [row[-2:] for row in csv.reader(file)] == [["blocks", "bytes"], ["1", str(3 * MiB)], ["1", str(MiB)]]
+    run.get_by_role("tab", name="Segments").click()
+    run.locator("#segments").wait_for()
+    assert run.locator("#live-set table").count() == 0
+    run.get_by_role("tab", name="Never freed").click()
+    run.get_by_text("1 allocation made here is alive at the end").wait_for()
+    assert not run.locator("#segments").is_visible()
+
+
+def test_names_from_a_file_stay_text_everywhere(page, server, tmp_path):
+    stack = [frame(EVIL, f"/p/{EVIL}.py", 3), frame(f"{EVIL}2", f"/p/{EVIL}.py", 4)]
+    made = alloc(0, MiB, frames=stack, time_us=1, user_metadata=EVIL, compile_context=EVIL)
+    open_trace(page, server, tmp_path, [made, alloc(MiB, MiB, frames=stack[1:], time_us=2)])
+    page.locator(".mvt-plot").focus()
+    for key in ("ArrowUp", "Enter"):
+        page.keyboard.press(key)
+    page.get_by_role("heading", name="Pinned allocation").wait_for()
+    texts = [page.locator(each).inner_text() for each in ("#live-set", "#inspector")]
+    page.keyboard.press("/")
+    page.keyboard.type("onerror")
+    page.locator("#found table").wait_for()
+    page.get_by_role("tab", name="Never freed").click()
+    page.get_by_text("2 allocations made here are alive at the end").wait_for()
+    texts += [page.locator(each).inner_text() for each in ("#found", "#live-set")]
+    assert all("<img src=x onerror=" in each for each in texts)
+    assert "${document.title='pwned'}{{value}}</script><b>" in texts[1]
+    assert page.title() != "pwned"
+    assert page.locator("img[src=x], #lower b b").count() == 0

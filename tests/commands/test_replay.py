@@ -1,0 +1,186 @@
+"""`python -m memviz replay`: what scripts and people get from it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.commands import main
+from memviz.commands.replay import replay
+from memviz.trace.load import load_trace
+from tests.allocator.driver import MiB
+from tests.allocator.recording import Recorder
+from tests.commands.test_commands import answer, memviz
+from tests.real import real_files, requires_real
+from tests.traces import alloc, event, segment, trace_of
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+OOM = SAMPLES / "out-of-memory.pickle.gz"
+KEYS = [
+    "device",
+    "settings",
+    "exact",
+    "address_mismatches",
+    "first_mismatch",
+    "peak_allocated_bytes",
+    "peak_reserved_bytes",
+    "reserved_end_bytes",
+    "retries",
+    "oom",
+]
+
+
+@pytest.fixture
+def growing() -> Any:
+    """Sizes that grow; then three are held. Segments that expand need 100 MiB, fixed ones 156."""
+    run = Recorder()
+    for size in (30, 31, 32, 33):
+        run.cached(size * MiB)
+    for size in (4, 33, 60):
+        run.malloc(size * MiB)
+    return run.trace()
+
+
+def figures(found: dict[str, Any]) -> dict[str, Any]:
+    return {key: found[key] for key in KEYS}
+
+
+def test_under_its_own_settings_a_recording_is_replayed_exactly(growing):
+    found = replay(growing)
+    assert list(found)[: len(KEYS)] == KEYS
+    assert figures(found) == {
+        "device": 0,
+        "settings": "",
+        "exact": True,
+        "address_mismatches": 0,
+        "first_mismatch": None,
+        "peak_allocated_bytes": 98 * MiB,
+        "peak_reserved_bytes": 156 * MiB,
+        "reserved_end_bytes": 156 * MiB,
+        "retries": 0,
+        "oom": None,
+    }
+
+
+def test_other_settings_are_counted_and_the_recording_still_says_how_exact(growing):
+    found = replay(growing, settings="expandable_segments:True")
+    assert (found["settings"], found["exact"]) == ("expandable_segments:True", True)
+    assert (found["peak_reserved_bytes"], found["recorded_settings"]) == (100 * MiB, "")
+    assert found["provenance"] == "replayed with expandable_segments:True"
+
+
+def test_a_card_is_given_less_what_is_taken_from_it(growing):
+    found = replay(growing, memory=632 * MiB)
+    assert (found["card_bytes"], found["overhead_bytes"], found["memory_bytes"]) == (632 * MiB, 512 * MiB, 120 * MiB)
+    assert found["oom"] == {
+        "event": 18,
+        "requested_bytes": 60 * MiB,
+        "allocated_bytes": 38 * MiB,
+        "reserved_bytes": 64 * MiB,
+    }
+    assert found["verdict"].startswith("In 120 MiB this run stops at event 18.")
+
+
+def test_a_search_ranks_and_advises(growing):
+    found = replay(growing, memory=120 * MiB, overhead=0, search=True)
+    fits = [each["fits"] for each in found["search"]]
+    assert fits == sorted(fits, reverse=True)
+    assert found["advice"].startswith("Set expandable_segments:True: with it this run fits")
+    assert found["environment"] == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    recorded = next(each for each in found["search"] if each["is_recorded"])
+    assert (recorded["oom"]["event"], recorded["smallest_card_bytes"]) == (18, 4 << 30)
+
+
+def test_where_it_differs_it_says_why():
+    a = 0x7F1200000000
+    found = replay(trace_of([event("segment_alloc", a, 20 * MiB), alloc(a + MiB, 5 * MiB)], [segment(a, 20 * MiB, [])]))
+    assert (found["exact"], found["address_mismatches"]) == (False, 1)
+    assert found["first_mismatch"]["event"] == 1
+    assert (
+        found["first_mismatch"]["expected"]
+        == "segment_alloc of 20971520 at 0x7f1200000000, alloc of 5242880 at 0x7f1200100000"
+    )
+    assert "best fit" in found["first_mismatch"]["why"]
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_recordings_are_exact(path):
+    trace = load_trace(path)
+    found = replay(trace)
+    assert (found["exact"], found["address_mismatches"]) == (True, 0)
+    device = next(each for each in trace.devices if each.device == found["device"])
+    assert found["reserved_end_bytes"] == int(device.segments.size.sum())
+
+
+def test_as_json_in_a_second_process():
+    found = answer("replay", OOM, "--memory", "2400MiB", "--overhead", "0", "--search")
+    assert list(found)[: len(KEYS)] == KEYS
+    assert found["oom"]["event"] == 5558
+    assert found["advised_settings"] == "expandable_segments:True"
+
+
+def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
+    assert main(["replay", str(OOM), "--memory", "24GiB", "--settings", "max_split_size_mb:128"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("In 23.50 GiB this run fits, with 20.97 GiB to spare.")
+    assert "replayed with max_split_size_mb:128, in 23.50 GiB of a card of 24 GiB: 512 MiB are taken to go to" in said
+    assert "Replay of the recording exact, 0 of 2,099 addresses differ." in said
+    assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search"]) == 0
+    advised = capsys.readouterr().out
+    assert advised.endswith("it runs out of memory.\nPYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n")
+    assert "out of memory at event 5,558: 144 MiB asked, which needs 144 MiB more" in advised
+
+
+def test_a_replay_can_be_written_and_read_again(tmp_path):
+    path = tmp_path / "replayed.pickle"
+    assert main(["replay", str(OOM), "--settings", "expandable_segments:True", "-o", str(path)]) == 0
+    again = load_trace(path)
+    assert again.settings["expandable_segments"] is True
+    assert replay(again)["exact"]
+
+
+def test_or_as_a_page_to_send(tmp_path):
+    path = tmp_path / "what-if.html"
+    assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0", "--search", "-o", str(path)]) == 0
+    page = path.read_text()
+    assert "<h1>In 2,400 MiB this run stops at event 5,558.</h1>" in page
+    assert "Set expandable_segments:True: with it this run fits" in page
+    assert "https://" not in page.partition('<script type="text/plain" id="plotly">')[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--settings", "max_split_size_mb:2"], "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        (["--settings", "nonsense:1"], "Unrecognized key 'nonsense' in CUDA allocator config."),
+        (["--settings", "nonsense:1", "--release", "2.8"], "Unrecognized CachingAllocator option: nonsense"),
+        (["--settings", "expandable_segments:yes"], "Expected 'True' or 'False'"),
+        (["--settings", "per_process_memory_fraction:0.5"], "say how large the card is"),
+        (["--memory", "200MiB"], "has nothing left once 512 MiB is set aside"),
+        (["--memory", "much"], "'much' is not a size"),
+        (["--device", "7"], "has no device 7"),
+        (["-o", "page.csv"], "a replay is written as a snapshot (.pickle) or as a page (.html)"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(arguments, words, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with suppress(SystemExit):
+        assert main(["replay", str(OOM), *arguments]) == 2
+    assert words in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_refusal_ends_with_status_2():
+    done = memviz("replay", OOM, "--settings", "max_split_size_mb:2")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "memviz: CachingAllocator option max_split_size_mb too small, must be >= 20\n"
+
+
+def test_pinned_memory_has_another_allocator():
+    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
+    with pytest.raises(Exception, match="only a GPU's history can be replayed"):
+        replay(trace, "host0")

@@ -1,0 +1,33 @@
+"""Small runs to compare, and how the views are given them."""
+
+from __future__ import annotations
+
+from memviz.analysis.changes import Changes, changes
+from memviz.trace.model import Trace
+from memviz.ui.compared import Side
+from memviz.ui.session import Opened
+from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+
+
+def run(*sizes: int, operator: str = "mm", reserved: int = 0) -> Trace:
+    """An allocation of so many MiB on each line, which is a function of its own."""
+    native = frame(f"at::_ops::{operator}::call()", "??", 0)
+    events: list = [event("segment_alloc", 0, reserved * MiB, time_us=1)] if reserved else []
+    for line, size in enumerate(sizes):
+        if size:
+            frames = [native, frame(f"f{line}", "model.py", line)]
+            events.append(alloc(line * 2**40, size * MiB, time_us=1_000 * (line + 2), frames=frames))
+    blocks = [block(0, reserved * MiB, sizes[0] * MiB)] if reserved else []
+    return trace_of(events, [segment(0, reserved * MiB, blocks)] if reserved else [])
+
+
+def found(*traces: Trace, by: str = "site") -> Changes:
+    return changes([(trace, trace.devices[0]) for trace in traces], by)
+
+
+def sides(*traces: Trace) -> tuple[Side, ...]:
+    named = [Opened(f"key{i}", f"run-{i}", "0", ("0",)) for i in range(len(traces))]
+    return tuple(
+        Side("ABCDEFGH"[i], each, trace, trace.devices[0])
+        for i, (each, trace) in enumerate(zip(named, traces, strict=True))
+    )
