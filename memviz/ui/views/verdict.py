@@ -73,8 +73,10 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
         ("history", _HISTORY[history(device)]),
         ("", f"{count_text(len(device.events))} events"),
     ]
+    if "synthetic" in trace.about.facts:
+        found.insert(1, ("", "synthetic: no GPU ran"))
     if line.start_bytes:
-        found.insert(5, ("there before", bytes_text(line.start_bytes)))
+        found.insert(-1, ("there before", bytes_text(line.start_bytes)))
     return found
 
 
