@@ -105,22 +105,23 @@ class Answers:
             return asked, self.replays.search(key, question, rest)
         return asked, self.replays.known_search(key, question)
 
-    def drawn(self, shown: Shown, found: Found) -> list[Any]:
+    def drawn(self, shown: Shown, found: Found) -> dict[str, Any]:
+        """By the names of `PARTS`."""
         if not found.has_history:
-            return values(**{**EMPTY, "verdict": what_if_html(found)})
+            return {**EMPTY, "verdict": what_if_html(found)}
         device, asked = found.device, found.what_if
         label = plot_label(asked, " ".join(verdict(asked, found.searched)))
-        return values(
-            waiting="",
-            verdict=what_if_html(found),
-            plot=plot_value(device, asked, at=found.at, label=label),
-            head=segments_head_html(found.at, matters=True),
-            maps=self._maps(shown.key, found),
-            table=search_html(found, found.searched),
-            blocks=blocks_html(shown.with_blocks),
-            save=save_html(),
+        return {
+            "waiting": "",
+            "verdict": what_if_html(found),
+            "plot": plot_value(device, asked, at=found.at, label=label),
+            "head": segments_head_html(found.at, matters=True),
+            "maps": self._maps(shown.key, found),
+            "table": search_html(found, found.searched),
+            "blocks": blocks_html(shown.with_blocks),
+            "save": save_html(),
             **self._timelines(shown, asked, device),
-        )
+        }
 
     def page(self, shown: Shown) -> str | None:
         """The file of what is shown, under a name that nobody can guess; the page's cache cleans it away."""

@@ -15,7 +15,7 @@ import gradio as gr
 from memviz.allocator.settings import parse_settings
 from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace
-from memviz.ui.asked import Understood, asked_of, understood
+from memviz.ui.asked import asked_of, understood
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.reserved_plot import ReservedPlot
@@ -128,7 +128,10 @@ def show(session: Session, tab: str | None) -> list[Any]:
 
 
 class _Wiring:
-    """Which event asks what. It keeps replays for a while, and of a visitor only the work under way."""
+    """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
+
+    Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
+    """
 
     def __init__(self, context: Context, replays: Replays, parts: WhatIfTab) -> None:
         self.context = context
@@ -149,6 +152,7 @@ class _Wiring:
         parts.save.click(self.answers.page, parts.shown, parts.saved, **_EVENTS).then(None, js=_SAVE)
 
     def _follow(self, trace: Open, shown: Shown, looked_at: bool, request: gr.Request) -> Iterator[list[Any]]:
+        yield skipped()
         if looked_at:
             yield from self._opened(trace.key, shown, request)
 
@@ -176,6 +180,7 @@ class _Wiring:
         yield from self._answer(turned, request, is_pressed=True, searches=form.get("act") == "best")
 
     def _used(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        yield skipped()
         try:
             settings = parse_settings(clicked(event).get("settings", ""))
         except MemvizError:
@@ -217,32 +222,31 @@ class _Wiring:
         if meant.settings is None:
             return
         if len(device.events) > _LONG and not is_pressed:
-            yield values(verdict=refusal_html("Press Replay: this recording is long, and replaying it takes a while."))
+            words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+            yield values(form=form, verdict=words)
             return
         searches = searches or len(device.events) <= _SEARCHED_UNASKED
-        yield from self._work(shown, meant, device, request, searches=searches)
+        work = self.workshop.begin(
+            _visitor(request), lambda progress: self.answers.find(shown.key, meant, searches, progress)
+        )
+        # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
+        for part in self._work(work, shown, device):
+            yield values(form=form, **part)
+        self.workshop.ended(_visitor(request), work)
 
-    def _work(
-        self, shown: Shown, meant: Understood, device: DeviceTrace, request: gr.Request, *, searches: bool
-    ) -> Iterator[list[Any]]:
-        visitor = _visitor(request)
-        work = self.workshop.begin(visitor, lambda progress: self.answers.find(shown.key, meant, searches, progress))
+    def _work(self, work: Work, shown: Shown, device: DeviceTrace) -> Iterator[dict[str, Any]]:
         while not work.is_done(_SHOWN_AFTER_SECONDS):
             if work.is_stopped:
                 return
-            yield values(waiting=waiting_html(work.share, events=len(device.events)))
-        yield self._result(work, shown, meant, device)
-        self.workshop.ended(visitor, work)
-
-    def _result(self, work: Work, shown: Shown, meant: Understood, device: DeviceTrace) -> list[Any]:
+            yield {"waiting": waiting_html(work.share, events=len(device.events))}
         try:
             asked, searched = work.result()
         except Stopped:
-            return skipped()
+            return
         except MemvizError as error:
-            return values(**{**EMPTY, "verdict": refusal_html(str(error))})
-        found = Found(device, asked, searched, moment_that_matters(device, asked))
-        return self.answers.drawn(shown, found)
+            yield {**EMPTY, "verdict": refusal_html(str(error))}
+            return
+        yield self.answers.drawn(shown, Found(device, asked, searched, moment_that_matters(device, asked)))
 
 
 def _visitor(request: gr.Request) -> str:

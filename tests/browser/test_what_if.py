@@ -1,0 +1,93 @@
+"""What if, as somebody meets it: the sample that ran out of memory, what would have saved it, and other questions."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+expect.set_options(timeout=20_000)
+
+
+@pytest.fixture
+def tab(page: Any, server: str) -> Any:
+    """The sample leads to the tab with the answer on screen."""
+    page.goto(server)
+    page.locator("[data-sample=out-of-memory]").click()
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 5,558.")
+    return page
+
+
+def verdict(page: Any) -> Any:
+    return page.locator("#what-if-verdict h1")
+
+
+def facts(page: Any) -> Any:
+    return page.locator("#what-if-verdict .mv-facts")
+
+
+def field(page: Any, name: str) -> Any:
+    return page.locator(f"#what-if-form [name={name}]")
+
+
+def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any) -> None:
+    expect(verdict(tab)).to_contain_text("Expandable segments would carry it through, with 196 MiB to spare.")
+    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,099 addresses differ")
+    assert (field(tab, "memory").input_value(), field(tab, "expandable").is_checked()) == ("2,400 MiB", True)
+    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 5,558")
+    expect(tab.locator("#what-if-maps .mvs[data-drawn]")).to_have_count(2)
+    sides = "[...document.querySelectorAll('#what-if-maps .mvp-side')]"
+    assert len(set(tab.evaluate(f"{sides}.map((each) => each.memvizSegmentMap.layout.rowBytes)"))) == 1
+    tab.locator(".mvr-plot").focus()
+    for key in ("Home", "Shift+ArrowRight", "Enter"):
+        tab.keyboard.press(key)
+    expect(tab.locator("#what-if-segments h2")).to_contain_text(re.compile(r"Segments at event \d\d\b"))
+
+
+def test_every_change_is_answered_by_itself_and_nonsense_refused(tab: Any) -> None:
+    field(tab, "expandable").uncheck()
+    expect(facts(tab)).to_contain_text("replayed with PyTorch's default settings")
+    field(tab, "card").select_option("24")
+    expect(verdict(tab)).to_contain_text("In 23.50 GiB this run fits")
+    assert field(tab, "memory").input_value() == "23.5 GiB"
+    field(tab, "memory").fill("1900")
+    expect(verdict(tab)).to_contain_text("It does not fit in 1,900 MiB under any setting")
+    assert field(tab, "card").input_value() == ""
+    tab.locator("#what-if-form select[data-for=max_split]").select_option("128")
+    pasted = tab.locator("#what-if-form .mv-pasted code")
+    expect(pasted).to_have_text("PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128")
+    field(tab, "max_split").fill("2")
+    refusal = tab.locator("#what-if-form [data-fault=max_split]")
+    expect(refusal).to_have_text("CachingAllocator option max_split_size_mb too small, must be >= 20")
+    expect(tab.locator("#what-if-form .mv-pasted")).to_be_hidden()
+
+
+def test_a_row_of_the_ranking_fills_the_form_and_stays_while_one_looks_elsewhere(tab: Any) -> None:
+    rows = tab.locator(".mv-tried tbody tr")
+    expect(rows).to_have_count(9)
+    rows.get_by_role("button", name="max_split_size_mb:128").press("Enter")
+    expect(verdict(tab)).to_contain_text("max_split_size_mb:128 would carry it through")
+    assert (field(tab, "max_split").input_value(), field(tab, "expandable").is_checked()) == ("128", False)
+    tab.get_by_role("tab", name="Explore").click()
+    tab.get_by_role("tab", name="What if").click()
+    expect(tab.locator(".mv-tried tr[aria-current]")).to_contain_text("max_split_size_mb:128")
+    tab.locator("#what-if-form").get_by_role("button", name="Copy").click()
+    assert tab.evaluate("navigator.clipboard.readText()") == "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:128"
+
+
+def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> None:
+    tab.get_by_role("button", name="Show blocks").click()
+    drawn = tab.locator("#what-if-recorded .mvt[data-drawn], #what-if-replayed .mvt[data-drawn]")
+    expect(drawn).to_have_count(2)
+    tab.locator("#what-if-recorded .mvt-plot").focus()
+    tab.keyboard.press("+")
+    tab.wait_for_function(
+        """[...document.querySelectorAll('#what-if-recorded *, #what-if-replayed *')]
+          .filter((each) => each.memvizTimeline?.spans && each.memvizTimeline.view.first > 0).length === 2"""
+    )
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Save as one HTML page").click()
+    assert download.value.suggested_filename == "what-if.html"
