@@ -11,7 +11,6 @@ from memviz.figures.text import byte_axis, moment, plain
 from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette
 from memviz.units import bytes_text
 
-_TITLE = "Reserved, as recorded and as replayed"
 _HEIGHT = 380
 _HEADROOM = 1.08
 _DASHES = ("solid", "dot", "dashdot", "longdash")
@@ -21,15 +20,15 @@ _DASHES = ("solid", "dot", "dashdot", "longdash")
 def plot_replay(result: ReservedLines, *, dark: bool = False) -> go.Figure:
     """Over events. Columns show the most of their events, so no peak is lost."""
     colours, columns = palette(dark), result.columns
-    drawing = figure(dark=dark, title=_TITLE, hovermode="x unified", height=_HEIGHT)
+    drawing = figure(dark=dark, hovermode="x unified", height=_HEIGHT)
     top = _top(result)
     if not top:
         return nothing_to_show(drawing, "No memory is live or reserved here.")
     x = [*columns.first_event.tolist(), int(columns.first_event[-1] + columns.event_count[-1])]
     grey = mixed(colours.ink_3, colours.page, 0.6)
-    drawing.add_scatter(**_steps(x, columns.live_max.tolist(), "live, the same in all"))
+    drawing.add_scatter(**_steps(x, columns.live_max.tolist(), "live"))
     drawing.data[-1].update(line={"width": 0, "shape": "hv"}, fill="tozeroy", fillcolor=grey)
-    drawing.add_scatter(**_steps(x, columns.reserved_max.tolist(), "reserved, as recorded"))
+    drawing.add_scatter(**_steps(x, columns.reserved_max.tolist(), "reserved as recorded"))
     drawing.data[-1].update(line={"color": colours.ink, "width": 1.5, "dash": "4px,3px", "shape": "hv"})
     for number, line in enumerate(result.lines):
         _draw_line(drawing, x, line, number=number, colours=colours)
@@ -56,7 +55,7 @@ def _steps(x: list[int], values: list[int], name: str) -> dict[str, Any]:
 
 def _draw_line(drawing: go.Figure, x: list[int], line: Line, *, number: int, colours: Palette) -> None:
     reached = line.last_column + 1
-    drawing.add_scatter(**_steps(x[: reached + 1], line.reserved[:reached].tolist(), f"reserved, {plain(line.name)}"))
+    drawing.add_scatter(**_steps(x[: reached + 1], line.reserved[:reached].tolist(), plain(line.name)))
     dash = _DASHES[number % len(_DASHES)]
     drawing.data[-1].update(line={"color": colours.ink, "width": 1.5 if number else 3, "dash": dash, "shape": "hv"})
 
@@ -64,7 +63,9 @@ def _draw_line(drawing: go.Figure, x: list[int], line: Line, *, number: int, col
 def _draw_limit(drawing: go.Figure, result: ReservedLines, colours: Palette) -> None:
     limit = result.limit
     words = f"limit {bytes_text(limit or 0)}"
-    drawing.add_hline(y=limit, line={"color": colours.bad, "width": 1.5}, annotation_text=words)
+    drawing.add_hline(
+        y=limit, line={"color": colours.bad, "width": 1.5}, annotation_text=words, annotation_position="top left"
+    )
     drawing.layout.annotations[-1].update(font_color=colours.bad, yanchor="bottom")
     stopped = [line for line in result.lines if line.stops_at is not None]
     if stopped:

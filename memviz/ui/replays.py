@@ -79,18 +79,19 @@ class Replays:
         return WhatIf(recorded, base, self.on(key, settings, card, part_of(progress, 2, 3)), card)
 
     def search(
-        self, key: str, asked: tuple[Settings, Card | None, Release], progress: Progress | None = None
+        self, key: str, settings: Settings, on: tuple[Card | None, Release], progress: Progress | None = None
     ) -> Search:
-        """`asked`: settings to try besides, the card, and the release whose settings there are."""
-        found = self.known_search(key, asked)
-        if found is None:
-            also, card, release = asked
-            found = search(self.begun(key).source, card, also=also, release=release, progress=progress)
-            self._keep((key, "search", *asked), found, None)
+        """`settings` are tried besides; `on` is the card, and the release whose settings there are."""
+        found = self.known_search(key, on)
+        if found is None or settings not in [each.settings for each in found.tried]:
+            card, release = on
+            found = search(self.begun(key).source, card, also=settings, release=release, progress=progress)
+            self._keep((key, "search", on), found, None)
         return found
 
-    def known_search(self, key: str, asked: tuple[Settings, Card | None, Release]) -> Search | None:
-        found: Search | None = self._get((key, "search", *asked))
+    def known_search(self, key: str, on: tuple[Card | None, Release]) -> Search | None:
+        """The last one there, whatever was asked for besides."""
+        found: Search | None = self._get((key, "search", on))
         return found
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:

@@ -96,14 +96,13 @@ class Answers:
         assert meant.settings is not None
         parts = 1 + _SEARCH_PARTS if searches else 1
         asked = self.replays.what_if(key, meant.settings, meant.card, part_of(progress, 0, parts))
-        question = (meant.settings, meant.card, meant.release)
         if searches:
 
             def rest(done: int, total: int) -> None:
                 progress(total + _SEARCH_PARTS * done, parts * total)
 
-            return asked, self.replays.search(key, question, rest)
-        return asked, self.replays.known_search(key, question)
+            return asked, self.replays.search(key, meant.settings, (meant.card, meant.release), rest)
+        return asked, self.replays.known_search(key, (meant.card, meant.release))
 
     def drawn(self, shown: Shown, found: Found) -> dict[str, Any]:
         """By the names of `PARTS`."""
@@ -129,7 +128,7 @@ class Answers:
         if pair is None or meant.settings is None:
             return None
         asked = self.replays.what_if(shown.key, meant.settings, meant.card)
-        searched = self.replays.known_search(shown.key, (meant.settings, meant.card, meant.release))
+        searched = self.replays.known_search(shown.key, (meant.card, meant.release))
         path = Path(tempfile.mkdtemp(prefix="memviz-")) / "what-if.html"
         path.write_text(what_if_page(pair[1], asked, searched), encoding="utf-8", errors="replace")
         return str(path)

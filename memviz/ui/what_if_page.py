@@ -35,7 +35,7 @@ def _lines(device: DeviceTrace, found: WhatIf) -> reserved_lines.ReservedLines:
     ours, base = found.replayed, found.base
     replays = [] if ours is found.recorded else [_line(device, ours, in_words(ours.settings))]
     if base.oom is not None and base is not ours:
-        replays.append(_line(device, base, "the recorded settings in this limit"))
+        replays.append(_line(device, base, "recorded settings, same limit"))
     limit = found.card.usable_bytes if found.card else None
     return reserved_lines.reserved_by_event(device, replays, limit=limit, columns=_COLUMNS)
 

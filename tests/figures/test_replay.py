@@ -27,14 +27,14 @@ def replayed(*mebibytes: int, name: str = "replayed", stopped: bool = False) -> 
 
 def test_live_bytes_are_one_area_and_what_is_reserved_one_line_each(device):
     drawing = plot_replay(lines(device, replayed(0, 2, 6, 6, 6)))
-    assert trace_named(drawing, "live, the same in all")["y"] == [0, 0, 4 * MiB, 4 * MiB, 0, 0]
-    assert trace_named(drawing, "reserved, as recorded")["y"] == [0, *[20 * MiB] * 5]
-    assert trace_named(drawing, "reserved, replayed")["y"] == [0, 2 * MiB, *[6 * MiB] * 4]
+    assert trace_named(drawing, "live")["y"] == [0, 0, 4 * MiB, 4 * MiB, 0, 0]
+    assert trace_named(drawing, "reserved as recorded")["y"] == [0, *[20 * MiB] * 5]
+    assert trace_named(drawing, "replayed")["y"] == [0, 2 * MiB, *[6 * MiB] * 4]
 
 
 def test_a_replay_that_ran_out_ends_there_and_is_marked(device):
     drawing = plot_replay(lines(device, replayed(0, 2, 6, stopped=True), limit=8 * MiB))
-    assert trace_named(drawing, "reserved, replayed")["x"] == [-1, 0, 1, 2]
+    assert trace_named(drawing, "replayed")["x"] == [-1, 0, 1, 2]
     mark = trace_named(drawing, "out of memory")
     assert (mark["x"], mark["y"]) == ([1], [8 * MiB])
     assert mark["text"] == ["replayed: out of memory after event 1"]

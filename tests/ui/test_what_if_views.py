@@ -162,6 +162,15 @@ def test_the_same_question_is_replayed_once(replays: Replays, key: str) -> None:
     assert replays.what_if(key, EXPANDABLE, Card(130 * MiB, 0)).recorded is first.recorded
 
 
+def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
+    on = (SMALL, (2, 15))
+    assert replays.known_search(key, on) is None
+    first = replays.search(key, EXPANDABLE, on)
+    assert replays.search(key, Settings(), on) is first is replays.known_search(key, on)
+    mine = parse_settings("roundup_power2_divisions:16")
+    assert mine in [each.settings for each in replays.search(key, mine, on).tried]
+
+
 def test_a_replay_is_found_by_its_own_name_only(replays: Replays, key: str) -> None:
     ours = replays.what_if(key, EXPANDABLE, SMALL).replayed
     name = replays.key_of(ours)
@@ -251,7 +260,7 @@ def test_a_run_that_ends_says_how_much_was_fragmentation(replays: Replays, key: 
 
 
 def test_the_ranked_settings_are_buttons_with_their_fate(replays: Replays, key: str) -> None:
-    searched = replays.search(key, (EXPANDABLE, SMALL, (2, 15)))
+    searched = replays.search(key, EXPANDABLE, (SMALL, (2, 15)))
     shown = found(replays, key, searched=searched)
     html = search_html(shown, searched)
     assert 'data-act="use" data-settings="expandable_segments:True"' in html

@@ -176,8 +176,18 @@ class _Wiring:
 
     def _pressed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         form = said(event)
-        turned = replace(shown, asked=asked_of(form))
-        yield from self._answer(turned, request, is_pressed=True, searches=form.get("act") == "best")
+        turned, finds_best = replace(shown, asked=asked_of(form)), form.get("act") == "best"
+        yield from self._answer(turned, request, is_pressed=True, searches=finds_best)
+        if finds_best:
+            yield from self._advised(turned, request)
+
+    def _advised(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+        """What a search found best goes into the form."""
+        meant = understood(shown.asked)
+        found = self.answers.replays.known_search(shown.key, (meant.card, meant.release))
+        if found is not None and found.advised.settings != meant.settings:
+            asked = shown.asked.with_settings(found.advised.settings)
+            yield from self._answer(replace(shown, asked=asked, turn=shown.turn + 1), request, is_pressed=True)
 
     def _used(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         yield skipped()

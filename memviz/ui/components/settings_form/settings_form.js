@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const REST_MS = 250;
-  const NARROW = 760;
+  const narrow = matchMedia("(max-width: 760px)");
 
   class SettingsForm {
     constructor(host, { tell }) {
@@ -16,6 +16,11 @@
       this.form.addEventListener("submit", (event) => event.preventDefault());
       this.form.addEventListener("input", (event) => this.changed(event.target));
       this.form.addEventListener("click", (event) => this.clicked(event));
+      // On a wide page there is nothing to open it with.
+      narrow.addEventListener("change", () => {
+        const details = this.fields.querySelector("details");
+        if (details) details.open = !narrow.matches;
+      });
     }
 
     pastedParts() {
@@ -54,7 +59,7 @@
       this.version = value.version;
       this.fields.innerHTML = value.html;
       const details = this.fields.querySelector("details");
-      if (details) details.open = open ?? window.innerWidth > NARROW;
+      if (details) details.open = open ?? !narrow.matches;
       if (focused) this.form.elements[focused]?.focus();
     }
 
