@@ -1,0 +1,1 @@
+"""Real models with optimizations on and off: predicted, measured, and their outputs compared."""

@@ -1,0 +1,56 @@
+"""What a step needs of a device: the predictor and the recorder of a real one both have it."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from memviz.trace.model import Trace
+
+
+class TakesInputs(Protocol):
+    """The part of a workload that a device asks for its inputs."""
+
+    def inputs(self, device: torch.device) -> dict[str, Any]: ...
+
+
+class Device(Protocol):
+    """Bytes are those of PyTorch's allocator on this device; peaks count from the last `reset_peak`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors have to be made."""
+
+    def place(self, model: nn.Module) -> nn.Module:
+        """`model.to(device)`, tensor by tensor in torch's own order; tied weights stay tied."""
+
+    def inputs(self, workload: TakesInputs) -> dict[str, Any]:
+        """Made there, and known as inputs."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """'forward', 'backward', 'optimizer step', 'warm-up' ...; they nest."""
+
+    def empty_cache(self) -> None: ...
+
+    def reset_peak(self) -> None: ...
+
+    @property
+    def allocated_bytes(self) -> int: ...
+
+    @property
+    def reserved_bytes(self) -> int: ...
+
+    @property
+    def peak_allocated_bytes(self) -> int: ...
+
+    @property
+    def peak_reserved_bytes(self) -> int: ...
+
+    def finish(self) -> Trace:
+        """What happened until now, with stacks, phases, modules and categories."""

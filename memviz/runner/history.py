@@ -1,0 +1,200 @@
+"""PyTorch's history of allocations, switched on and always off again, in every release that has one.
+
+Releases differ in how it is asked for, so the arguments are chosen by the names that the function itself takes:
+2.0 has booleans, 2.1 the words used here, later ones can clear what an earlier recording left behind.
+
+The history is one for the whole process, and so is its ring buffer: when that is full, the first events are lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from memviz.errors import UsageError
+from memviz.runner.accelerator import Accelerator
+from memviz.runner.counts import Counts, counts_of
+
+StackKind = Literal["python", "all", "none"]
+
+BYTES_PER_EVENT = 2048
+"""Of host memory, in torch's buffer and once more as Python objects when a snapshot is taken. Torch says several KB
+where stacks are long and shared by few events; training repeats its stacks."""
+FEWEST_EVENTS = 100_000
+MOST_EVENTS = 5_000_000
+
+_TRIES = 3
+
+_watched: dict[Callable[..., object], list[Callable[[], None]]] = {}
+"""By the function that attaches observers, what to call. Torch never lets an observer go again, so there is one per
+process and accelerator, and recordings come and go behind it."""
+_on: list[str] = []
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What torch knew at one moment."""
+
+    snapshot: dict[str, Any]
+    counts: Counts | None
+    """None where torch does not count allocations (XPU), or where they went on while it was taken."""
+
+
+def ring_size(available_bytes: int | None = None) -> int:
+    """Events to keep: a quarter of this machine's free memory at most. Torch's buffer grows only as it is filled."""
+    free = _available_bytes() if available_bytes is None else available_bytes
+    return max(FEWEST_EVENTS, min(MOST_EVENTS, free // 4 // BYTES_PER_EVENT))
+
+
+def is_recording() -> bool:
+    return bool(_on)
+
+
+class History:
+    """On from `start` to `stop`; `stop` may be called any number of times, and has to be."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        stacks: StackKind = "python",
+        max_entries: int | None = None,
+        device: int | None = None,
+    ) -> None:
+        self.accelerator = accelerator
+        self.stacks = stacks
+        self.max_entries = ring_size() if max_entries is None else max_entries
+        if self.max_entries < 1:
+            raise UsageError("The history must have room for at least one event.")
+        self.device = device
+        self.at_out_of_memory: Taken | None = None
+        """Of the latest time that memory ran out, taken before the error was raised."""
+        self.when_out_of_memory: Callable[[Taken], None] | None = None
+        self.is_on = False
+
+    def start(self) -> None:
+        if _on:
+            raise UsageError("A recording is on already, and PyTorch has one history for the whole process.")
+        self._switch(None)
+        _on.append(self.accelerator.kind)
+        self.is_on = True
+        try:
+            self._switch("all")
+            self._observe()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Off, and the buffers cleared: the next recording must not begin with this one's events."""
+        if not self.is_on:
+            return
+        self.is_on = False
+        _on.clear()
+        attach = self.accelerator.attach_observer
+        observers = _watched.get(attach, []) if attach else []
+        if self._ran_out in observers:
+            observers.remove(self._ran_out)
+        # A device that has failed refuses this too; then its error is on its way already.
+        with suppress(RuntimeError):
+            self._switch(None)
+
+    def take(self) -> Taken:
+        """With counts that fit it, or with none where other threads go on allocating all the while."""
+        for _ in range(_TRIES):
+            before = self.counts()
+            snapshot: dict[str, Any] = self.accelerator.api.memory._snapshot()
+            if self.counts() == before:
+                return Taken(snapshot, before)
+        return Taken(snapshot, None)
+
+    def take_last(self) -> Taken:
+        """The moment when memory ran out, if nothing was allocated since: what the error let go of is still there."""
+        ran_out = self.at_out_of_memory
+        return ran_out if ran_out is not None and self.ended_out_of_memory() else self.take()
+
+    def ended_out_of_memory(self) -> bool:
+        ran_out, now = self.at_out_of_memory, self.counts()
+        if ran_out is None:
+            return False
+        return now is None or ran_out.counts is None or ran_out.counts.allocs == now.allocs
+
+    def counts(self) -> Counts | None:
+        return counts_of(self.accelerator.api, self.device)
+
+    def lost(self, taken: Taken) -> int:
+        """The largest buffer of a device that was full, in events; 0 where no event was lost."""
+        longest = max((len(each) for each in taken.snapshot.get("device_traces", [])), default=0)
+        return longest if longest >= self.max_entries else 0
+
+    def _switch(self, enabled: str | None) -> None:
+        record = self.accelerator.api.memory._record_memory_history
+        names = inspect.signature(record).parameters
+        if "max_entries" not in names:
+            record(**self._legacy(enabled, set(names)))
+        elif enabled is None:
+            record(enabled=None)
+        else:
+            record(**self._arguments(set(names)))
+
+    def _arguments(self, names: set[str]) -> dict[str, Any]:
+        every = {
+            "enabled": "all",
+            "context": None if self.stacks == "none" else "all",
+            "stacks": "all" if self.stacks == "all" else "python",
+            "max_entries": self.max_entries,
+            "clear_history": True,
+            "global_record_annotations": True,
+        }
+        return {name: value for name, value in every.items() if name in names}
+
+    def _legacy(self, enabled: str | None, names: set[str]) -> dict[str, Any]:
+        every = {
+            "enabled": enabled is not None,
+            "record_context": self.stacks != "none",
+            "record_context_cpp": self.stacks == "all",
+            "trace_alloc_max_entries": self.max_entries,
+            "trace_alloc_record_context": self.stacks != "none",
+        }
+        return {name: value for name, value in every.items() if name in names}
+
+    def _observe(self) -> None:
+        attach = self.accelerator.attach_observer
+        if attach is None:
+            return
+        observers = _watched.get(attach)
+        if observers is None:
+            observers = _watched[attach] = []
+            attach(lambda *_: _tell(observers))
+        observers.append(self._ran_out)
+
+    def _ran_out(self) -> None:
+        """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
+        try:
+            self.at_out_of_memory = taken = self.take()
+            if self.when_out_of_memory is not None:
+                self.when_out_of_memory(taken)
+        except Exception:
+            self.at_out_of_memory = None
+
+
+def _tell(observers: list[Callable[[], None]]) -> None:
+    for each in tuple(observers):
+        each()
+
+
+def _available_bytes() -> int:
+    """Of this machine, and of the container that it may be."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")] if hasattr(os, "sysconf") else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        free.append(max(0, most - used))
+    except (OSError, ValueError):
+        pass
+    return min(free, default=FEWEST_EVENTS * BYTES_PER_EVENT * 4)

@@ -1,0 +1,157 @@
+"""Runs that outlive the page: one folder, two plain files a run, bounded in number and bytes.
+
+    <folder>/<visitor>/<id>.pickle     the trace with the run in it, a snapshot like any other
+    <folder>/<visitor>/<id>.json       its name and the run, so that a list need not open the traces
+
+A visitor's folder is named by a hash of a secret that only their browser knows, so nobody finds another's runs by
+listing or by guessing. Both files are written whole or not at all, the trace first: a list never names a run that
+is not there. Several pages may use one folder; what one deletes is gone for the others.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from memviz.errors import MemvizError, UsageError
+from memviz.runner.run import Run
+from memviz.trace.formats.replacing import replacing
+
+_ID = re.compile(r"[0-9]{14}-[0-9a-f]{8}")
+_LONGEST_NAME = 120
+_LARGEST_SUMMARY = 4 << 20
+_DAY = 86_400.0
+
+
+@dataclass(frozen=True)
+class Bounds:
+    runs: int = 200
+    """Of one visitor."""
+    total_bytes: int = 4 << 30
+    """Of all visitors together."""
+    days: float = 30.0
+    """After which a run that nobody looked at goes."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    id: str
+    name: str
+    run: Run
+    path: Path
+    """Of its trace."""
+
+
+def default_folder() -> Path:
+    """Where this user's programs keep what can be made again; MEMVIZ_RUNS names another."""
+    named = os.environ.get("MEMVIZ_RUNS")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(named) if named else Path(cache) / "memviz" / "runs"
+
+
+class KeptRuns:
+    """One visitor's. Every call reads the folder anew, so several pages agree."""
+
+    def __init__(self, folder: Path, visitor: str, bounds: Bounds | None = None) -> None:
+        self._root = folder
+        self._bounds = bounds or Bounds()
+        self._folder = folder / hashlib.sha256(visitor.encode()).hexdigest()[:32]
+
+    def keep(self, made: Path, run: Run, name: str = "") -> KeptRun:
+        """Takes a copy of the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
+        self._make_room(made.stat().st_size)
+        id = f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        path = self._folder / f"{id}.pickle"
+        kept = KeptRun(id, _named(name or run.label), run, path)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with made.open("rb") as source, replacing(path) as target:
+            shutil.copyfileobj(source, target)
+        try:
+            self._write_summary(kept)
+        except MemvizError:
+            path.unlink(missing_ok=True)
+            raise
+        return kept
+
+    def all(self) -> tuple[KeptRun, ...]:
+        """Newest first."""
+        found = (self._read(path) for path in sorted(self._folder.glob("*.json"), reverse=True))
+        return tuple(each for each in found if each is not None)
+
+    def get(self, id: str) -> KeptRun:
+        if not _ID.fullmatch(id):
+            raise UsageError("There is no such run.")
+        found = self._read(self._folder / f"{id}.json")
+        if found is None:
+            raise UsageError("This run is gone: it was deleted, or made room for newer ones.")
+        with suppress(OSError):
+            os.utime(found.path)
+        return found
+
+    def rename(self, id: str, name: str) -> KeptRun:
+        old = self.get(id)
+        if not name.strip():
+            raise UsageError("A run needs a name.")
+        new = KeptRun(id, _named(name), old.run, old.path)
+        self._write_summary(new)
+        return new
+
+    def delete(self, id: str) -> None:
+        kept = self.get(id)
+        # The summary first: what no list names is nobody's run any more.
+        kept.path.with_suffix(".json").unlink(missing_ok=True)
+        kept.path.unlink(missing_ok=True)
+
+    def _write_summary(self, kept: KeptRun) -> None:
+        text = json.dumps({"name": kept.name, "run": kept.run.as_json()})
+        with replacing(kept.path.with_suffix(".json")) as file:
+            file.write(text.encode())
+
+    def _read(self, summary: Path) -> KeptRun | None:
+        path = summary.with_suffix(".pickle")
+        try:
+            if not path.exists() or summary.stat().st_size > _LARGEST_SUMMARY:
+                return None
+            value = json.loads(summary.read_text())
+            return KeptRun(summary.stem, _named(value["name"]), Run.from_json(value["run"]), path)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None
+
+    def _make_room(self, wanted: int) -> None:
+        """The oldest go, this visitor's beyond their number and anybody's beyond the bytes."""
+        now = time.time()
+        everyone = sorted(self._files(self._root.glob("*/*.pickle")))
+        mine = [path for _, _, path in everyone if path.parent == self._folder]
+        gone = {path for used, _, path in everyone if now - used > self._bounds.days * _DAY}
+        gone.update(mine[: max(0, len(mine) + 1 - self._bounds.runs)])
+        total = wanted + sum(size for _, size, path in everyone if path not in gone)
+        for _, size, path in everyone:
+            if total <= self._bounds.total_bytes:
+                break
+            if path not in gone:
+                gone.add(path)
+                total -= size
+        for path in gone:
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+
+    @staticmethod
+    def _files(paths: Iterator[Path]) -> Iterator[tuple[float, int, Path]]:
+        for path in paths:
+            with suppress(OSError):
+                about = path.stat()
+                yield about.st_mtime, about.st_size, path
+
+
+def _named(text: object) -> str:
+    words = " ".join(str(text).split())
+    return "".join(each for each in words if each.isprintable())[:_LONGEST_NAME] or "run"

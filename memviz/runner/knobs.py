@@ -1,0 +1,236 @@
+"""Knobs: the fields of a frozen dataclass that people turn by name, in a command or in a form.
+
+Workloads and optimizations are such dataclasses. What a knob means stands in its field's metadata (`help`, `choices`,
+`unit`), so that the command line, the page and an error message say the same; what it accepts follows from its
+annotation: int, float, bool, str, one of them or None, or a Literal. A field marked `python_only` takes no text.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from memviz.errors import UsageError
+
+T = TypeVar("T")
+
+_YES = {"true", "yes", "on", "1"}
+_NO = {"false", "no", "off", "0"}
+_BETWEEN_SIDES = re.compile(r"\s*[x×]\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One knob as `--list` and the page's form show it."""
+
+    name: str
+    type: Literal["int", "float", "bool", "text"]
+    optional: bool
+    """Whether `none` is a value of it."""
+    default: Any
+    """A plain value; on an instance, the value that it has."""
+    help: str
+    choices: tuple[Any, ...]
+    """Empty where any value of the type may be tried."""
+    unit: str
+    says: str = ""
+    """What a run with a value of it is called, as in `every {nth} block`; empty where its name and value do."""
+
+
+def knob(default: Any, help: str, *, choices: tuple[Any, ...] = (), unit: str = "", least: float | None = None) -> Any:
+    """A dataclass field with what people need to know of it. `least` is the smallest value that makes sense."""
+    return field(default=default, metadata={"help": help, "choices": choices, "unit": unit, "least": least})
+
+
+def described(of: Any) -> tuple[Knob, ...]:
+    """The knobs of a class, or of an instance with its values as the defaults."""
+    kind = of if isinstance(of, type) else type(of)
+    found = []
+    for each in _turnable(kind):
+        accepted = _Accepted.of(kind, each)
+        value = _default(each) if isinstance(of, type) else getattr(of, each.name)
+        told = each.metadata
+        found.append(
+            Knob(
+                each.name,
+                accepted.word,
+                accepted.optional,
+                value,
+                told.get("help", ""),
+                accepted.choices,
+                told.get("unit", ""),
+                told.get("says", ""),
+            )
+        )
+    return tuple(found)
+
+
+def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
+    """An instance with these knobs turned; `resolution=512x768` turns two at once where the class joins them."""
+    name = str(getattr(kind, "name", kind.__name__))
+    known = {each.name: each for each in _turnable(kind)}
+    values = {}
+    for key, text in _apart(kind, name, pairs).items():
+        if key not in known:
+            raise UsageError(f"{name} has no knob {key}.{nearest(key, [*known, *_joined(kind)])}")
+        try:
+            values[key] = _Accepted.of(kind, known[key]).read(text)
+        except ValueError as error:
+            raise UsageError(f"{name}: {key} {error}") from None
+    try:
+        return kind(**values)
+    except (ValueError, UsageError) as error:
+        raise UsageError(f"{name}: {error}") from None
+
+
+def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
+    """The texts that `with_knobs` reads back: of what differs from the default, or of every knob."""
+    shown = {}
+    for each in _turnable(type(of)):
+        value = getattr(of, each.name)
+        if everything or value != _default(each):
+            shown[each.name] = _text(value)
+    return shown
+
+
+def parse_named(text: str) -> tuple[str, dict[str, str]]:
+    """`checkpointing:every=2,offload=true` apart. A piece without `=` goes on with the value before it."""
+    name, _, rest = text.partition(":")
+    if not name.strip():
+        raise UsageError(f"Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; {text!r} names nothing.")
+    pairs: dict[str, str] = {}
+    last = ""
+    for piece in rest.split(",") if rest.strip() else ():
+        key, equals, value = piece.partition("=")
+        if equals and key.strip() in pairs:
+            raise UsageError(f"{name.strip()}: {key.strip()} is given twice.")
+        if equals:
+            last = key.strip()
+            pairs[last] = value.strip()
+        elif last:
+            pairs[last] += f",{piece.strip()}"
+        else:
+            raise UsageError(f"{name.strip()}: {piece.strip()!r} has no value; write KNOB=VALUE.")
+    return name.strip(), pairs
+
+
+def nearest(name: object, there_are: Iterable[object]) -> str:
+    """For the end of a message: the likely spelling and what there is. Begins with a space, or is empty."""
+    names = [str(each) for each in there_are]
+    if not names:
+        return " It has none." if name else ""
+    close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
+    guess = f" Did you mean {close[0]}?" if close else ""
+    return f"{guess} There {'is' if len(names) == 1 else 'are'} {', '.join(names)}."
+
+
+def check_knobs(of: Any) -> None:
+    """Refuses a value that is not among the choices, or below the least; for `__post_init__`."""
+    kind = type(of)
+    for each in _turnable(kind):
+        value, least = getattr(of, each.name), each.metadata.get("least")
+        choices = _Accepted.of(kind, each).choices
+        if choices and value not in choices and value is not None:
+            raise UsageError(f"{each.name} cannot be {value}.{nearest(value, choices)}")
+        if least is not None and value is not None and value < least:
+            raise UsageError(f"{each.name} is {value}; the least is {least}.")
+
+
+@dataclass(frozen=True)
+class _Accepted:
+    """What a field's annotation accepts."""
+
+    kind: type
+    optional: bool
+    choices: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, owner: type, each: Field[Any]) -> _Accepted:
+        annotated = get_type_hints(owner)[each.name]
+        members = get_args(annotated) if get_origin(annotated) in (Union, types.UnionType) else (annotated,)
+        solid = [member for member in members if member is not type(None)]
+        choices = tuple(each.metadata.get("choices", ()))
+        if get_origin(solid[0]) is Literal:
+            listed = get_args(solid[0])
+            return cls(type(listed[0]), len(solid) < len(members), choices or listed)
+        return cls(solid[0], len(solid) < len(members), choices)
+
+    @property
+    def word(self) -> Literal["int", "float", "bool", "text"]:
+        words: dict[type, Literal["int", "float", "bool"]] = {int: "int", float: "float", bool: "bool"}
+        return words.get(self.kind, "text")
+
+    def read(self, text: str) -> Any:
+        """ValueError says what would be read; the caller puts the names in front."""
+        text = text.strip()
+        if self.optional and text.lower() in ("none", ""):
+            return None
+        value = read_value(self.kind, text)
+        if self.choices and value not in self.choices:
+            raise ValueError(f"cannot be {text}.{nearest(text, self.choices)}")
+        return value
+
+
+def read_value(kind: type, text: str) -> Any:
+    """A text as a value of int, float, bool or str; ValueError reads on after the knob's name."""
+    if kind is bool:
+        if text.lower() not in _YES | _NO:
+            raise ValueError(f"is true or false (yes, no, on, off); not {text!r}.")
+        return text.lower() in _YES
+    if kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            words = "a whole number" if kind is int else "a number"
+            raise ValueError(f"is {words}, as in {'16 or 1_000' if kind is int else '0.1'}; not {text!r}.") from None
+    return text
+
+
+def _apart(kind: type, name: str, pairs: Mapping[str, str]) -> dict[str, str]:
+    """Joined knobs become the single ones that they stand for."""
+    apart: dict[str, str] = {}
+    for key, text in pairs.items():
+        for single, value in _sides(kind, name, key, text):
+            if single in apart:
+                raise UsageError(f"{name}: {single} is given twice.")
+            apart[single] = value
+    return apart
+
+
+def _sides(kind: type, name: str, key: str, text: str) -> Iterator[tuple[str, str]]:
+    singles = _joined(kind).get(key)
+    if singles is None:
+        yield key, text
+        return
+    values = _BETWEEN_SIDES.split(text.strip())
+    if len(values) != len(singles):
+        raise UsageError(f"{name}: {key} is {' x '.join(singles)}, as in {_example(kind, singles)}; not {text!r}.")
+    yield from zip(singles, values, strict=True)
+
+
+def _joined(kind: type) -> Mapping[str, tuple[str, ...]]:
+    """`together` of a class: one word for several knobs, as `resolution` for height and width."""
+    found: Mapping[str, tuple[str, ...]] = getattr(kind, "together", {})
+    return found
+
+
+def _example(kind: type, singles: tuple[str, ...]) -> str:
+    return "x".join(_text(_default(each)) for each in _turnable(kind) if each.name in singles)
+
+
+def _turnable(kind: type) -> list[Field[Any]]:
+    return [each for each in fields(kind) if each.init and not each.metadata.get("python_only")]
+
+
+def _default(each: Field[Any]) -> Any:
+    return each.default_factory() if each.default_factory is not MISSING else each.default
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

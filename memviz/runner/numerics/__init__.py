@@ -1,0 +1,1 @@
+"""Whether an optimization keeps the answers, as it claims."""

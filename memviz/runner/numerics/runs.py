@@ -1,0 +1,168 @@
+"""One run of a model that can be had again: same random numbers, same buffers, nothing left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.numerics.flatten import cloned, flatten
+
+Inputs = Sequence[Mapping[str, Any]]
+"""Keyword arguments of model(...), one mapping per micro-batch."""
+Loss = Callable[[Any], Tensor]
+Gradients = Callable[[nn.Module], Mapping[str, Tensor]]
+"""Where the gradients are after backward, by the parameters' names."""
+
+INPUT = "input "
+"""What the names of gradients of inputs begin with."""
+
+
+@dataclass(frozen=True)
+class Ran:
+    outputs: dict[str, Tensor]
+    """Of the last micro-batch."""
+    gradients: dict[str, Tensor]
+    """Empty without training."""
+    draws: bool
+    """Random numbers were drawn."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """How a model is run: everything but the model."""
+
+    inputs: Inputs
+    training: bool
+    loss: Loss
+    seed: int = 0
+
+    def run(self, model: nn.Module, gradients: Gradients | None = None, dtype: torch.dtype | None = None) -> Ran:
+        """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
+        with self._repeatable(model):
+            before = random_state(self.device)
+            if not self.training:
+                with torch.no_grad():
+                    output = model(**cloned(self.inputs[-1], dtype))
+                return Ran(_detached(flatten(output)), {}, not same_state(before, random_state(self.device)))
+            model.zero_grad(set_to_none=True)
+            output, leaves = self._accumulate(model, dtype)
+            draws = not same_state(before, random_state(self.device))
+            found = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
+            ran = Ran(_detached(flatten(output)), {name: each.detach().clone() for name, each in found.items()}, draws)
+            model.zero_grad(set_to_none=True)
+            return ran
+
+    def losses(
+        self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: Gradients | None
+    ) -> list[float]:
+        """The loss before each of `steps` steps, in float64. Changes the model's weights."""
+        optimizer = make([each for each in model.parameters() if each.requires_grad])
+        found = []
+        with self._repeatable(model):
+            for _ in range(steps):
+                model.zero_grad(set_to_none=True)
+                total = 0.0
+                for batch in self.inputs:
+                    loss = self.loss(model(**cloned(batch))) / len(self.inputs)
+                    total += float(loss.detach().to(torch.float64))
+                    loss.backward()  # type: ignore[no-untyped-call]
+                found.append(total)
+                if gradients is not None:
+                    _hand_over(model, gradients(model))
+                optimizer.step()
+        model.zero_grad(set_to_none=True)
+        return found
+
+    @property
+    def device(self) -> torch.device:
+        places = [each.device for batch in self.inputs for each in flatten(batch).values()]
+        return next((each for each in places if each.type != "cpu"), torch.device("cpu"))
+
+    def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[Any, dict[str, Tensor]]:
+        output, leaves = None, {}
+        for batch in self.inputs:
+            arguments = cloned(batch, dtype)
+            for name, value in arguments.items():
+                if isinstance(value, Tensor) and value.is_floating_point():
+                    leaves[name] = value.requires_grad_()
+                    # A copy: models may work in place, which a leaf that requires a gradient refuses.
+                    arguments[name] = value.clone()
+            output = model(**arguments)
+            loss = self.loss(output) / len(self.inputs)
+            loss.backward()  # type: ignore[no-untyped-call]
+        return output, leaves
+
+    @contextmanager
+    def _repeatable(self, model: nn.Module) -> Iterator[None]:
+        buffers = [(each, each.detach().clone()) for each in model.buffers()]
+        with seeded(self.seed, self.device):
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for each, kept in buffers:
+                        each.copy_(kept)
+
+
+def named_gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+
+
+def _input_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """They see every layer, also one whose parameters have other names in the changed model."""
+    return {f"{INPUT}{name}": each.grad for name, each in leaves.items() if each.grad is not None}
+
+
+def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
+    for name, each in model.named_parameters():
+        if name in gradients:
+            each.grad = gradients[name].to(each.dtype).reshape(each.shape)
+
+
+def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: each.detach() for name, each in tensors.items()}
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Random numbers from this seed inside; outside, as if nothing had been drawn."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    states = [torch.get_rng_state()]
+    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+
+
+def set_random_state(states: list[Tensor], device: torch.device) -> None:
+    torch.set_rng_state(states[0])
+    if device.type == "cuda":
+        torch.cuda.set_rng_state(states[1], device)
+
+
+def same_state(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@contextmanager
+def dropout_off(*models: nn.Module) -> Iterator[None]:
+    """Every module stays in the mode it is in, checkpointing and batch norm too, but nothing is dropped."""
+    kept: list[tuple[nn.Module, str, float]] = []
+    for module in (each for model in models for each in model.modules()):
+        names = ["p"] if "dropout" in type(module).__name__.lower() else []
+        names += [name for name in vars(module) if "dropout" in name.lower()]
+        kept += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module).get(name), float)]
+    try:
+        for module, name, _ in kept:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, value in kept:
+            setattr(module, name, value)

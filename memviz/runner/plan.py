@@ -1,0 +1,129 @@
+"""A request, read and checked: everything that can be refused is refused here, before anything is built."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import as_text, nearest, with_knobs
+from memviz.runner.pretend.cards import Card, card_named
+from memviz.runner.request import Request
+from memviz.runner.workloads import Workload, workload_named
+from optimizations import OPTIMIZATIONS, Optimization, check_together
+
+Claim = Literal["bitwise", "rounding", "lossy"]
+"""From the strongest to the weakest."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    request: Request
+    workload: Workload
+    optimizations: tuple[Optimization, ...]
+    """In the order in which they are applied."""
+    card: Card
+
+    @property
+    def label(self) -> str:
+        return self.request.label or label_of(self.optimizations)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that must be set before CUDA starts."""
+        return {key: text for each in self.optimizations for key, text in each.environment.items()}
+
+    @property
+    def claim(self) -> Claim:
+        """The weakest of all claims about the outputs."""
+        return max((each.claim for each in self.optimizations), key=get_args(Claim).index, default="bitwise")
+
+    @property
+    def window(self) -> str:
+        """What the peaks count, in a sentence."""
+        request = self.request
+        asked = "forward pass" if not self.workload.training else "step"
+        steps = f"{request.steps} {asked}{'s' if request.steps > 1 and asked == 'step' else ''}"
+        steps = steps if asked == "step" or request.steps == 1 else f"{request.steps} forward passes"
+        after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
+        parts = [f"{steps}{after}"]
+        parts.append("applying the optimizations counts" if request.conversion == "measured" else "")
+        parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
+        return "; ".join(filter(None, parts))
+
+
+def plan_of(request: Request) -> Plan:
+    workload = workload_named(request.workload, request.settings)
+    chosen = {name: _optimization(name, knobs) for name, knobs in request.optimizations}
+    if len(chosen) != len(request.optimizations):
+        raise UsageError(
+            "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
+        )
+    in_order = (chosen[each.name] for each in OPTIMIZATIONS if each.name in chosen)
+    ordered = tuple(fitted(each, dict(request.optimizations)[each.name], workload) for each in in_order)
+    _check_mode(workload, ordered)
+    try:
+        check_together(ordered)
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    if request.optimizer != "none" and not workload.training:
+        raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
+    return Plan(request, workload, ordered, card_named(request.card))
+
+
+def _optimization(name: str, knobs: object) -> Optimization:
+    by_name = {each.name: each for each in OPTIMIZATIONS}
+    if name not in by_name:
+        raise UsageError(f"There is no optimization {name}.{nearest(name, by_name)}")
+    made: Optimization = with_knobs(by_name[name], knobs)  # type: ignore[arg-type]
+    return made
+
+
+def fitted(optimization: Optimization, knobs: Mapping[str, str], workload: Workload) -> Optimization:
+    """How many micro-batches there are, the workload says; nobody has to say it twice."""
+    if "micro_batches" not in {each.name for each in fields(optimization)}:  # type: ignore[arg-type]
+        return optimization
+    count = workload.micro_batches
+    if knobs.get("micro_batches", str(count)) != str(count):
+        raise UsageError(
+            f"{optimization.name} counts {knobs['micro_batches']} micro-batches and {workload.name} makes {count}. "
+            "Set the workload's alone."
+        )
+    return replace(optimization, micro_batches=count)  # type: ignore[type-var]
+
+
+def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
+    mode = "training" if workload.training else "inference"
+    for each in chosen:
+        if each.needs not in ("any", mode):
+            raise UsageError(
+                f"{each.name} has an effect in {each.needs} only, and this run is {mode}. Set mode={each.needs}."
+            )
+
+
+def label_of(optimizations: tuple[Optimization, ...]) -> str:
+    """ "checkpointing every=2 + split_feed_forward", or "baseline"."""
+    words = [" ".join([each.name, *(f"{key}={text}" for key, text in as_text(each).items())]) for each in optimizations]
+    return " + ".join(words) or "baseline"
+
+
+def command_of(request: Request) -> str:
+    """The line that makes the same run."""
+    words = ["python", "-m", "memviz", "run", request.workload]
+    for key, text in request.settings.items():
+        words += ["--set", f"{key}={text}"]
+    for name, knobs in request.optimizations:
+        pairs = ",".join(f"{key}={text}" for key, text in knobs.items())
+        words += ["--with", f"{name}:{pairs}" if pairs else name]
+    words += ["--on", request.on]
+    if request.on != "cuda":
+        words += ["--card", request.card]
+    plain = Request(request.workload)
+    for flag in ("optimizer", "warmup", "steps", "conversion", "torch"):
+        if getattr(request, flag) != getattr(plain, flag):
+            words += [f"--{flag}", str(getattr(request, flag))]
+    words += ["--keep-output"] if request.keep_output else []
+    words += [] if request.numerics else ["--no-numerics"]
+    return shlex.join(words)

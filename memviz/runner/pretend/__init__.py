@@ -1,0 +1,1 @@
+"""The predictor: a CUDA device that is not there."""

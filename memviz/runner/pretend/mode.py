@@ -1,0 +1,71 @@
+"""Stands between autograd and the kernels: every operator of the program passes here, in its order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memviz.errors import UsageError
+from memviz.runner.pretend.host import data_needed
+from memviz.runner.pretend.operators import Operator, Treatment, tensors_in, treatment_of
+
+if TYPE_CHECKING:
+    from memviz.runner.pretend.autocast import Autocast
+    from memviz.runner.pretend.recorder import Recorder
+
+
+class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs each operator on tensors without data and tells the recorder of the memory it would take."""
+
+    def __init__(self, recorder: Recorder, kernels: Mapping[str, Callable[..., Any]], autocast: Autocast) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.recorder = recorder
+        self.autocast = autocast
+        self._kernels = kernels
+        self._treatments: dict[Operator, Treatment] = {}
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled; to say so at each operator would cost as much as the operator."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        treatment = self._treatments.get(func)
+        if treatment is None:
+            treatment = self._treatments[func] = treatment_of(func, self._kernels)
+        self.recorder.arrived(treatment, args)
+        if treatment.instead is not None:
+            out = treatment.instead(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if self.autocast.is_on and torch.is_inference_mode_enabled():
+            # Without autograd nothing else casts on the way here.
+            with self:
+                args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
+        if treatment.parts_in is not None:
+            with self:
+                return treatment.parts_in(*args, **kwargs)
+        out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
+        if out is NotImplemented:
+            out = self._run(func, args, kwargs)
+        self.recorder.ran(treatment, args, kwargs, out)
+        return out
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if kwargs.get("pin_memory"):
+            kwargs = {**kwargs, "pin_memory": False}
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError as error:
+            if not any(each.is_meta for each in tensors_in((*args, *kwargs.values()))):
+                raise
+            if torch.Tag.dynamic_output_shape in func.tags:
+                raise data_needed(func) from error
+            raise UsageError(
+                f"{func.overloadpacket} cannot be predicted: torch {torch.__version__} does not know its shapes "
+                f"without running it. Leave it out, or write it with other operators. ({error})"
+            ) from error

@@ -1,0 +1,131 @@
+"""Where the program is: its phase, its module, and in backward the forward operator that a node belongs to.
+
+Autograd numbers its nodes as they are made. An operator's node is made just before the operator runs, so the
+numbers that are new when an operator arrives belong to it; in backward the current node's number leads back to
+that operator's module and stack.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memviz.errors import UsageError
+from memviz.trace.intern import Interner
+from memviz.trace.model import NO_STACK, Phase
+
+_PHASES = {"forward": Phase.FORWARD, "backward": Phase.BACKWARD, "optimizer step": Phase.STEP}
+NO_TASK = -1
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+
+
+def _needed(owner: Any, name: str) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = getattr(owner, name, None)
+    if found is None:
+        raise UsageError(
+            f"torch {torch.__version__} has no {owner.__name__}.{name}, by which the predictor follows backward; "
+            "use a release from 2.6 to 2.13."
+        )
+    return found
+
+
+class Where:
+    def __init__(self, interner: Interner) -> None:
+        self.graph_task = _needed(torch._C, "_current_graph_task_id")
+        self._node = _needed(torch._C, "_current_autograd_node")
+        self._next_number = _needed(torch.autograd, "_get_sequence_nr")
+        self._text = interner.string
+        self.modules: list[int] = []
+        """Paths of the modules entered, as numbers of texts."""
+        self.phases: list[str] = []
+        self.steps = 0
+        """Optimizers that are stepping."""
+        self.task = NO_TASK
+        self._known_up_to = self._next_number()
+        self._modules_before = 0
+        self._made_by: dict[int, tuple[int, int]] = {}
+        self._owners: Any = WeakIdKeyDictionary()
+        """The path of the module that a weight belongs to."""
+        self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
+
+    @property
+    def module(self) -> int:
+        return self.modules[-1] if self.modules else 0
+
+    @property
+    def phase(self) -> Phase:
+        if self.task != NO_TASK:
+            return Phase.BACKWARD
+        for name in reversed(self.phases):
+            if name in _PHASES:
+                return _PHASES[name]
+        if self.steps:
+            return Phase.STEP
+        return Phase.FORWARD if self.modules else Phase.UNKNOWN
+
+    @property
+    def is_recomputing(self) -> bool:
+        """Forward code within backward: the engine itself runs without gradients."""
+        return self.task != NO_TASK and torch.is_grad_enabled()
+
+    def turned(self, task: int) -> bool:
+        """Takes note of the engine's task; whether another backward has begun."""
+        began = task != NO_TASK
+        if self.task == NO_TASK:
+            self._modules_before = len(self.modules)
+        self.task = task
+        return began
+
+    def nodes_are_new(self) -> bool:
+        return bool(self._next_number() != self._known_up_to)
+
+    def made_nodes(self, stack: int) -> None:
+        """The operator that runs now has made all nodes since the last."""
+        upto = self._next_number()
+        for number in range(self._known_up_to, upto):
+            self._made_by[number] = (self.module, stack)
+        self._known_up_to = upto
+
+    def name_modules(self, model: nn.Module) -> None:
+        """By their paths, the model itself by its class."""
+        for path, module in model.named_modules():
+            self._paths[module] = self._text(path or type(model).__name__)
+
+    @contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        path = self._paths.get(module)
+        if path is None:
+            if self.modules:
+                # Made on the way: it belongs to whoever calls it.
+                path = self.modules[-1]
+            else:
+                self.name_modules(module)
+                path = self._paths[module]
+        self.modules.append(path)
+        try:
+            yield
+        finally:
+            self.modules.pop()
+
+    def own(self, weight: torch.Tensor, path: str) -> None:
+        self._owners[weight] = self._text(path)
+
+    def in_backward(self) -> tuple[int, int, str]:
+        """Module, forward stack and node of what runs now, as far as there are any."""
+        node = self._node() if self.task != NO_TASK else None
+        if node is None:
+            return self.module, NO_STACK, ""
+        name = node.name()
+        weight = getattr(node, "variable", None)
+        if weight is not None:
+            return self._owners.get(weight, 0), NO_STACK, name
+        module, stack = self._made_by.get(node._sequence_nr(), (0, NO_STACK))
+        if len(self.modules) > self._modules_before:
+            module = self.module
+        return module, stack, name

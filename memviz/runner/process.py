@@ -1,0 +1,265 @@
+"""Runs in a process of their own, so that no abort, out-of-memory or endless loop of a model reaches anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from memviz.errors import MemvizError
+from memviz.runner.request import Request
+from memviz.runner.run import Run
+
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_ROOT = Path(__file__).resolve().parents[2]
+_LAST_WORDS = 2_000
+_NOT_BEGUN = "It was not begun, because the one before it ended the process."
+TIMEOUT_SECONDS = 900.0
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One thing that a worker said about one of its requests, or that became of it."""
+
+    kind: Literal["phase", "figures", "done", "failed"]
+    number: int
+    phase: str = ""
+    run: Run | None = None
+    file: Path | None = None
+    what: str = ""
+    """Of a failure: refused, exception, killed, timeout, cancelled, host memory, out of memory."""
+    text: str = ""
+    """Of a failure too; or what is amiss beside figures that are good."""
+    where: str = ""
+
+
+def happened(message: Mapping[str, Any], folder: Path) -> Happened:
+    run, file = message.get("run"), message.get("file")
+    known = {
+        **message,
+        "run": None if run is None else Run.from_json(run),
+        "file": folder / file if file else None,
+    }
+    return Happened(**known)
+
+
+def environment_of(request: Request) -> dict[str, str]:
+    """What a measured run must find set when CUDA starts; a prediction reads the same from the optimization."""
+    conf = dict(request.optimizations).get("allocator_settings", {}).get("conf")
+    return {} if conf is None else dict.fromkeys(_CONF, conf)
+
+
+def listing() -> dict[str, Any]:
+    """What there is to run, without importing PyTorch into this process."""
+    found: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing")))
+    return found
+
+
+def rows_of(seed: str) -> Iterator[dict[str, Any]]:
+    """Of a seed's published table, each as soon as it is computed."""
+    for line in _lines_of("memviz.runner.reproduce", seed):
+        yield json.loads(line)
+
+
+def _lines_of(module: str, *arguments: str) -> Iterator[str]:
+    """What it prints, line by line. It ends with whoever listens, and after `TIMEOUT_SECONDS` in any case."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", env=_environment({})
+        )
+        late = threading.Timer(TIMEOUT_SECONDS, process.kill)
+        late.daemon = True
+        late.start()
+        try:
+            assert process.stdout is not None
+            yield from process.stdout
+            status = process.wait()
+        finally:
+            late.cancel()
+            process.kill()
+            process.wait()
+            process.stdout.close()  # type: ignore[union-attr]
+        if status:
+            raise RunError(f"{module} ended with status {status}. {_end_of(errors)}")
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS))
+    return file.read().decode("utf-8", "replace").strip()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **more}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    return environment
+
+
+class RunError(MemvizError):
+    """A process of the runner did not do its work."""
+
+
+class Runs(Protocol):
+    """Whoever carries out requests, in order: a process of its own, or a GPU that is lent."""
+
+    folder: Path
+    served: int
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]: ...
+
+    def cancel(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """One process. It is killed with all it started when the context ends."""
+
+    def __init__(self, folder: Path, *, timeout: float = TIMEOUT_SECONDS, environment: Mapping[str, str] | None = None):
+        self.folder = folder
+        self.timeout = timeout
+        self.served = 0
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._cancelled = threading.Event()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = self._start(dict(environment or {}))
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", "memviz.runner.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(more),
+            text=True,
+            encoding="utf-8",
+            start_new_session=True,
+        )
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def warm_up(self) -> None:
+        """Has it import what every run needs, and returns at once."""
+        self._ask([], [])
+
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]:
+        """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
+        numbers = list(range(first, first + len(requests)))
+        waiting = list(numbers)
+        self._ask(requests, numbers)
+        until = time.monotonic() + self.timeout
+        while waiting:
+            message = self._next(until)
+            if isinstance(message, str):
+                yield from self._ended(waiting, message)
+                return
+            if message["kind"] in ("done", "failed"):
+                waiting.remove(message["number"])
+                until = time.monotonic() + self.timeout
+            if message["kind"] != "idle":
+                yield happened(message, self.folder)
+
+    def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
+        asked = {"folder": str(self.folder), "requests": [each.as_json() for each in requests], "numbers": numbers}
+        # A process that is gone is noticed where its answer stays out.
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+
+    def _next(self, until: float) -> dict[str, Any] | str:
+        """What it says next, or why there will be nothing more."""
+        while True:
+            if self._cancelled.is_set():
+                return "cancelled"
+            try:
+                line = self._lines.get(timeout=min(0.2, max(0.0, until - time.monotonic())))
+            except queue.Empty:
+                if time.monotonic() >= until:
+                    return "timeout"
+                continue
+            if line is None:
+                return "killed"
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and "kind" in message:
+                    return message
+
+    def _ended(self, waiting: list[int], what: str) -> Iterator[Happened]:
+        self.kill()
+        first, *rest = waiting
+        words = self._words() if what == "killed" else ""
+        yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+        for number in rest:
+            yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
+
+    def _epitaph(self, what: str) -> str:
+        if what == "cancelled":
+            return "Cancelled."
+        if what == "timeout":
+            return f"It took longer than {self.timeout:,.0f} seconds and was stopped."
+        status = self._process.poll()
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            memory = " The system does so when the machine runs out of memory." if name == "SIGKILL" else ""
+            return f"Its process was ended by {name}.{memory}"
+        return f"Its process ended by itself with status {status}."
+
+    def _words(self) -> str:
+        """The last it wrote to its standard error stream."""
+        return _end_of(self._errors)
+
+    def cancel(self) -> None:
+        """From any thread; what is running and what waits end as failed."""
+        self._cancelled.set()
+
+    def kill(self) -> None:
+        """From any thread, with all that it started; whoever listens hears how it ended."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        self.kill()
+        self._reader.join()
+        for each in (self._process.stdin, self._process.stdout, self._errors):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,57 @@
+"""Reserved memory of an LTX-Video training step under four strategies of checkpointing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.reproduce.table import RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.step import Step
+from memviz.runner.workloads.ltx_video import LtxVideo
+from optimizations.checkpointing import Checkpointing
+
+_WARM_UP = 2
+_STEPS = 3
+"""More of them change nothing: the gradients are there after the first."""
+_CASES = (
+    ("none", None, 26.719),
+    ("every block", 1, 9.316),
+    ("every 2nd block", 2, 17.658),
+    ("every 4th block", 4, 22.188),
+)
+
+
+def _rows(tell: Tell) -> Iterator[Row]:
+    """One process from first to last, as published: gradients are kept from case to case."""
+    workload = LtxVideo(mode="training")
+    with torch.device("meta"):
+        model = workload.build()
+    with PretendedDevice(card(), release=RELEASE) as device:
+        device.place(model)
+        device.empty_cache()
+        device.reset_peak()
+        yield Row("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
+        step = Step(workload, device, model, device.inputs(workload), None)
+        for _ in range(_WARM_UP):
+            step()
+        for case, every, published in _CASES:
+            tell(case)
+            device.empty_cache()
+            device.reset_peak()
+            undo = Checkpointing(every=every).apply(model) if every else None
+            for _ in range(_STEPS):
+                step()
+            yield Row(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
+            if undo is not None:
+                undo()
+
+
+SEED = Seed(
+    "checkpointing",
+    "Checkpointing with a strategy of one's own, LTX-Video, one training step",
+    "diffusers pull request 10611",
+    "Steps with gradients that are never cleared; the cache is emptied before each case. Reserved, not live, memory.",
+    _rows,
+)

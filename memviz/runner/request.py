@@ -1,0 +1,65 @@
+"""What is asked of the runner, as plain texts that travel between processes, files and the page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+from memviz.errors import UsageError
+
+On = Literal["auto", "predict", "cuda"]
+Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]
+Conversion = Literal["before", "measured"]
+
+_RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
+DEFAULT_CARD = "RTX 4090"
+
+
+@dataclass(frozen=True)
+class Request:
+    """One run. Knobs are texts here; `Plan` reads and checks them."""
+
+    workload: str
+    """One of ours by name, or a Python file of the user's."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    optimizations: tuple[tuple[str, Mapping[str, str]], ...] = ()
+    on: On = "predict"
+    card: str = DEFAULT_CARD
+    optimizer: Optimizer = "none"
+    """With none, gradients are never cleared and add up, as in the seed of checkpointing."""
+    warmup: int = 1
+    steps: int = 1
+    conversion: Conversion = "before"
+    """Whether the peak counts what applying the optimizations takes."""
+    keep_output: bool = False
+    """Whether the warm-up's output is alive during the steps, as in the seed of the split feed-forward."""
+    numerics: bool = True
+    torch: str = ""
+    """Of a prediction: the release whose choices of kernels are followed, as in 2.6; empty for the installed one."""
+    label: str = ""
+    """What people call this variant; made from the optimizations where empty."""
+
+    def __post_init__(self) -> None:
+        for name, kind in (("on", On), ("optimizer", Optimizer), ("conversion", Conversion)):
+            if getattr(self, name) not in get_args(kind):
+                raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
+        if self.torch and not _RELEASE.fullmatch(self.torch):
+            raise UsageError(f"torch is a release such as 2.6, or nothing for the installed one; not {self.torch}.")
+        if not 0 <= self.warmup <= 100 or not 1 <= self.steps <= 100:
+            raise UsageError("A run has 0 to 100 warm-up steps and 1 to 100 steps.")
+
+    @property
+    def release(self) -> tuple[int, int] | None:
+        major, _, minor = self.torch.partition(".")
+        return (int(major), int(minor)) if self.torch else None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Request:
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        pairs = tuple((name, dict(knobs)) for name, knobs in known.pop("optimizations", ()))
+        return cls(**{**known, "optimizations": pairs})

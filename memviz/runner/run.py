@@ -1,0 +1,158 @@
+"""The answer to a request: figures, where they come from, and the trace they are read off.
+
+A run is kept as one file, a snapshot that every viewer of snapshots opens; everything else stands in it under our
+own key. So a run survives, travels and is compared like any other trace.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memviz.errors import TraceError
+from memviz.runner.request import Request
+from memviz.trace.formats.replacing import replacing
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+
+FACT = "run"
+"""Under which of the trace's facts the run stands, as JSON."""
+
+
+@dataclass(frozen=True)
+class Seconds:
+    """Of one step, measured with the recording off."""
+
+    median: float
+    spread: float
+    """Between the quartiles."""
+    count: int
+    clock: str
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Whether the same requests would succeed on the card, decided by a replay with that much memory."""
+
+    usable_bytes: int
+    fits: bool
+    peak_reserved_bytes: int
+    """On the card; memory is given back under pressure, so it can be less than without a limit."""
+    event: int | None
+    """Where it runs out."""
+    requested_bytes: int | None
+    allocated_bytes: int | None
+    too_much_bytes: int
+    """By how much the peak without a limit exceeds what is usable; negative is to spare."""
+
+
+@dataclass(frozen=True)
+class Run:
+    request: Request
+    label: str
+    describes: str
+    """The workload in words, with its number of parameters."""
+    mode: Literal["predicted", "measured"]
+    device: str
+    why: str
+    """Why this mode was chosen, where the choice was ours."""
+    window: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    peak_requested_bytes: int
+    weights_bytes: int
+    parameters: int
+    flops: int | None
+    bytes_moved: int | None
+    seconds: Seconds | None
+    took_seconds: float
+    """How long it took to find out, numerics apart."""
+    fit: Fit | None
+    notes: tuple[str, ...]
+    """What such a run cannot see, and what was assumed."""
+    provenance: Mapping[str, str]
+    command: str
+    code: str
+    """Python that applies the same in a script."""
+    numerics: Mapping[str, Any] | None = None
+    claim: str = "bitwise"
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Run:
+        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        known["request"] = Request.from_json(known["request"])
+        known["seconds"] = Seconds(**known["seconds"]) if known.get("seconds") else None
+        known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
+        known["notes"] = tuple(str(each) for each in known.get("notes", ()))
+        return _checked(cls(**known))
+
+
+def _checked(run: Run) -> Run:
+    """A file can say anything; what comes out of here has the types that the fields promise."""
+    kinds = {"str": str, "int": int, "int | None": int | None, "float": float | int, "bool": bool}
+    parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]
+    for part in parts:
+        for each in fields(part):
+            kind = kinds.get(str(each.type))
+            if kind is not None and not isinstance(getattr(part, each.name), kind):
+                raise TypeError(f"{each.name} is not {each.type}")
+    texts = [*run.provenance.items(), *run.request.settings.items()]
+    texts += [pair for _, knobs in run.request.optimizations for pair in knobs.items()]
+    if run.mode not in ("predicted", "measured") or not all(type(one) is str for pair in texts for one in pair):
+        raise TypeError("not a run")
+    return run
+
+
+def with_run(trace: Trace, run: Run) -> Trace:
+    facts = {**trace.about.facts, **dict(_said(run)), FACT: json.dumps(run.as_json())}
+    return replace(trace, about=replace(trace.about, facts=facts))
+
+
+def _said(run: Run) -> Iterator[tuple[str, str]]:
+    """In words, for whoever puts the trace beside others."""
+    if run.seconds is not None:
+        yield "step time", f"{1000 * run.seconds.median:,.1f} ms"
+    if run.flops:
+        yield "work", f"{run.flops / 1e12:,.1f} TFLOP"
+    if not run.request.optimizations:
+        yield "output difference", "–"
+    verdict, losses = (run.numerics or {}).get("verdict"), (run.numerics or {}).get("losses")
+    if verdict:
+        yield "output difference", str(verdict["words"]).split(",")[0]
+    if losses and losses["ours"]:
+        ours, reference = float(losses["ours"][-1]), float(losses["reference"][-1])
+        yield "loss", f"{ours:.6g}, equal" if ours == reference else f"{ours:.6g}, baseline {reference:.6g}"
+
+
+def run_of(trace: Trace) -> Run | None:
+    """What stands in a trace of ours; None for foreign files and for texts that are no run."""
+    text = trace.about.facts.get(FACT)
+    if text is None:
+        return None
+    try:
+        return Run.from_json(json.loads(text))
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def save_run(trace: Trace, run: Run, path: Path) -> Trace:
+    """Writes both as one file, whole or not at all."""
+    together = with_run(trace, run)
+    with replacing(path) as file:
+        write_pickle(together, file)
+    return together
+
+
+def load_run(path: Path) -> tuple[Trace, Run]:
+    trace = load_trace(path)
+    run = run_of(trace)
+    if run is None:
+        raise TraceError("It is a snapshot, but not one of memviz's runs.", source=path.name)
+    return trace, run

@@ -1,0 +1,114 @@
+"""A user's program, run in this process as if Python had been started with it.
+
+It is `__main__` and stays it until the process ends, `sys.argv` and `sys.path` are what it would have found, and an
+error is shown with its own frames only.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import io
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec, SourceFileLoader
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from memviz.errors import UsageError
+
+
+@dataclass(frozen=True)
+class Script:
+    code: CodeType
+    arguments: tuple[str, ...]
+    """`sys.argv`, the script first."""
+    folder: str
+    """First on `sys.path`."""
+    attributes: dict[str, Any] = field(default_factory=dict)
+    """Of the module `__main__`."""
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.arguments[0])
+
+    def run(self) -> None:
+        module = ModuleType("__main__")
+        module.__dict__.update({"__builtins__": builtins, **self.attributes})
+        sys.argv[:] = self.arguments
+        if not sys.flags.safe_path:
+            sys.path[0] = self.folder
+        sys.modules["__main__"] = module
+        exec(self.code, module.__dict__)
+
+    def show(self, error: BaseException) -> None:
+        """As Python shows what a program did not catch, without the frames that led to it."""
+        shown = error.with_traceback(self._own_frames(error.__traceback__))
+        sys.excepthook(type(shown), shown, shown.__traceback__)
+
+    def _own_frames(self, at: TracebackType | None) -> TracebackType | None:
+        first = at
+        while first is not None and first.tb_frame.f_code is not self.code:
+            first = first.tb_next
+        return first or at
+
+
+def load_script(path: str, arguments: Sequence[str]) -> Script:
+    """`python path arguments...`"""
+    if os.path.isdir(path):
+        raise UsageError(f"{path} is a folder. Name a script, or a module with -m.")
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read ({error.strerror or error}).") from None
+    path_in_full = os.path.abspath(path)
+    attributes = {
+        "__file__": path_in_full,
+        "__spec__": None,
+        "__loader__": SourceFileLoader("__main__", path_in_full),
+        "__package__": None,
+        "__cached__": None,
+    }
+    folder = str(Path(path).resolve().parent)
+    return Script(_compiled(source, path_in_full), (path, *arguments), folder, attributes)
+
+
+def load_module(name: str, arguments: Sequence[str]) -> Script:
+    """`python -m name arguments...`"""
+    spec = _found(name)
+    if spec is not None and spec.submodule_search_locations is not None:
+        spec = _found(f"{name}.__main__")
+    code = getattr(spec.loader, "get_code", _no_code)(spec.name) if spec is not None else None
+    if spec is None or code is None:
+        raise UsageError(f"There is no module {name} that can be run here.")
+    path = str(spec.origin)
+    attributes = {
+        "__file__": path,
+        "__spec__": spec,
+        "__loader__": spec.loader,
+        "__package__": spec.parent,
+        "__cached__": spec.cached,
+    }
+    return Script(code, (path, *arguments), os.getcwd(), attributes)
+
+
+def _found(name: str) -> ModuleSpec | None:
+    try:
+        return importlib.util.find_spec(name)
+    except (ImportError, ValueError):
+        return None
+
+
+def _no_code(_name: str) -> None:
+    return None
+
+
+def _compiled(source: bytes, path: str) -> CodeType:
+    try:
+        return compile(source, path, "exec", dont_inherit=True)
+    except (SyntaxError, ValueError) as error:
+        raise UsageError(f"{path} is not Python: {error}.") from None

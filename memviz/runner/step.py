@@ -1,0 +1,108 @@
+"""The steps of a run, the same on every device: place, convert, warm up, measure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memviz.runner.device import Device
+from memviz.runner.plan import Plan
+from memviz.runner.request import Optimizer
+from memviz.runner.workloads import Workload
+from optimizations import apply_all
+
+Tell = Callable[[str], None]
+"""Told each phase as it begins, in words."""
+
+
+def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Module:
+    """Puts the model on the device and changes it; afterwards the peak counts from here, unless asked otherwise."""
+    tell("placing the weights")
+    with device.phase("load"):
+        model = device.place(model)
+    if plan.request.conversion == "measured":
+        device.reset_peak()
+    if plan.optimizations:
+        tell("applying the optimizations")
+        with device.phase("conversion"):
+            apply_all(model, plan.optimizations)
+    if plan.request.conversion == "before":
+        device.empty_cache()
+        device.reset_peak()
+    return model
+
+
+def take_steps(plan: Plan, device: Device, model: nn.Module, tell: Tell, warmed: Callable[[], None]) -> None:
+    """`warmed` is called between the warm-up and the steps that are asked about."""
+    request, workload = plan.request, plan.workload
+    inputs = device.inputs(workload)
+    optimizer = make_optimizer(request.optimizer, model)
+    step = Step(workload, device, model, inputs, optimizer)
+    kept = None
+    for number in range(request.warmup):
+        tell(f"warm-up {number + 1} of {request.warmup}")
+        with device.phase("warm-up"):
+            output = step()
+        kept = output if request.keep_output else None
+        del output
+    warmed()
+    for number in range(request.steps):
+        tell(f"step {number + 1} of {request.steps}")
+        with device.phase(f"step {number + 1}"):
+            step()
+    del kept
+
+
+class Step:
+    """One forward pass, or one training step with all its micro-batches."""
+
+    def __init__(
+        self,
+        workload: Workload,
+        device: Device,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        optimizer: torch.optim.Optimizer | None,
+    ) -> None:
+        self.workload = workload
+        self.device = device
+        self.model = model
+        self.inputs = inputs
+        self.optimizer = optimizer
+        self.model.train(workload.training)
+
+    def __call__(self) -> Any:
+        if not self.workload.training:
+            with self.device.phase("forward"), torch.no_grad():
+                return self.model(**self.inputs)
+        for _ in range(self.workload.micro_batches):
+            output = self._forward_and_backward()
+        if self.optimizer is not None:
+            with self.device.phase("optimizer step"):
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+        return output
+
+    def _forward_and_backward(self) -> Any:
+        with self.device.phase("forward"):
+            output = self.model(**self.inputs)
+            loss = self.workload.loss(output)
+        with self.device.phase("backward"):
+            loss.backward()  # type: ignore[no-untyped-call]
+        return output
+
+
+def make_optimizer(kind: Optimizer, model: nn.Module) -> torch.optim.Optimizer | None:
+    trained = [each for each in model.parameters() if each.requires_grad]
+    if kind == "none":
+        return None
+    if not trained:
+        raise ValueError("No weight of this model is trained, so an optimizer has nothing to do.")
+    if kind == "sgd":
+        return torch.optim.SGD(trained, lr=1e-3, foreach=True)
+    if kind == "adamw-fused":
+        return torch.optim.AdamW(trained, lr=1e-4, fused=True)
+    return torch.optim.AdamW(trained, lr=1e-4, foreach=kind == "adamw")

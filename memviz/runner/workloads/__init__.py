@@ -1,0 +1,45 @@
+"""What there is to run: one file per workload, each a model with its inputs and its loss.
+
+Importing them imports torch only; the libraries that a model comes from are imported when it is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import nearest, with_knobs
+from memviz.runner.workloads.cogvideox import CogVideoX
+from memviz.runner.workloads.feed_forward import FeedForwardStack
+from memviz.runner.workloads.flux import Flux
+from memviz.runner.workloads.gpt2 import Gpt2
+from memviz.runner.workloads.llama import Llama
+from memviz.runner.workloads.ltx_video import LtxVideo
+from memviz.runner.workloads.model import Workload
+from memviz.runner.workloads.own import is_own, own_workload
+from memviz.runner.workloads.transformer_block import TransformerBlock
+
+__all__ = ["WORKLOADS", "Workload", "workload_named"]
+
+WORKLOADS: tuple[type[Workload], ...] = (
+    FeedForwardStack,
+    LtxVideo,
+    Flux,
+    CogVideoX,
+    Gpt2,
+    Llama,
+    TransformerBlock,
+)
+"""In the order in which they are shown."""
+
+
+def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Workload:
+    """One of ours with these knobs turned, or a user's file. Nothing is built and no file is executed."""
+    if is_own(name):
+        return own_workload(name, settings or {})
+    by_name = {each.name: each for each in WORKLOADS}
+    if name not in by_name:
+        raise UsageError(
+            f"There is no workload {name}.{nearest(name, by_name)} A file of your own is FILE.py:function."
+        )
+    return with_knobs(by_name[name], settings or {})

@@ -1,0 +1,163 @@
+"""CogVideoX's transformer through diffusers' own class, in both published sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.model import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+from memviz.runner.workloads.numbers import Numbers
+
+_CHANNELS = 16
+_SMALL_HEADS = 16
+_PIXELS_PER_LATENT = 8
+_PATCH = 2
+_FRAMES_PER_LATENT = 4
+
+
+@dataclass(frozen=True)
+class _Size:
+    heads: int
+    layers: int
+    rotary: bool
+    """Positions turn queries and keys (5b), or are added once at the start (2b)."""
+
+
+_SIZES = {"2b": _Size(30, 30, rotary=False), "5b": _Size(48, 42, rotary=True)}
+
+
+@dataclass(frozen=True)
+class CogVideoX(FromConfiguration):
+    name: ClassVar[str] = "cogvideox"
+    title: ClassVar[str] = "CogVideoX transformer"
+    sentence: ClassVar[str] = "Makes video: text and video in one long sequence, all of it attending to all of it."
+    together: ClassVar[dict[str, tuple[str, ...]]] = {
+        "resolution": ("height", "width"),
+        "video": ("frames", "height", "width"),
+    }
+
+    size: str = knob("2b", "which published model", choices=tuple(_SIZES))
+    batch: int = knob(1, "videos at once", least=1)
+    frames: int = knob(49, "frames of the video: 1 more than a multiple of 4", least=1)
+    height: int = knob(480, "of the video: a multiple of 16", unit="pixels", least=1)
+    width: int = knob(720, "of the video: a multiple of 16", unit="pixels", least=1)
+    text_tokens: int = knob(226, "tokens of the prompt, padding included", least=1)
+    layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 42", least=1)
+    heads: int | None = knob(None, "attention heads; none means as published: 30 and 48", least=1)
+    head_width: int = knob(64, "channels of an attention head: a multiple of 16", least=16)
+    text_width: int = knob(4096, "channels of the text encoder's output", least=1)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        why = "the autoencoder folds 4 frames after the first into one latent"
+        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
+        why = "the autoencoder and the patches fold 16 pixels a side into one token"
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
+        check_multiple("head_width", self.head_width, 16, why="frame, row and column each turn an even part of it")
+
+    @property
+    def latents(self) -> tuple[int, int, int]:
+        """Frames, height and width after the autoencoder."""
+        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
+        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
+
+    @property
+    def tokens(self) -> int:
+        """Of the video alone."""
+        frames, height, width = self.latents
+        return frames * (height // _PATCH) * (width // _PATCH)
+
+    @property
+    def _published(self) -> _Size:
+        return _SIZES[self.size]
+
+    def _model(self) -> nn.Module:
+        from diffusers import CogVideoXTransformer3DModel
+
+        _, height, width = self.latents
+        model: nn.Module = CogVideoXTransformer3DModel(
+            num_attention_heads=self.heads or self._published.heads,
+            attention_head_dim=self.head_width,
+            num_layers=self.layers or self._published.layers,
+            text_embed_dim=self.text_width,
+            max_text_seq_length=self.text_tokens,
+            sample_height=height,
+            sample_width=width,
+            sample_frames=self.frames,
+            use_rotary_positional_embeddings=self._published.rotary,
+        )
+        # The table of positions is computed in float64; `from_pretrained` converts it with the weights.
+        for module in model.modules():
+            for name, table in module.named_buffers(recurse=False):
+                setattr(module, name, table.to(DTYPES[self.dtype]))
+        return model
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = Numbers(device, self.seed, micro_batch), DTYPES[self.dtype]
+        frames, height, width = self.latents
+        found: dict[str, Any] = {
+            "hidden_states": draw.normal(self.batch, frames, _CHANNELS, height, width, dtype=dtype),
+            "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
+            "timestep": draw.whole(1000, self.batch),
+        }
+        if self._published.rotary:
+            shape = self.tokens, self.head_width
+            cosines = draw.made(shape, torch.float32, lambda: self._turns()[0])
+            sines = draw.made(shape, torch.float32, lambda: self._turns()[1])
+            found["image_rotary_emb"] = cosines, sines
+        return found
+
+    def _turns(self) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every token's place in the video, which the pipeline hands to the model."""
+        from diffusers.models.embeddings import get_3d_rotary_pos_embed
+
+        frames, height, width = self.latents
+        grid = height // _PATCH, width // _PATCH
+        turns: tuple[Tensor, Tensor] = get_3d_rotary_pos_embed(self.head_width, ((0, 0), grid), grid, frames)
+        return turns
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output[0].mean()
+        return mean
+
+    def small(self) -> Self:
+        """Heads are halved, so that whatever divided the inner size still does."""
+        heads = self.heads or self._published.heads
+        while heads > _SMALL_HEADS and heads % 2 == 0:
+            heads //= 2
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            frames=min(self.frames, 9),
+            height=min(self.height, 64),
+            width=min(self.width, 96),
+            text_tokens=min(self.text_tokens, 16),
+            layers=min(self.layers or self._published.layers, 4),
+            heads=heads,
+            head_width=16,
+            text_width=min(self.text_width, 128),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        layers = plural(self.layers or self._published.layers, "layer")
+        video = f"{self.frames} x {self.height} x {self.width}"
+        tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
+        return f"{self.size}, {layers}, {plural(self.batch, 'video')} of {video} ({tokens})"

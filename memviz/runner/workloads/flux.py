@@ -1,0 +1,121 @@
+"""FLUX.1-dev's transformer through diffusers' own class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.model import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+from memviz.runner.workloads.numbers import Numbers
+
+_CHANNELS = 64
+_POOLED = 768
+_PIXELS_PER_TOKEN = 16
+_GUIDANCE = 3.5
+
+
+@dataclass(frozen=True)
+class Flux(FromConfiguration):
+    name: ClassVar[str] = "flux"
+    title: ClassVar[str] = "FLUX.1-dev transformer"
+    sentence: ClassVar[str] = (
+        "Makes pictures: 19 blocks that treat text and picture apart, then 38 that treat them as one."
+    )
+    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+
+    batch: int = knob(1, "pictures at once", least=1)
+    height: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    width: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
+    double_layers: int = knob(19, "blocks with text and picture apart; the published model has 19", least=1)
+    single_layers: int = knob(38, "blocks with text and picture as one; the published model has 38", least=1)
+    heads: int = knob(24, "attention heads of 128 channels; the published model has 24", least=1)
+    text_width: int = knob(4096, "channels of the text encoder's output", least=1)
+    guidance: bool = knob(True, "whether the guidance scale is an input, as in dev; schnell has none")
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        why = "the autoencoder and the patches fold 16 pixels a side into one token"
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_TOKEN, why=why)
+
+    @property
+    def tokens(self) -> int:
+        """Of the picture alone."""
+        return (self.height // _PIXELS_PER_TOKEN) * (self.width // _PIXELS_PER_TOKEN)
+
+    def _model(self) -> nn.Module:
+        from diffusers import FluxTransformer2DModel
+
+        model: nn.Module = FluxTransformer2DModel(
+            in_channels=_CHANNELS,
+            num_layers=self.double_layers,
+            num_single_layers=self.single_layers,
+            num_attention_heads=self.heads,
+            joint_attention_dim=self.text_width,
+            pooled_projection_dim=_POOLED,
+            guidance_embeds=self.guidance,
+        )
+        return model
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = Numbers(device, self.seed, micro_batch), DTYPES[self.dtype]
+        found: dict[str, Any] = {
+            "hidden_states": draw.normal(self.batch, self.tokens, _CHANNELS, dtype=dtype),
+            "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
+            "pooled_projections": draw.normal(self.batch, _POOLED, dtype=dtype),
+            "timestep": draw.uniform(self.batch, dtype=dtype),
+            "img_ids": draw.made((self.tokens, 3), dtype, self._places),
+            "txt_ids": draw.made((self.text_tokens, 3), dtype, lambda: torch.zeros(self.text_tokens, 3)),
+        }
+        if self.guidance:
+            scale = torch.full((self.batch,), _GUIDANCE)
+            found["guidance"] = draw.made((self.batch,), torch.float32, lambda: scale)
+        return found
+
+    def _places(self) -> Tensor:
+        """Row and column of every token of the picture; the first coordinate is the text's."""
+        rows, columns = self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN
+        places = torch.zeros(rows, columns, 3)
+        places[..., 1] = torch.arange(rows)[:, None]
+        places[..., 2] = torch.arange(columns)[None, :]
+        return places.flatten(0, 1)
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output[0].mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            height=min(self.height, 128),
+            width=min(self.width, 128),
+            text_tokens=min(self.text_tokens, 16),
+            double_layers=min(self.double_layers, 2),
+            single_layers=min(self.single_layers, 4),
+            heads=min(self.heads, 3),
+            text_width=min(self.text_width, 128),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        layers = f"{self.double_layers} + {self.single_layers} layers"
+        tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
+        return f"{layers}, {plural(self.batch, 'picture')} of {self.height} x {self.width} ({tokens})"

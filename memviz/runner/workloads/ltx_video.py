@@ -1,0 +1,117 @@
+"""LTX-Video's transformer through diffusers' own class, as the seed of gradient checkpointing trains it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.model import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+from memviz.runner.workloads.numbers import Numbers
+
+_CHANNELS = 128
+_HEAD = 64
+_PIXELS_PER_TOKEN = 32
+_FRAMES_PER_TOKEN = 8
+
+
+@dataclass(frozen=True)
+class LtxVideo(FromConfiguration):
+    name: ClassVar[str] = "ltx_video"
+    title: ClassVar[str] = "LTX-Video transformer"
+    sentence: ClassVar[str] = "Makes video: every latent of 8 frames by 32 by 32 pixels is a token."
+    together: ClassVar[dict[str, tuple[str, ...]]] = {
+        "resolution": ("height", "width"),
+        "video": ("frames", "height", "width"),
+    }
+
+    batch: int = knob(1, "videos at once", least=1)
+    frames: int = knob(81, "frames of the video: 1 more than a multiple of 8", least=1)
+    height: int = knob(512, "of the video: a multiple of 32", unit="pixels", least=1)
+    width: int = knob(768, "of the video: a multiple of 32", unit="pixels", least=1)
+    text_tokens: int = knob(128, "tokens of the prompt, padding included", least=1)
+    layers: int = knob(28, "transformer blocks; the published model has 28", least=1)
+    heads: int = knob(32, "attention heads of 64 channels; the published model has 32", least=1)
+    text_width: int = knob(4096, "channels of the text encoder's output", least=1)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("training")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        folds = "the video's autoencoder folds {} into one latent"
+        check_multiple("frames", self.frames, _FRAMES_PER_TOKEN, plus=1, why=folds.format("8 frames after the first"))
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_TOKEN, why=folds.format("32 pixels a side"))
+
+    @property
+    def latents(self) -> tuple[int, int, int]:
+        """Frames, height and width after the autoencoder; their product is the number of tokens."""
+        frames = (self.frames - 1) // _FRAMES_PER_TOKEN + 1
+        return frames, self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN
+
+    @property
+    def tokens(self) -> int:
+        frames, height, width = self.latents
+        return frames * height * width
+
+    def _model(self) -> nn.Module:
+        from diffusers import LTXVideoTransformer3DModel
+
+        model: nn.Module = LTXVideoTransformer3DModel(
+            in_channels=_CHANNELS,
+            out_channels=_CHANNELS,
+            num_attention_heads=self.heads,
+            attention_head_dim=_HEAD,
+            cross_attention_dim=self.heads * _HEAD,
+            num_layers=self.layers,
+            caption_channels=self.text_width,
+        )
+        return model
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = Numbers(device, self.seed, micro_batch), DTYPES[self.dtype]
+        frames, height, width = self.latents
+        return {
+            "hidden_states": draw.normal(self.batch, self.tokens, _CHANNELS, dtype=dtype),
+            "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
+            "timestep": draw.whole(1000, self.batch),
+            "encoder_attention_mask": draw.whole(2, self.batch, self.text_tokens, dtype=torch.bool),
+            "num_frames": frames,
+            "height": height,
+            "width": width,
+        }
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output[0].mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            frames=min(self.frames, 17),
+            height=min(self.height, 128),
+            width=min(self.width, 192),
+            text_tokens=min(self.text_tokens, 16),
+            layers=min(self.layers, 4),
+            heads=min(self.heads, 4),
+            text_width=min(self.text_width, 128),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        video = f"{self.frames} x {self.height} x {self.width}"
+        return f"{plural(self.layers, 'layer')}, {plural(self.batch, 'video')} of {video} ({self.tokens:,} tokens)"

@@ -1,0 +1,153 @@
+"""What every workload is, and what ours share: the common knobs, the checks, and how a model is finished."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import check_knobs, knob
+from memviz.runner.workloads.weights import scale_weights
+
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+
+class Workload(Protocol):
+    """A model with random weights, its inputs and its loss. A frozen dataclass of knobs."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    sentence: ClassVar[str]
+
+    @property
+    def training(self) -> bool: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def micro_batches(self) -> int: ...
+
+    @property
+    def seed(self) -> int: ...
+
+    def build(self) -> nn.Module:
+        """The model on torch's current default device, meta included, in its dtype."""
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        """Keyword arguments of the model; other numbers, equal shapes, for every micro-batch."""
+
+    def loss(self, output: Any) -> Tensor:
+        """A scalar from whatever the model returned."""
+
+    def small(self) -> Self:
+        """A twin that a CPU steps through in a second or two, with as many kinds of blocks and a signal in all."""
+
+    def describe(self) -> str:
+        """Model, parameters, shapes and what is run, in a line."""
+
+
+def dtype_knob(default: str) -> Any:
+    return knob(default, "number format of weights and inputs", choices=tuple(DTYPES))
+
+
+def mode_knob(default: str) -> Any:
+    help = "inference: a forward pass without gradients; training: forward and backward"
+    return knob(default, help, choices=("inference", "training"))
+
+
+def micro_batches_knob(default: int = 1) -> Any:
+    return knob(default, "forward and backward passes in one training step, each of a whole batch", least=1)
+
+
+def seed_knob() -> Any:
+    return knob(0, "where the random weights and inputs begin", least=0)
+
+
+class FromConfiguration:
+    """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
+
+    title: ClassVar[str]
+    dtype: str
+    mode: str
+    micro_batches: int
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.micro_batches > 1 and not self.training:
+            raise UsageError(f"micro_batches is {self.micro_batches}, and only a training step has any; mode=training.")
+        self._check()
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "training"
+
+    def build(self) -> nn.Module:
+        with default_dtype(DTYPES[self.dtype]):
+            model = self._model()
+        self._weights(model)
+        _parameters[self] = sum(each.numel() for each in model.parameters())
+        return model.train(self.training).requires_grad_(self.training)
+
+    def describe(self) -> str:
+        what = "training step" if self.training else "forward pass"
+        split = f" of {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        return (
+            f"{self.title}, {parameters_text(self._parameter_count())}, {self._shapes()}, {self.dtype}, {what}{split}"
+        )
+
+    def _parameter_count(self) -> int:
+        if self not in _parameters:
+            with torch.device("meta"):
+                self.build()
+        return _parameters[self]
+
+    def _check(self) -> None:
+        """Shapes that cannot be: UsageError with what would work."""
+
+    def _model(self) -> nn.Module:
+        raise NotImplementedError
+
+    def _weights(self, model: nn.Module) -> None:
+        scale_weights(model)
+
+    def _shapes(self) -> str:
+        raise NotImplementedError
+
+
+_parameters: dict[FromConfiguration, int] = {}
+"""How many each configuration has, once it was built: describing a run must not build a large model again."""
+
+
+@contextmanager
+def default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    """Weights are made in their format at once, as `from_pretrained` does, and never held twice."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -> None:
+    if (value - plus) % of:
+        below = (value - plus) // of * of + plus
+        near = " or ".join(str(each) for each in (below, below + of) if each > 0)
+        rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
+        raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
+
+
+def plural(count: int, word: str) -> str:
+    return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
+
+
+def parameters_text(parameters: int) -> str:
+    for unit, name in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
+        if parameters >= unit:
+            return f"{parameters / unit:.2f} {name} parameters"
+    return f"{parameters} parameters"

@@ -1,0 +1,204 @@
+"""A user's own model: `FILE.py:function`, where the function returns the model and its inputs, and perhaps a loss.
+
+Here the file is read, and its function called, in the process that runs the step. Before that it is only parsed: a
+wrong name is refused without a line of it being executed.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import traceback
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import as_text, check_knobs, knob, with_knobs
+from memviz.runner.workloads.model import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
+from memviz.runner.workloads.own_source import function_in, read_argument
+
+_AS_BUILT = "as built"
+
+
+class Made(NamedTuple):
+    """What the user's function gave."""
+
+    model: nn.Module
+    inputs: dict[str, Any]
+    loss: Callable[[Any], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class OwnModel:
+    name: ClassVar[str] = "own"
+    title: ClassVar[str] = "Your own model"
+    sentence: ClassVar[str] = "A function in a Python file that returns a model and its inputs."
+
+    file: str = field(default="", metadata={"python_only": True})
+    function: str = field(default="", metadata={"python_only": True})
+    arguments: tuple[tuple[str, str], ...] = field(default=(), metadata={"python_only": True})
+    """Texts for the function's own parameters."""
+    dtype: str = knob(_AS_BUILT, "number format to convert weights and inputs to", choices=(_AS_BUILT, *DTYPES))
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+    _made: dict[str, Made] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        check_knobs(self)
+        if self.micro_batches > 1 and not self.training:
+            raise UsageError(f"micro_batches is {self.micro_batches}, and only a training step has any; mode=training.")
+
+    @property
+    def training(self) -> bool:
+        return self.mode == "training"
+
+    def build(self) -> nn.Module:
+        made = self._call()
+        self._made["last"] = made
+        model = made.model if self.dtype == _AS_BUILT else made.model.to(DTYPES[self.dtype])
+        return model.train(self.training)
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        """The function's own, the same for every micro-batch. Made again where those at hand hold no numbers."""
+        made = self._made.get("last")
+        if made is None or (_without_numbers(made.inputs) and device.type != "meta"):
+            with torch.device("cpu"), torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.seed)
+                made = self._call()
+        dtype = None if self.dtype == _AS_BUILT else DTYPES[self.dtype]
+        moved: dict[str, Any] = _moved(made.inputs, device, dtype)
+        return moved
+
+    def loss(self, output: Any) -> Tensor:
+        return self._made["last"].loss(output)
+
+    def small(self) -> Self:
+        if "small" not in function_in(self.file, self.function).parameters:
+            raise UsageError(
+                f"{self.function} in {self.file} has no small twin to compare outputs on. Give it a parameter "
+                "small=False, and let it return a small model of the same kind when it is true."
+            )
+        return replace(self, arguments=(*self.arguments, ("small", "true")))
+
+    def describe(self) -> str:
+        what = "training step" if self.training else "forward pass"
+        made = self._made.get("last")
+        count = f"{parameters_text(sum(each.numel() for each in made.model.parameters()))}, " if made else ""
+        return f"{self.function} of {Path(self.file).name}, {count}{self.dtype}, {what}"
+
+    def _call(self) -> Made:
+        with _shown_where_it_is(self.file):
+            function = getattr(_module_of(self.file), self.function)
+            returned = function(**_arguments(function, self.arguments))
+        return _checked(returned, f"{self.function} in {self.file}")
+
+
+def is_own(name: str) -> bool:
+    return name.partition(":")[0].endswith(".py")
+
+
+def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
+    """Settings go to the function's parameters, and to our knobs where they have that name; to both where both have."""
+    file, _, asked = name.partition(":")
+    function = function_in(file, asked)
+    ours = as_text(OwnModel(), everything=True)
+    function.check(settings, ours)
+    knobs = with_knobs(OwnModel, {key: text for key, text in settings.items() if key in ours})
+    arguments = tuple((key, text) for key, text in settings.items() if function.takes(key, ours))
+    return replace(knobs, file=file, function=function.name, arguments=arguments)
+
+
+def _module_of(file: str) -> types.ModuleType:
+    """The file, executed. What lies beside it can be imported, as when Python runs it."""
+    path = Path(file).resolve()
+    if str(path.parent) not in sys.path:
+        sys.path.insert(0, str(path.parent))
+    module = types.ModuleType(path.stem)
+    module.__file__ = str(path)
+    sys.modules[path.stem] = sys.modules.get(path.stem, module)
+    exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
+    return module
+
+
+def _arguments(function: Callable[..., Any], texts: tuple[tuple[str, str], ...]) -> dict[str, Any]:
+    hints = get_type_hints(function)
+    known = inspect.signature(function).parameters
+    values = {}
+    for key, text in texts:
+        default = known[key].default if key in known else inspect.Parameter.empty
+        values[key] = read_argument(function.__name__, key, text, hints.get(key), default)
+    return values
+
+
+@contextmanager
+def _shown_where_it_is(file: str) -> Iterator[None]:
+    """An error of the user's code is theirs to see: its own text, with file and line."""
+    try:
+        yield
+    except UsageError:
+        raise
+    except (Exception, SystemExit) as error:
+        here = str(Path(file).resolve())
+        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == here]
+        line = f", line {lines[-1]}" if lines else ""
+        raise UsageError(f"{file}{line}: {type(error).__name__}: {error}") from error
+
+
+def _checked(returned: Any, where: str) -> Made:
+    pieces = returned if isinstance(returned, tuple) else (returned,)
+    if len(pieces) not in (2, 3) or not isinstance(pieces[0], nn.Module):
+        raise UsageError(f"{where} must return (model, inputs) or (model, inputs, loss), with a torch.nn.Module first.")
+    model, inputs = pieces[:2]
+    loss = pieces[2] if len(pieces) == 3 else _default_loss
+    if not callable(loss):
+        raise UsageError(f"{where}: the loss must be a function of the model's output, not {type(loss).__name__}.")
+    return Made(model, _by_name(model, inputs, where), loss)
+
+
+def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:
+    if isinstance(inputs, Mapping):
+        return dict(inputs)
+    values = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
+    try:
+        bound = inspect.signature(model.forward).bind(*values).arguments
+    except TypeError as error:
+        raise UsageError(f"{where}: the inputs do not fit the model's forward: {error}.") from None
+    kinds = {inspect.signature(model.forward).parameters[key].kind for key in bound}
+    if kinds & {inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY}:
+        raise UsageError(f"{where}: this model's forward takes inputs without names; return them as a dict by name.")
+    return dict(bound)
+
+
+def _default_loss(output: Any) -> Tensor:
+    """The model's own where it gives one, or the mean of its (first) output."""
+    own = getattr(output, "loss", None)
+    if isinstance(own, Tensor):
+        return own
+    mean: Tensor = (output if isinstance(output, Tensor) else output[0]).mean()
+    return mean
+
+
+def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
+    if isinstance(value, Tensor):
+        return value.to(device, dtype if value.is_floating_point() else None)
+    if isinstance(value, dict):
+        return {key: _moved(each, device, dtype) for key, each in value.items()}
+    if isinstance(value, list) or type(value) is tuple:
+        return type(value)(_moved(each, device, dtype) for each in value)
+    return value
+
+
+def _without_numbers(value: Any) -> bool:
+    if isinstance(value, Tensor):
+        return value.device.type == "meta"
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    return isinstance(value, list | tuple) and any(_without_numbers(each) for each in value)

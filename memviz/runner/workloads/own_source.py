@@ -1,0 +1,90 @@
+"""A user's file before it is executed: which functions it has, and what they take."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_args
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import nearest, read_value
+
+_EXPECTED = "a function that returns (model, inputs) or (model, inputs, loss)"
+_READ = (bool, int, float, str)
+
+
+@dataclass(frozen=True)
+class Function:
+    """A function at the top level of the file, as its source shows it."""
+
+    file: str
+    name: str
+    parameters: tuple[str, ...]
+    any_name: bool
+    """Whether it takes keyword arguments of any name."""
+
+    def takes(self, key: str, ours: Iterable[str]) -> bool:
+        return key in self.parameters or (self.any_name and key not in ours)
+
+    def check(self, settings: Mapping[str, str], ours: Iterable[str]) -> None:
+        ours = tuple(ours)
+        for key in settings:
+            if key not in ours and not self.takes(key, ours):
+                there_are = dict.fromkeys((*self.parameters, *ours))
+                raise UsageError(f"{self.name} in {self.file} has no parameter {key}.{nearest(key, there_are)}")
+
+
+def function_in(file: str, asked: str = "") -> Function:
+    """The function asked for, or the only one whose name does not begin with an underscore."""
+    found = {each.name: each for each in _functions(file)}
+    public = [name for name in found if not name.startswith("_")]
+    if asked and asked not in found:
+        raise UsageError(f"{file} has no function {asked} at its top level.{nearest(asked, public)}")
+    if not public and not asked:
+        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
+    if len(public) > 1 and not asked:
+        raise UsageError(
+            f"{file} has several functions; name one of them: {', '.join(f'{file}:{each}' for each in public)}."
+        )
+    return found[asked or public[0]]
+
+
+def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:
+    """A text as what the parameter's annotation says, or its default, or as Python would read it."""
+    kinds = [each for each in (*get_args(hint), hint) if each in _READ]
+    optional = default is None or type(None) in get_args(hint)
+    if optional and text.lower() == "none":
+        return None
+    if not kinds and type(default) in _READ:
+        kinds = [type(default)]
+    if not kinds:
+        return _literal(text)
+    try:
+        return read_value(kinds[0], text)
+    except ValueError as error:
+        raise UsageError(f"{function}: {name} {error}") from None
+
+
+def _functions(file: str) -> list[Function]:
+    try:
+        tree = ast.parse(Path(file).read_bytes(), filename=file)
+    except OSError as error:
+        raise UsageError(f"{file} cannot be read: {error.strerror}.") from None
+    except (SyntaxError, ValueError) as error:
+        line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise UsageError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}.") from None
+    return [_function(file, each) for each in tree.body if isinstance(each, ast.FunctionDef)]
+
+
+def _function(file: str, node: ast.FunctionDef) -> Function:
+    parameters = tuple(each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+    return Function(file, node.name, parameters, any_name=node.args.kwarg is not None)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text

@@ -1,0 +1,167 @@
+"""One rank of a large language model cut into tensor-parallel parts, as the seed of the flat gradients trains it.
+
+The seed trains one layer of an 8192-wide model over four GPUs, with embeddings and head, in micro-batches. Here stands
+what one of the four holds and computes: a quarter of the heads, of the feed-forward, of the vocabulary. The sums over
+the four are left out, so the loss is that of a quarter of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import gcd
+from typing import Any, ClassVar, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.model import FromConfiguration, dtype_knob, micro_batches_knob, plural, seed_knob
+from memviz.runner.workloads.numbers import Numbers
+
+_HEAD = 128
+
+
+@dataclass(frozen=True)
+class TransformerBlock(FromConfiguration):
+    name: ClassVar[str] = "transformer_block"
+    title: ClassVar[str] = "Tensor-parallel transformer block"
+    sentence: ClassVar[str] = "A quarter of an 8192-wide layer with embeddings and head, trained in micro-batches."
+
+    batch: int = knob(1, "sequences in a micro-batch", least=1)
+    sequence: int = knob(1024, "tokens in a sequence", least=1)
+    micro_batches: int = micro_batches_knob(4)
+    layers: int = knob(1, "transformer blocks", least=1)
+    width: int = knob(8192, "channels between the blocks", least=1)
+    inner: int = knob(28672, "width of the feed-forward over all parts", least=1)
+    vocabulary: int = knob(128_256, "words over all parts", least=1)
+    parts: int = knob(4, "GPUs that the model is cut over; one of them is built", least=1)
+    key_value_heads: int = knob(8, "heads for keys and values over all parts", least=1)
+    dtype: str = dtype_knob("bf16")
+    seed: int = seed_knob()
+
+    @property
+    def training(self) -> bool:
+        return True
+
+    def _check(self) -> None:
+        if self.width % _HEAD:
+            raise UsageError(f"width is {self.width}; it must be a multiple of {_HEAD}, the width of a head.")
+        heads = self.width // _HEAD
+        if heads % self.key_value_heads:
+            raise UsageError(
+                f"key_value_heads is {self.key_value_heads}; it must divide the {heads} heads of this width."
+            )
+        cut = {
+            f"{heads} heads": heads,
+            f"{self.key_value_heads} heads for keys and values": self.key_value_heads,
+            f"inner {self.inner}": self.inner,
+            f"vocabulary {self.vocabulary}": self.vocabulary,
+        }
+        for what, count in cut.items():
+            if count % self.parts:
+                raise UsageError(f"{what} cannot be cut into {self.parts} equal parts.")
+
+    def _model(self) -> nn.Module:
+        heads = self.width // _HEAD // self.parts
+        blocks = [
+            _Block(self.width, heads, self.key_value_heads // self.parts, self.inner // self.parts)
+            for _ in range(self.layers)
+        ]
+        return _Model(self.vocabulary // self.parts, self.width, blocks)
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw = Numbers(device, self.seed, micro_batch)
+        words = self.vocabulary // self.parts
+        return {
+            "tokens": draw.whole(words, self.batch, self.sequence),
+            "targets": draw.whole(words, self.batch, self.sequence),
+        }
+
+    def loss(self, output: Any) -> Tensor:
+        loss: Tensor = output
+        return loss
+
+    def small(self) -> Self:
+        """Two blocks at least, since what is done to every block shows no difference with one."""
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            sequence=min(self.sequence, 64),
+            layers=min(max(self.layers, 2), 4),
+            width=1024,
+            inner=1792,
+            vocabulary=2048,
+            parts=gcd(self.parts, 4),
+            key_value_heads=gcd(self.key_value_heads, 4),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        cut = f"1 of {plural(self.parts, 'part')}"
+        return f"{plural(self.layers, 'layer')}, {cut}, {self.batch} x {self.sequence} tokens"
+
+
+class _Model(nn.Module):
+    def __init__(self, words: int, width: int, blocks: Sequence[nn.Module]) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(blocks)
+        self.norm = nn.RMSNorm(width)
+        self.head = nn.Linear(width, words, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        logits = self.head(self.norm(x))
+        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+class _Block(nn.Module):
+    def __init__(self, width: int, heads: int, key_value_heads: int, inner: int) -> None:
+        super().__init__()
+        self.attention_norm = nn.RMSNorm(width)
+        self.attention = _Attention(width, heads, key_value_heads)
+        self.feed_forward_norm = nn.RMSNorm(width)
+        self.feed_forward = _FeedForward(width, inner)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.attention(self.attention_norm(x))
+        normed: Tensor = self.feed_forward(self.feed_forward_norm(x))
+        return x + normed
+
+
+class _Attention(nn.Module):
+    def __init__(self, width: int, heads: int, key_value_heads: int) -> None:
+        super().__init__()
+        self.query = nn.Linear(width, heads * _HEAD, bias=False)
+        self.key = nn.Linear(width, key_value_heads * _HEAD, bias=False)
+        self.value = nn.Linear(width, key_value_heads * _HEAD, bias=False)
+        self.out = nn.Linear(heads * _HEAD, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = (each(x).unflatten(-1, (-1, _HEAD)).transpose(1, 2) for each in self._inputs())
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+        out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
+        return out
+
+    def _inputs(self) -> tuple[nn.Module, nn.Module, nn.Module]:
+        return self.query, self.key, self.value
+
+
+class _FeedForward(nn.Module):
+    """Gated, with the names that Llama's has, so that what finds a gated feed-forward finds this one."""
+
+    def __init__(self, width: int, inner: int) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
+        self.act_fn = nn.SiLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x))
+        return out

@@ -1,0 +1,36 @@
+"""ZeroGPU Spaces lend a GPU for the length of one function, in a process that is used again for the next visitor.
+
+So a whole measured run has to be inside one such function: the history is of the process, and is switched off and
+cleared before the function returns (`History.stop`). Elsewhere the function stays what it is.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DEFAULT_SECONDS = 120
+_ON_ZERO_GPU = "SPACES_ZERO_GPU"
+
+
+def is_zero_gpu(environment: Mapping[str, str] = os.environ) -> bool:
+    return environment.get(_ON_ZERO_GPU, "").lower() in ("1", "true", "t")
+
+
+def on_gpu(
+    function: F, *, seconds: int | Callable[..., int] = DEFAULT_SECONDS, environment: Mapping[str, str] = os.environ
+) -> F:
+    """`seconds` may be a function of the same arguments. Arguments and result are pickled: never return a tensor of
+    the GPU. The package is part of such a Space and of nothing else, so it is looked for only there."""
+    if not is_zero_gpu(environment):
+        return function
+    try:
+        spaces = importlib.import_module("spaces")
+    except ImportError:
+        return function
+    wrapped: F = spaces.GPU(duration=seconds)(function)
+    return wrapped

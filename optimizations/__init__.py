@@ -1,0 +1,82 @@
+"""Memory optimizations, one idea a file. Each file needs torch and nothing else, so it can be copied into a script.
+
+`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels and feed-forwards
+before the weights are cast, casts before the blocks that run them again, and gradients last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Mapping
+from itertools import combinations
+from typing import ClassVar, Literal, Protocol
+
+from torch import nn
+
+from optimizations.allocator_settings import AllocatorSettings
+from optimizations.attention_backend import AttentionBackend
+from optimizations.checkpointing import Checkpointing
+from optimizations.flat_gradients import FlatGradients
+from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.split_feed_forward import SplitFeedForward
+
+
+class Optimization(Protocol):
+    """A frozen dataclass of its knobs; whatever has these members is one."""
+
+    name: ClassVar[str]
+    """The file's name, too."""
+    title: ClassVar[str]
+    sentence: ClassVar[str]
+    """What it does and what it costs."""
+    not_with: ClassVar[Mapping[str, str]]
+    """Names of optimizations that it does not go with, and why. One of the two says so."""
+    needs: ClassVar[Literal["any", "training", "inference"]]
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """How equal the outputs stay."""
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Variables that must be set before CUDA starts."""
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        """ValueError with the reason, and what would work, where it does not fit. The model may be on meta."""
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        """Changes the model in place and returns what changes it back."""
+
+    def code(self) -> str:
+        """Lines of Python that do the same in a script."""
+
+
+OPTIMIZATIONS: tuple[type[Optimization], ...] = (
+    AllocatorSettings,
+    AttentionBackend,
+    SplitFeedForward,
+    LayerwiseCasting,
+    Checkpointing,
+    FlatGradients,
+)
+_PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
+
+
+def check_together(optimizations: Iterable[Optimization]) -> None:
+    """ValueError where two of them do not go together, or one is there twice."""
+    for one, other in combinations(optimizations, 2):
+        if one.name == other.name:
+            raise ValueError(f"{one.name} is there twice: choose it once, with all its knobs.")
+        reason = one.not_with.get(other.name) or other.not_with.get(one.name)
+        if reason:
+            raise ValueError(f"{one.name} does not go with {other.name}: {reason}")
+
+
+def apply_all(model: nn.Module, optimizations: Iterable[Optimization]) -> Callable[[], None]:
+    """In the order of `OPTIMIZATIONS`, others last; undone in reverse, also where one of them refuses half-way."""
+    ordered = sorted(optimizations, key=lambda each: _PLACES.get(each.name, len(_PLACES)))
+    check_together(ordered)
+    with contextlib.ExitStack() as undo:
+        for each in ordered:
+            undo.callback(each.apply(model))
+        return undo.pop_all().close

@@ -1,0 +1,85 @@
+"""Allocator settings: how PyTorch's caching allocator asks the card for memory and cuts it up.
+
+`expandable_segments:True` lets a segment grow where it lies instead of asking for another of the right size, and so
+takes most of what is reserved and not used. What is live does not change, and no number that is computed does.
+
+The settings are read from the environment once, when CUDA starts. So nothing is done to the model here: the caller
+sets `environment` before the process starts, and `apply` says so where that was forgotten.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+import torch
+from torch import nn
+
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""The second is the name from PyTorch 2.9 on, which still reads the first, and reads it first."""
+_OPTION = re.compile(r"[a-z0-9_]+:(?:\[[^\[\]]*\]|[^,\[\]]+)")
+_SEPARATE = re.compile(r",(?![^\[]*\])")
+
+
+@dataclass(frozen=True)
+class AllocatorSettings:
+    """`os.environ.update(AllocatorSettings().environment)` as the first thing that a script does."""
+
+    conf: str = field(
+        default="expandable_segments:True",
+        metadata={"help": "options as PYTORCH_CUDA_ALLOC_CONF takes them: name:value, separated by commas"},
+    )
+
+    name: ClassVar[str] = "allocator_settings"
+    title: ClassVar[str] = "Allocator settings"
+    sentence: ClassVar[str] = (
+        "How the allocator cuts up memory: less reserved for what is live. Must be set before CUDA starts."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+
+    def __post_init__(self) -> None:
+        unclear = next((each for each in _options(self.conf) if not _OPTION.fullmatch(each)), None)
+        if not self.conf.strip() or unclear is not None:
+            raise ValueError(
+                f"{unclear or self.conf!r} is no option of the allocator: write name:value, several with commas, as in "
+                "expandable_segments:True,garbage_collection_threshold:0.8."
+            )
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Where a tensor lies has no part in what is computed from it."""
+        return "bitwise"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return dict.fromkeys(_VARIABLES, self.conf)
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        """Any model will do."""
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        if torch.cuda.is_available() and _options(_in_force()) != _options(self.conf):
+            raise ValueError(
+                f"This process has the allocator settings {_in_force()!r}, and once CUDA has started they stay: "
+                f"start Python with {_VARIABLES[0]}={self.conf}."
+            )
+        return lambda: None
+
+    def code(self) -> str:
+        return f"import os\n\nos.environ.update({dict(self.environment)!r})  # above `import torch`"
+
+
+def _options(conf: str) -> list[str]:
+    return [each for each in _SEPARATE.split(re.sub(r"\s+", "", conf)) if each]
+
+
+def _in_force() -> str:
+    """What the allocator has read; what it will read, while CUDA has not started."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        recorded = torch.cuda.memory._snapshot().get("allocator_settings", {})
+        return str(recorded.get(_VARIABLES[0], ""))
+    return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")

@@ -1,0 +1,189 @@
+"""Attention backend: which of PyTorch's kernels computes `scaled_dot_product_attention`.
+
+`math` writes the whole table of scores (queries x keys, for every head) to memory and keeps it for backward; the
+other three never have it. On its own PyTorch takes flash where it can, then efficient, then math (cuDNN comes first
+on the newest cards), call by call; this chooses one for all calls, and then a call that the kernel cannot serve fails
+instead of quietly taking a hundred times the memory.
+
+The choice is PyTorch's own switch, so it holds for the process and not for one model, also while a checkpointed block
+computes again during backward. A CPU has no efficient and no cuDNN kernel; its flash stands in for the three there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+_KERNELS = {
+    "math": SDPBackend.MATH,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+_HALVES = (torch.float16, torch.bfloat16)
+_SERVES = {"efficient": (*_HALVES, torch.float32), "flash": _HALVES, "cudnn": _HALVES}
+_WIDEST_HEAD = {"flash": 256, "cudnn": 256}
+_OWN_WAYS = ("AttnProcessor", "AttnAddedKVProcessor", "SlicedAttnProcessor", "SlicedAttnAddedKVProcessor")
+"""Processors of diffusers that multiply by themselves; those of later make end in 2_0 or ask its dispatcher."""
+
+
+@dataclass(frozen=True)
+class AttentionBackend:
+    """`undo = AttentionBackend("flash").apply(model)`; the model's attention must be PyTorch's, and is made so."""
+
+    backend: str = field(
+        default="efficient",
+        metadata={"help": "the kernel that computes attention", "choices": tuple(_KERNELS), "says": "{} attention"},
+    )
+    strict: bool = field(
+        default=True,
+        metadata={"help": "fail where the kernel cannot serve a call; otherwise efficient and then math stand in"},
+    )
+
+    name: ClassVar[str] = "attention_backend"
+    title: ClassVar[str] = "Attention kernel"
+    sentence: ClassVar[str] = "One kernel for all attention. All but math never hold the table of scores."
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+
+    def __post_init__(self) -> None:
+        if self.backend not in _KERNELS:
+            raise ValueError(f"backend is {self.backend!r}; it is one of {', '.join(_KERNELS)}.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """The same sums in another order."""
+        return "rounding"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        _refuse_other_ways(model)
+        if self.strict and self.backend != "math":
+            dtype = _dtype(model)
+            self._refuse_dtype(dtype)
+            for name, each in model.named_modules():
+                self._refuse_heads(name, each, 16 // dtype.itemsize)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        _refuse_other_ways(model)
+        with contextlib.ExitStack() as undo:
+            for each in _not_sdpa(model):
+                undo.callback(each.set_attn_implementation, each.config._attn_implementation)
+                each.set_attn_implementation("sdpa")
+            switch = _Switch(self.kernels)
+            undo.callback(switch.back)
+            switch(model)
+            undo.callback(model.register_forward_pre_hook(switch).remove)
+            return undo.pop_all().close
+
+    def kernels(self, device: str) -> list[SDPBackend]:
+        """What may compute attention there, the first that can."""
+        if device == "cpu":
+            return [SDPBackend.MATH] if self.backend == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
+        wanted = ["math"] if self.backend == "math" else [self.backend, "efficient", "math"]
+        return [_KERNELS[each] for each in dict.fromkeys(wanted[:1] if self.strict else wanted)]
+
+    def code(self) -> str:
+        words = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
+        construction = f"undo = AttentionBackend({words}).apply(model)"
+        return f"from optimizations.attention_backend import AttentionBackend\n\n{construction}"
+
+    def _refuse_dtype(self, dtype: torch.dtype) -> None:
+        if dtype not in _SERVES[self.backend]:
+            served = ", ".join(_word(each) for each in _SERVES[self.backend])
+            raise ValueError(
+                f"The {self.backend} kernel computes in {served}, and this model is in {_word(dtype)}: choose one of "
+                "these dtypes, the math kernel, or strict=false to let other kernels stand in."
+            )
+
+    def _refuse_heads(self, name: str, module: nn.Module, step: int) -> None:
+        size, step = _head_size(module), 1 if self.backend == "flash" else step
+        widest = _WIDEST_HEAD.get(self.backend, size)
+        if size > widest or size % step:
+            limit = f"at most {widest}" if size > widest else f"a multiple of {step} in this dtype"
+            raise ValueError(
+                f"{name} has heads of {size} channels; the {self.backend} kernel takes {limit}. "
+                "Choose another kernel, or strict=false to let other kernels stand in."
+            )
+        if self.backend == "efficient" and getattr(module, "num_key_value_groups", 1) > 1:
+            raise ValueError(
+                f"{name} has fewer heads for keys and values than for queries, which the efficient kernel does not "
+                "take as they are: choose flash, cudnn or math, or strict=false to let math stand in."
+            )
+
+
+class _Switch:
+    """Turned at every forward, since the model may have been moved from or to a CPU."""
+
+    def __init__(self, kernels: Callable[[str], list[SDPBackend]]) -> None:
+        self.kernels = kernels
+        self.chosen: list[SDPBackend] = []
+        self.stack = contextlib.ExitStack()
+
+    def __call__(self, model: nn.Module, *_: Any) -> None:
+        wanted = self.kernels(next((each.device.type for each in model.parameters()), "cpu"))
+        if wanted != self.chosen:
+            self.back()
+            self.stack.enter_context(sdpa_kernel(wanted, set_priority=True))
+            self.chosen = wanted
+
+    def back(self) -> None:
+        self.stack.close()
+
+
+def _dtype(model: nn.Module) -> torch.dtype:
+    """That of most of its weights."""
+    sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
+    for each in model.parameters():
+        sizes[each.dtype] += each.numel() if each.is_floating_point() else 0
+    return sizes.most_common(1)[0][0]
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _head_size(module: nn.Module) -> int:
+    """Channels of one attention head, by the names that torch, transformers and diffusers use; 0 for other modules."""
+    size = getattr(module, "head_dim", None)
+    if size is None and isinstance(heads := getattr(module, "heads", None), int):
+        size = getattr(module, "inner_dim", 0) // heads
+    return size if isinstance(size, int) else 0
+
+
+def _not_sdpa(model: nn.Module) -> Iterator[Any]:
+    """Models of transformers that compute attention otherwise now."""
+    for each in model.modules():
+        config: Any = getattr(each, "config", None)
+        if hasattr(each, "set_attn_implementation") and config._attn_implementation != "sdpa":
+            yield each
+
+
+def _refuse_other_ways(model: nn.Module) -> None:
+    for each in _not_sdpa(model):
+        if not getattr(each, "_supports_sdpa", False):
+            raise ValueError(f"{type(each).__name__} computes attention by itself, so PyTorch's kernels have no say.")
+    for name, each in model.named_modules():
+        processor = getattr(each, "processor", None)
+        own = getattr(processor, "_attention_backend", None) or os.environ.get("DIFFUSERS_ATTN_BACKEND", "native")
+        if hasattr(processor, "_attention_backend") and getattr(own, "value", own) != "native":
+            raise ValueError(
+                f"{name} has the attention backend {getattr(own, 'value', own)} of diffusers: unset "
+                "DIFFUSERS_ATTN_BACKEND and call the model's reset_attention_backend() first."
+            )
+        if type(processor).__name__ in _OWN_WAYS or type(processor).__name__.startswith("XFormers"):
+            raise ValueError(
+                f"{name} computes attention by itself with {type(processor).__name__}: call the model's "
+                "set_attn_processor with the processor of that name that ends in 2_0."
+            )

@@ -1,0 +1,222 @@
+"""Checkpointing with a strategy: some blocks keep only their inputs and compute the rest again for backward.
+
+The knobs choose which blocks, what of them is kept after all, and where their inputs wait. Blocks are found by
+structure (`blocks`), so diffusers, transformers and plain modules are treated alike, and the switches that those
+libraries have of their own stay off. A chosen block gets a class of its own whose call goes through
+`torch.utils.checkpoint`: hooks on the block run in the recomputation too, its parameters, its name in the model and
+`isinstance` stay as they were, and a deep copy of the model is checkpointed like the model.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import itertools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+_MATMULS = {"mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm"}
+_KEEPS = ("nothing", "attention", "matmuls", "both")
+
+
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class Checkpointing:
+    """`Checkpointing(every=2).apply(model)` checkpoints blocks 0, 2, 4 and so on; `blocks(model)` lists them."""
+
+    every: int = _knob(
+        1, "checkpoint every k-th block, counted from the first; 1 is all of them, 0 none", says="every {nth} block"
+    )
+    invert: bool = _knob(False, "the other way round: checkpoint all but every k-th block")
+    skip: str = _knob("", "numbers of blocks that are never checkpointed, as in 0,3,20-27; 0 is the first")
+    keep: str = _knob("nothing", "results kept in a checkpointed block, not computed again", choices=_KEEPS)
+    offload: bool = _knob(False, "inputs of checkpointed blocks wait in host memory instead of on the device")
+    function: Callable[..., Any] | None = _knob(
+        None, "your own way: called as function(number, block, *args, **kwargs) for chosen blocks", python_only=True
+    )
+
+    name: ClassVar[str] = "checkpointing"
+    title: ClassVar[str] = "Checkpoint blocks"
+    sentence: ClassVar[str] = "Blocks keep only their inputs and compute the rest again: up to one more forward a step."
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise ValueError(f"every is {self.every}; it is 0 (no block), 1 (all), 2 (every second) and so on.")
+        if self.keep not in _KEEPS:
+            raise ValueError(f"keep is {self.keep!r}; it is one of {', '.join(_KEEPS)}.")
+        if self.function is not None and (self.offload or self.keep != "nothing"):
+            raise ValueError("A function of your own decides what is kept and where: leave keep and offload away.")
+        self._skipped()
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """The same kernels run on the same inputs, and random numbers are drawn again from the same state."""
+        return "bitwise"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def chosen(self, count: int) -> tuple[int, ...]:
+        """Which of so many blocks are checkpointed, by number."""
+        is_kth = [self.every > 0 and number % self.every == 0 for number in range(count)]
+        skipped = self._skipped()
+        wanted = (number for number in range(count) if is_kth[number] != self.invert)
+        return tuple(number for number in wanted if not any(number in each for each in skipped))
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if not training:
+            raise ValueError("Inference keeps nothing for backward: there is nothing to save. Train, or leave it out.")
+        self._found(model)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        found = self._found(model)
+        undo = contextlib.ExitStack()
+        for number in self.chosen(len(found)):
+            block = found[number]
+            undo.callback(setattr, block, "__class__", type(block))
+            block.__class__ = _checkpointed(type(block), self.function or self._recompute, number)
+        return undo.close
+
+    def code(self) -> str:
+        knobs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        words = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
+        construction = f"Checkpointing({', '.join(words)})"
+        return f"from optimizations.checkpointing import Checkpointing\n\nundo = {construction}.apply(model)"
+
+    def _skipped(self) -> list[range]:
+        ranges = []
+        for piece in filter(None, re.split(r"[,+;\s]+", self.skip)):
+            match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
+            ranges.append(range(int(match[1]), int(match[2] or match[1]) + 1) if match else range(0))
+            if not ranges[-1]:
+                raise ValueError(f"skip has {piece!r}; it lists numbers of blocks and ranges, as in 0,3,20-27.")
+        return ranges
+
+    def _found(self, model: nn.Module) -> list[nn.Module]:
+        found = list(blocks(model).values())
+        if not found:
+            raise ValueError(
+                "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
+                "class that have modules inside: put the repeated part of the model into such a list."
+            )
+        last = max((each[-1] for each in self._skipped()), default=0)
+        if last >= len(found):
+            raise ValueError(f"skip names block {last}; this model has {len(found)}, numbered 0 to {len(found) - 1}.")
+        if any(getattr(each, "gradient_checkpointing", False) is True for each in model.modules()):
+            raise ValueError(
+                "The model checkpoints by itself already, and doing it twice would compute everything three times: "
+                "call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
+            )
+        return found
+
+    def _recompute(self, number: int, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # Only positional tensors pass the hooks that move them; nested ones, as rotary tables, are shared and stay.
+        everything, names, unnamed = (*args, *kwargs.values()), tuple(kwargs), len(args)
+        caches = {place: _as_now(each) for place, each in enumerate(everything) if hasattr(each, "get_seq_length")}
+        calls = itertools.count()
+
+        def positional(*values: Any) -> Any:
+            if next(calls):
+                values = tuple(_as_now(caches.get(place, each)) for place, each in enumerate(values))
+            return block(*values[:unnamed], **dict(zip(names, values[unnamed:], strict=True)))
+
+        how: dict[str, Any] = {"use_reentrant": False}
+        if self.keep != "nothing":
+            how["context_fn"] = functools.partial(create_selective_checkpoint_contexts, self._policy)
+        moved = torch.autograd.graph.saved_tensors_hooks(_to_host, _to_device)
+        with moved if self.offload else contextlib.nullcontext():
+            return checkpoint(positional, *everything, **how)
+
+    def _policy(self, context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        name = operator.name().rpartition("::")[2].partition(".")[0]
+        is_attention = "attention" in name or "attn" in name
+        wanted = (self.keep != "matmuls" and is_attention) or (self.keep != "attention" and name in _MATMULS)
+        # A kept result is not drawn again, and whatever draws after it would then see other random numbers.
+        if wanted and not _draws(operator, args, kwargs):
+            return CheckpointPolicy.MUST_SAVE
+        return CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """What can be checkpointed, by name and in the model's order: entries of the outermost lists of alike modules."""
+    names: dict[nn.Module, str] = {}
+    for name, block in _listed_in(model, ""):
+        names.setdefault(block, name)
+    return {name: block for block, name in names.items()}
+
+
+def _listed_in(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
+    named = [(f"{path}.{name}".lstrip("."), child) for name, child in module.named_children()]
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        large = [(name, child) for name, child in named if any(True for _ in child.children())]
+        if len(large) > 1 and _alike([child for _, child in large]):
+            yield from large
+            return
+    for name, child in named:
+        yield from _listed_in(child, name)
+
+
+def _alike(modules: list[nn.Module]) -> bool:
+    """Of one class; or of several that all say that they can be checkpointed, as layers of transformers do."""
+    classes = {getattr(type(each), "unchecked_class", type(each)) for each in modules}
+    return len(classes) == 1 or all(hasattr(each, "gradient_checkpointing") for each in classes)
+
+
+def _checkpointed(plain: type[nn.Module], run: Callable[..., Any], number: int) -> type[nn.Module]:
+    """A class that differs from `plain` in how it is called, and only where autograd would keep something."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        block = functools.partial(plain.__call__, self)
+        return run(number, block, *args, **kwargs) if torch.is_grad_enabled() else block(*args, **kwargs)
+
+    told = {"__call__": call, "__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
+    return type(plain.__name__, (plain,), told)
+
+
+def _as_now(value: Any) -> Any:
+    """A key/value cache as it is before a block writes to it, so that the recomputation finds it empty again."""
+    if isinstance(value, list):
+        return [_as_now(each) for each in value]
+    if not hasattr(value, "get_seq_length"):
+        return value
+    twin = copy.copy(value)
+    twin.__dict__.update({name: _as_now(each) for name, each in vars(value).items()})
+    return twin
+
+
+def _to_host(saved: Tensor) -> tuple[Tensor, torch.device]:
+    """What needs no gradient is a mask or a position that all blocks share: it would not leave the device anyway."""
+    device = saved.device
+    if device.type == "cpu" or not saved.requires_grad:
+        return saved, device
+    with torch.no_grad():
+        # Not torch.empty: a transposed input must come back transposed, or other kernels would run on it.
+        host = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
+        if host.is_meta or not saved.is_meta:
+            host.copy_(saved, non_blocking=True)
+    return host, device
+
+
+def _to_device(packed: tuple[Tensor, torch.device]) -> Tensor:
+    host, device = packed
+    return host if host.device == device else torch.empty_like(host, device=device).copy_(host, non_blocking=True)
+
+
+def _draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    """Attention with dropout does."""
+    schema = getattr(operator, "_schema", None)
+    named = dict(zip([each.name for each in schema.arguments], args, strict=False)) if schema else {}
+    return bool({**named, **kwargs}.get("dropout_p", 0.0))

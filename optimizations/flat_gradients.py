@@ -1,0 +1,225 @@
+"""Flat gradients: micro-batches added up in fp32, in one buffer whose slices belong to the parameters.
+
+A flat parameter, as FSDP 1 and fairscale keep it, makes autograd join all gradients with a `cat` after every
+micro-batch. Three ways to add the micro-batches up, in bytes a parameter while the weights are bf16:
+
+`plain`          every micro-batch is joined (2 + 2) and added to a flat fp32 sum (4).
+`list_then_cat`  each gradient is added to its own fp32 sum as it comes (4); after the last micro-batch the list is
+                 joined into one, so for a moment the sums exist twice (4 + 4). They are freed at once, but the
+                 allocator had to reserve the second 4 and keeps them.
+`flat`           each gradient is added to its slice of one fp32 buffer as it comes (4): nothing is left to join.
+
+The three add the same numbers in the same order, element by element, so their sums are bitwise equal (a zero may
+change its sign). What PyTorch itself accumulates in `p.grad`, in the parameters' dtype, differs from them by
+rounding, unless that dtype is fp32. A micro-batch is one backward pass, a step `micro_batches` of them; after the
+last every parameter has its sum as `p.main_grad`, until the next forward that needs gradients begins a new step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+_WAYS = ("flat", "list_then_cat", "plain")
+_FITTING = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _knob(default: Any, help: str, **more: Any) -> Any:
+    return field(default=default, metadata={"help": help, **more})
+
+
+@dataclass(frozen=True)
+class FlatGradients:
+    """`FlatGradients(micro_batches=4).apply(model)`, then four times forward and backward, then the optimizer."""
+
+    how: str = _knob(
+        "flat",
+        "where micro-batches are added up; the other two are for comparison",
+        choices=_WAYS,
+        says="gradients {}",
+    )
+    micro_batches: int = _knob(4, "backward passes that make one step")
+    joined: bool = _knob(True, "join the last micro-batch's own gradients too, as a flat parameter does")
+    fill_grad: bool = _knob(
+        True, "put the complete sum into p.grad in the parameter's dtype, for any optimizer to find"
+    )
+
+    name: ClassVar[str] = "flat_gradients"
+    title: ClassVar[str] = "Flat fp32 gradients"
+    sentence: ClassVar[str] = "Micro-batches are added up in one flat fp32 buffer. Costs 4 bytes a parameter, no copy."
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+
+    def __post_init__(self) -> None:
+        if self.how not in _WAYS:
+            raise ValueError(f"how is {self.how!r}; it is one of {', '.join(_WAYS)}.")
+        if self.micro_batches < 1:
+            raise ValueError(f"micro_batches is {self.micro_batches}; a step has at least 1.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Outputs and losses: gradients are read after they have been computed."""
+        return "bitwise"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if not training:
+            raise ValueError("Inference has no gradients to add up: train, or leave flat gradients out.")
+        _trained(model)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        _trained(model)
+        if model in _SUMS:
+            raise ValueError("This model's gradients are added up already: undo that first.")
+        _SUMS[model] = sums = _Sums(self)
+        undo = contextlib.ExitStack()
+        undo.callback(_SUMS.pop, model, None)
+        undo.callback(sums.let_go)
+        undo.callback(model.register_forward_pre_hook(sums.before_forward).remove)
+        return undo.close
+
+    def code(self) -> str:
+        knobs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        words = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
+        construction = f"undo = FlatGradients({words}).apply(model)  # after a step each sum is p.main_grad"
+        return f"from optimizations.flat_gradients import FlatGradients\n\n{construction}"
+
+
+def flat_gradient(model: nn.Module) -> Tensor:
+    """The sum of the last complete step: one fp32 tensor, parameters one after the other in the model's order."""
+    sums = _SUMS.get(model)
+    if sums is None or sums.total is None or sums.begun:
+        raise ValueError("There is no complete sum: apply FlatGradients, then run all micro-batches of a step.")
+    return sums.total
+
+
+class _Sums:
+    """What is added up for one model. A step is `begun` by its first forward and over with its last backward."""
+
+    def __init__(self, knobs: FlatGradients) -> None:
+        self.knobs = knobs
+        self.hooks: list[RemovableHandle] = []
+        self.places: dict[nn.Parameter, slice] = {}
+        self.pieces: dict[nn.Parameter, Tensor] = {}
+        self.total: Tensor | None = None
+        self.begun = False
+        self.backward: int | None = None
+        self.done = 0
+
+    def before_forward(self, model: nn.Module, inputs: Any) -> None:
+        """Every step looks anew: parameters may have been frozen, or replaced when the model was moved."""
+        if self.begun or not torch.is_grad_enabled():
+            return
+        for each in self.places if self.knobs.fill_grad else ():
+            each.grad = None
+        self.let_go()
+        size, self.begun = 0, True
+        for each in _trained(model):
+            self.places[each] = slice(size, size := size + each.numel())
+            hook = each.register_post_accumulate_grad_hook(self.after_accumulation)  # type: ignore[no-untyped-call]
+            self.hooks.append(hook)
+        self.hooks.append(register_optimizer_step_pre_hook(self.before_optimizer))
+        if self.knobs.how == "flat":
+            self.total = torch.zeros(size, dtype=torch.float32, device=next(iter(self.places)).device)
+
+    @torch.no_grad()
+    def after_accumulation(self, parameter: Tensor) -> None:
+        gradient = parameter.grad
+        assert isinstance(parameter, nn.Parameter) and gradient is not None
+        if self.backward != (now := torch._C._current_graph_task_id()):
+            self.backward = now
+            torch.autograd.Variable._execution_engine.queue_callback(self.after_backward)
+        if self.knobs.how == "flat":
+            assert self.total is not None
+            self.total[self.places[parameter]].add_(gradient.flatten())
+        elif self.knobs.how == "list_then_cat":
+            piece = self.pieces.get(parameter)
+            self.pieces[parameter] = gradient.to(torch.float32) if piece is None else piece.add_(gradient)
+        if not self.joins():
+            parameter.grad = None
+
+    def joins(self) -> bool:
+        is_last = self.done + 1 == self.knobs.micro_batches
+        return self.knobs.how == "plain" or (self.knobs.joined and is_last)
+
+    @torch.no_grad()
+    def after_backward(self) -> None:
+        joined = self.join_gradients() if self.joins() else None
+        self.done += 1
+        if self.knobs.how == "plain" and joined is not None:
+            self.total = joined.to(torch.float32) if self.total is None else self.total.add_(joined)
+        if self.done == self.knobs.micro_batches:
+            if self.knobs.how == "list_then_cat":
+                # What was joined in the parameters' dtype is still alive, though nobody reads it.
+                self.total = _cat(self.places, self.pieces, torch.float32)
+                self.pieces = {}
+            del joined
+            self.hand_over()
+
+    def join_gradients(self) -> Tensor:
+        gradients = {each: each.grad for each in self.places if each.grad is not None}
+        joined = _cat(self.places, gradients, next(iter(self.places)).dtype)
+        for each in gradients:
+            each.grad = None
+        return joined
+
+    def hand_over(self) -> None:
+        assert self.total is not None
+        for each, place in self.places.items():
+            each.main_grad = self.total[place].view_as(each)  # type: ignore[attr-defined]
+            if self.knobs.fill_grad:
+                each.grad = self.total[place].view_as(each).to(each.dtype)
+        self.end()
+
+    def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        ours = (each in self.places for group in optimizer.param_groups for each in group["params"])
+        if self.done and any(ours):
+            raise RuntimeError(
+                f"The optimizer stepped after {self.done} of {self.knobs.micro_batches} micro-batches, before the sum "
+                "was complete: give FlatGradients the number of backward passes that you make before each step."
+            )
+
+    def end(self) -> None:
+        for hook in self.hooks:
+            hook.remove()
+        self.hooks, self.begun, self.done = [], False, 0
+
+    def let_go(self) -> None:
+        self.end()
+        for each in self.places:
+            each.__dict__.pop("main_grad", None)
+        self.places, self.pieces, self.total = {}, {}, None
+
+
+_SUMS: weakref.WeakKeyDictionary[nn.Module, _Sums] = weakref.WeakKeyDictionary()
+
+
+def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
+    """One after the other; zeros for a parameter that took no part, as autograd makes them."""
+    parts = (found[each] if each in found else torch.zeros_like(each, dtype=dtype) for each in places)
+    return torch.cat([each.flatten() for each in parts])
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    if not trained:
+        raise ValueError("No parameter of this model is trained, so there are no gradients to add up.")
+    for name, each in trained.items():
+        if each.dtype not in _FITTING:
+            raise ValueError(f"{name} is {each.dtype}, which a sum in float32 cannot hold; bf16, fp16 and fp32 fit.")
+    if len(devices := sorted({str(each.device) for each in trained.values()})) > 1:
+        raise ValueError(f"One buffer lies on one device, and this model is on {', '.join(devices)}.")
+    if any(getattr(each, "sparse", False) is True for each in model.modules()):
+        raise ValueError("A sparse gradient has no place in a flat buffer: build the embedding with sparse=False.")
+    return list(trained.values())

@@ -1,0 +1,376 @@
+"""Weights that rest in a small dtype and are cast up only around the forward pass that computes with them.
+
+What is cast are the matrices: the weight, and the bias beside it, of every module that owns a weight of two dimensions
+or more and has no modules with weights below it (linear, convolution, embedding, experts). Vectors, such as norms have,
+and buffers of any type stay as they are. `granularity` says how much is up at once and `skip` what never goes down;
+what is computed depends on `skip` alone. What to know before using it:
+
+* Values are rounded once, when first stored, and undo does not bring them back; beyond 448 (float8_e4m3fn) or 57344
+  (float8_e5m2) they are lost. Casting up and down again changes nothing more.
+* Trained weights would lose their small updates, so they are refused: freeze them and train adapters.
+* Autograd keeps the weights that a backward pass needs, cast up. So with frozen weights, too, training gains only
+  under checkpointing.
+* The whole model as one piece saves nothing while it runs, only between runs.
+* It comes after splitting feed-forwards and before checkpointing.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import Parameter
+from torch.utils._pytree import tree_map
+
+_DTYPES = {
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+_SMALL, _WIDE = ("float8_e4m3fn", "float8_e5m2", "bf16", "fp16"), ("own", "bf16", "fp16", "fp32")
+_PIECES = ("leaf", "block", "model")
+_TRAINED = (
+    "Updates smaller than a step of the storage dtype would be lost: freeze them with requires_grad_(False) and train "
+    "adapters, or skip them; for inference, run under torch.no_grad()."
+)
+_SKIP = "pos_embed,patch_embed,norm,^proj_in$,^proj_out$,lora_,@declared"
+
+
+@dataclass(frozen=True)
+class SkipCost:
+    """What one reason to skip keeps from being stored small."""
+
+    reason: str
+    """A pattern, the name of a class, or with whom the weight is shared."""
+    modules: tuple[str, ...]
+    kept_bytes: int
+    """What these weights take as they are."""
+    saved_bytes: int
+    """How much less they would take in the storage dtype."""
+
+
+@dataclass(frozen=True)
+class LayerwiseCasting:
+    name: ClassVar[str] = "layerwise_casting"
+    title: ClassVar[str] = "Store weights in a small dtype"
+    sentence: ClassVar[str] = (
+        "Weights rest in 8 or 16 bits, rounded for good, and are cast up just while their layer computes. "
+        "In training only frozen weights can be cast, and that saves only under checkpointing."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+
+    storage: str = field(
+        default="float8_e4m3fn", metadata={"help": "what weights rest in", "choices": _SMALL, "says": "weights in {}"}
+    )
+    compute: str = field(
+        default="own", metadata={"help": "what layers compute in; own is what the model has now", "choices": _WIDE}
+    )
+    granularity: str = field(
+        default="leaf", metadata={"help": "what is cast up as one piece", "choices": _PIECES, "says": "cast {}-wise"}
+    )
+    skip: str = field(
+        default=_SKIP,
+        metadata={"help": "patterns of module names to leave alone; @declared: those that the model's class asks for"},
+    )
+    skip_classes: str = field(default="", metadata={"help": "names of module classes to leave alone"})
+
+    def __post_init__(self) -> None:
+        for knob, choices in (("storage", _SMALL), ("compute", _WIDE), ("granularity", _PIECES)):
+            if getattr(self, knob) not in choices:
+                raise ValueError(f"{knob} cannot be {getattr(self, knob)!r}; it is one of {', '.join(choices)}.")
+        for pattern in _listed(self.skip):
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ValueError(f"{pattern!r} in skip is not a regular expression: {error}.") from None
+        if self.compute != "own":
+            self._check_dtype(_DTYPES[self.compute])
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        return "lossy"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        for name, weight in model.named_parameters():
+            if (weight.element_size() == 1 and weight.dtype is not torch.bool) or hasattr(weight, "__tensor_flatten__"):
+                raise ValueError(
+                    f"{name} is a {type(weight).__name__} of {weight.dtype}: this model is quantized or cast already. "
+                    "Start from weights in bf16, fp16 or fp32."
+                )
+        cast, kept = self._sort(model)
+        if not cast:
+            why = f"all are skipped, by {', '.join(kept)}; shorten skip" if kept else "it has no layer with a matrix"
+            raise ValueError(f"There is nothing to cast in this model: {why}.")
+        for dtype in {each for weight in cast for each in (weight.dtype, self._computes_in(weight))}:
+            self._check_dtype(dtype)
+        for name, module in self._converted(model, cast).items():
+            if any(each not in cast for each in module.parameters()):
+                raise ValueError(
+                    f"{name} shares a weight that is not cast, so it cannot compute in {self.compute} when the rest "
+                    "does not. Convert the model and choose compute=own."
+                )
+        trained = [name for weight, name in cast.items() if weight.requires_grad]
+        if training and trained:
+            raise ValueError(f"{len(trained)} of the weights to cast are trained, {trained[0]} the first. {_TRAINED}")
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        self.check(model, training=False)
+        cast, owners, storage = self._sort(model)[0], _owners(model), _DTYPES[self.storage]
+        own = {each: each.dtype for each in _in_order(model) if each in cast}
+        weights = {each: _Weight(each, owners[each], storage, self._computes_in(each)) for each in own}
+        telling = [each for each in model.modules() if isinstance(getattr(type(each), "dtype", None), property)]
+        undo = [_keep_telling_dtype(module) for module in telling]
+        for module, unit in _units(model, weights, self.granularity):
+            undo.append(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
+            undo.append(module.register_forward_hook(unit.leave, always_call=True).remove)
+        for module in self._converted(model, cast).values():
+            undo += [hook.remove for hook in _convert(module, _DTYPES[self.compute], next(module.parameters()).dtype)]
+        for each in own:
+            _cast(each, storage)
+
+        def restore() -> None:
+            for each in undo:
+                each()
+            for weight, dtype in own.items():
+                _cast(weight, dtype)
+
+        return restore
+
+    def skip_costs(self, model: nn.Module) -> tuple[SkipCost, ...]:
+        """What is left alone and why, the dearest first."""
+        storage = _DTYPES[self.storage].itemsize
+        costs = []
+        for reason, weights in self._sort(model)[1].items():
+            kept = sum(each.numel() * each.element_size() for each in weights)
+            saved = kept - sum(each.numel() for each in weights) * storage
+            costs.append(SkipCost(reason, tuple(dict.fromkeys(weights.values())), kept, saved))
+        return tuple(sorted(costs, key=lambda cost: -cost.saved_bytes))
+
+    def code(self) -> str:
+        return f"from optimizations.layerwise_casting import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
+
+    def _computes_in(self, weight: Parameter) -> torch.dtype:
+        return weight.dtype if self.compute == "own" else _DTYPES[self.compute]
+
+    def _check_dtype(self, wide: torch.dtype) -> None:
+        small, held = torch.finfo(_DTYPES[self.storage]), torch.finfo(wide)
+        if held.bits <= small.bits:
+            raise ValueError(f"Weights in {wide} save nothing when stored in {self.storage}: choose an fp8 storage.")
+        if held.eps > small.eps or held.max < small.max or held.tiny > small.tiny:
+            raise ValueError(f"{wide} cannot hold what {self.storage} can, so that casting would go on losing.")
+
+    def _converted(self, model: nn.Module, cast: Mapping[Parameter, str]) -> dict[str, nn.Module]:
+        """Modules that compute with cast weights, where that is in another dtype than the model's."""
+        if all(each.dtype is self._computes_in(each) for each in cast):
+            return {}
+        found = {}
+        for name, module in model.named_modules():
+            some_or_all = any if _is_leaf(module) else all
+            if (_is_leaf(module) or _reads(module)) and some_or_all(each in cast for each in module.parameters()):
+                found[name] = module
+        return found
+
+    def _sort(self, model: nn.Module) -> tuple[dict[Parameter, str], dict[str, dict[Parameter, str]]]:
+        """Weights to cast, and those left alone by reason; each with the name of its module."""
+        skipped = self._why_skipped(model)
+        why = {name: skipped[name] for name, module in model.named_modules() if _is_leaf(module)}
+        cast: dict[Parameter, str] = {}
+        kept: dict[str, dict[Parameter, str]] = {}
+        for weight, owners in _owners(model).items():
+            leaf = next((name for name, _, _ in owners if name in why), None)
+            if leaf is not None and weight.is_floating_point():
+                # A shared weight must be up for all who use it, and only leaves that are cast see to that.
+                reasons = [why.get(name, f"shared with {name or 'the model'}") for name, _, _ in owners]
+                reason = next(filter(None, reasons), "")
+                (kept.setdefault(reason, {}) if reason else cast)[weight] = leaf
+        return cast, kept
+
+    def _why_skipped(self, model: nn.Module) -> dict[str, str]:
+        """The pattern or class that each module, or one around it, meets; empty for none."""
+        patterns, classes = _listed(self.skip), {*_listed(self.skip_classes)}
+        if "@declared" in patterns:
+            patterns += getattr(model, "_skip_layerwise_casting_patterns", None) or ()
+            fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
+            patterns += [rf"(^|\.){re.escape(each)}(\.|$)" for each in fp32]
+        found: dict[str, str] = {}
+        for path, module in model.named_modules():
+            around = found.get(path.rpartition(".")[0], "")
+            named = (each for each in patterns if path and re.search(each, path))
+            kinds = (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in classes)
+            found[path] = around or next(named, "") or next(kinds, "")
+        return found
+
+
+_Owner = tuple[str, nn.Module, str]
+"""A module's path, the module, and what it calls the weight."""
+
+
+class _Weight:
+    """One weight, and how many of the forward passes under way need it up."""
+
+    def __init__(self, weight: Parameter, owners: list[_Owner], storage: torch.dtype, compute: torch.dtype) -> None:
+        self.weight, self.owners, self.storage, self.compute = weight, owners, storage, compute
+        self.users = 0
+
+    def up(self) -> None:
+        if self.users == 0:
+            if torch.is_grad_enabled() and self.weight.requires_grad:
+                raise ValueError(f"{self.owners[0][0]} has a trained weight, and is cast. {_TRAINED}")
+            _cast(self.weight, self.compute)
+            if torch.is_grad_enabled():
+                # Autograd may keep this, and must not find it cast down when the backward pass comes.
+                self._put(Parameter(self.weight.detach(), requires_grad=False))
+        self.users += 1
+
+    def down(self) -> None:
+        self.users -= 1
+        if self.users == 0:
+            self._put(self.weight)
+            _cast(self.weight, self.storage)
+
+    def _put(self, weight: Parameter) -> None:
+        for _, module, name in self.owners:
+            module._parameters[name] = weight
+
+
+class _Unit:
+    """Weights that go up before a module's forward pass and down after it, even if it ends in an exception."""
+
+    def __init__(self, weights: list[_Weight]) -> None:
+        self.weights = weights
+        self.risen: list[list[_Weight]] = []
+
+    def enter(self, module: nn.Module, args: Any) -> None:
+        self.risen.append([])
+        for each in self.weights:
+            each.up()
+            self.risen[-1].append(each)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        for each in self.risen.pop() if self.risen else ():
+            each.down()
+
+
+def _owners(model: nn.Module) -> dict[Parameter, list[_Owner]]:
+    owners: dict[Parameter, list[_Owner]] = {}
+    for path, module in model.named_modules():
+        for name, weight in module._parameters.items():
+            if weight is not None:
+                owners.setdefault(weight, []).append((path, module, name))
+    return owners
+
+
+def _cast(weight: Parameter, dtype: torch.dtype) -> None:
+    with torch.inference_mode(False):
+        weight.data = weight.data.to(dtype)
+
+
+def _listed(text: str) -> list[str]:
+    return re.findall(r"[^\s,]+", text)
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    own = [each for each in module._parameters.values() if each is not None]
+    below = (each for child in module.children() for each in child.parameters())
+    return any(each.is_floating_point() and each.dim() >= 2 for each in own) and next(below, None) is None
+
+
+def _in_order(module: nn.Module) -> list[Parameter]:
+    """As Module.to goes through them: those of the modules below first, then the module's own."""
+    below = [each for child in module.children() for each in _in_order(child)]
+    return list(dict.fromkeys([*below, *(each for each in module._parameters.values() if each is not None)]))
+
+
+def _units(
+    model: nn.Module, weights: Mapping[Parameter, _Weight], granularity: str
+) -> Iterator[tuple[nn.Module, _Unit]]:
+    blocks = [model] if granularity == "model" else list(_blocks(model)) if granularity == "block" else []
+    inside = {module for block in blocks for module in block.modules()}
+    leaves = [module for module in model.modules() if _is_leaf(module) and module not in inside]
+    readers = {module: read for module in model.modules() if (read := _reads(module))}
+    for module, used in [*((each, _in_order(each)) for each in (*blocks, *leaves)), *readers.items()]:
+        if unit := [weights[each] for each in used if each in weights]:
+            yield module, _Unit(unit)
+
+
+def _blocks(module: nn.Module) -> Iterator[nn.Module]:
+    """What the outermost lists of modules hold."""
+    for child in module.children():
+        listed = isinstance(module, (nn.ModuleList, nn.ModuleDict, nn.Sequential))
+        if listed and not isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            yield child
+        else:
+            yield from _blocks(child)
+
+
+def _reads(module: nn.Module) -> list[Parameter]:
+    """Weights below a module that its own forward takes hold of, if only for their dtype, without calling their owner.
+
+    They must be up as long as that forward runs. Where its code does not say whose `.weight` it takes, all below are.
+    """
+    forward = inspect.unwrap(module.forward)
+    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    found: list[Parameter] = []
+    for *path, last in _taken(code) if code is not None and not _is_leaf(module) else ():
+        owner: Any = module
+        for name in path:
+            owner = getattr(owner, "_modules", {}).get(name)
+        if owner is None or (last == "weight" and not path and "weight" not in module._parameters):
+            return _in_order(module)
+        # Of all parameters at once, forwards ask the first one's dtype.
+        found += list(owner.parameters())[: 1 if last == "parameters" else None]
+    return found
+
+
+@cache
+def _taken(code: CodeType) -> list[list[str]]:
+    """What stands before `.weight` and `.parameters` in a function, as in self.proj.weight."""
+    found: list[list[str]] = []
+    names: list[str] = []
+    for step in dis.get_instructions(code) if {"weight", "parameters"} & {*code.co_names} else ():
+        names = [*names, step.argval] if step.opname in ("LOAD_ATTR", "LOAD_METHOD") else []
+        if names and names[-1] in ("weight", "parameters"):
+            found.append(names)
+    return found
+
+
+def _convert(module: nn.Module, inside: torch.dtype, outside: torch.dtype) -> list[Any]:
+    """Where layers compute in another dtype than the model's, what goes in and what comes out is converted."""
+
+    def to(dtype: torch.dtype, values: Any) -> Any:
+        return tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, values)
+
+    return [
+        module.register_forward_pre_hook(
+            lambda _, *given: (to(inside, given[0]), to(inside, given[1])), with_kwargs=True
+        ),
+        module.register_forward_hook(lambda _, args, output: to(outside, output)),
+    ]
+
+
+def _keep_telling_dtype(module: nn.Module) -> Callable[[], None]:
+    """Models of diffusers and transformers tell the dtype of their first weight, and inputs are converted to that."""
+    kind: Any = type(module)
+    dtype = module.dtype
+    body = {"dtype": property(lambda _: dtype), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    module.__class__ = type(kind.__name__, (kind,), body)
+
+    def undo() -> None:
+        module.__class__ = kind
+
+    return undo

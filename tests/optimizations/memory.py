@@ -1,0 +1,62 @@
+"""Memory of a step on tensors without data: what PyTorch would have asked its allocator for, operator by operator."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from memviz.allocator.caching import CachingAllocator
+
+GiB = 1 << 30
+
+
+class Memory(TorchDispatchMode):
+    """Every storage on the device that operators make; tensors made before count from when they are first used."""
+
+    def __init__(self, device: str = "meta") -> None:
+        super().__init__()
+        self.device = device
+        self.allocator = CachingAllocator()
+        self.known: set[int] = set()
+        self.operators: list[str] = []
+
+    def __torch_dispatch__(self, operator: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.operators.append(operator.overloadpacket.__name__)
+        self.note(args)
+        result = operator(*args, **(kwargs or {}))
+        self.note(result)
+        return result
+
+    def note(self, tree: Any) -> None:
+        for each in tree_leaves(tree):
+            if isinstance(each, torch.Tensor) and each.device.type == self.device:
+                self._note(each.untyped_storage())
+
+    def _note(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self.known or not storage.nbytes():
+            return
+        self.known.add(key)
+        block = self.allocator.malloc(storage.nbytes())
+
+        def freed() -> None:
+            self.known.discard(key)
+            self.allocator.free(block)
+
+        weakref.finalize(storage, freed)
+
+    @property
+    def allocated(self) -> int:
+        return self.allocator.statistics.allocated
+
+    @property
+    def peak_allocated(self) -> int:
+        return self.allocator.statistics.peak_allocated
+
+    @property
+    def peak_reserved(self) -> int:
+        return self.allocator.statistics.peak_reserved

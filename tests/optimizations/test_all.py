@@ -1,0 +1,153 @@
+"""All of them together: one order, pairs that are refused, everything undone."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from itertools import permutations
+from typing import get_type_hints
+
+import pytest
+import torch
+from torch import nn
+
+from optimizations import OPTIMIZATIONS, apply_all, check_together
+from optimizations.attention_backend import AttentionBackend
+from optimizations.checkpointing import Checkpointing
+from optimizations.flat_gradients import FlatGradients
+from tests.house.repository import ROOT
+from tests.optimizations.tiny import different, llama, one_step, stack
+
+each_class = pytest.mark.parametrize("kind", OPTIMIZATIONS, ids=lambda kind: kind.name)
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Does nothing but note when, into a list of the test's."""
+
+    name: str
+    notes: list[str] = field(default_factory=list)
+    refuses: bool = False
+    not_with: Mapping[str, str] = field(default_factory=dict)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        if self.refuses:
+            raise ValueError(f"{self.name} refuses")
+        self.notes.append(self.name)
+        return lambda: self.notes.append(f"undo {self.name}")
+
+
+def test_the_order_is_fixed_whatever_order_they_are_given_in():
+    names = [kind.name for kind in OPTIMIZATIONS]
+    assert names == [
+        "allocator_settings",
+        "attention_backend",
+        "split_feed_forward",
+        "layerwise_casting",
+        "checkpointing",
+        "flat_gradients",
+    ]
+    for given in permutations(["users_own", "checkpointing", "attention_backend", "flat_gradients"]):
+        notes: list[str] = []
+        undo = apply_all(nn.Linear(1, 1), [Noted(name, notes) for name in given])
+        undo()
+        order = ["attention_backend", "checkpointing", "flat_gradients", "users_own"]
+        assert notes == [*order, *(f"undo {name}" for name in reversed(order))]
+
+
+def test_a_refusal_half_way_undoes_what_was_applied():
+    notes: list[str] = []
+    chosen = [
+        Noted("flat_gradients", notes, refuses=True),
+        Noted("checkpointing", notes),
+        Noted("attention_backend", notes),
+    ]
+    with pytest.raises(ValueError, match="flat_gradients refuses"):
+        apply_all(nn.Linear(1, 1), chosen)
+    assert notes == ["attention_backend", "checkpointing", "undo checkpointing", "undo attention_backend"]
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_pair_that_does_not_go_together_is_named_with_the_reason_of_either(turned):
+    pair = [Noted("one", not_with={"other": "they both move house."}), Noted("other")]
+    pair = pair[::-1] if turned else pair
+    words = f"{pair[0].name} does not go with {pair[1].name}: they both move house."
+    for refuse in (check_together, lambda pair: apply_all(nn.Linear(1, 1), pair)):
+        with pytest.raises(ValueError, match=words):
+            refuse([Noted("third"), *pair])
+    assert [each.notes for each in pair] == [[], []]
+
+
+def test_the_same_twice_is_refused():
+    with pytest.raises(ValueError, match="checkpointing is there twice"):
+        check_together([Checkpointing(every=2), Checkpointing()])
+
+
+def test_pairs_that_are_ruled_out_name_optimizations_that_exist():
+    names = {kind.name for kind in OPTIMIZATIONS}
+    for kind in OPTIMIZATIONS:
+        assert set(kind.not_with) <= names - {kind.name}
+        assert all(reason.endswith(".") for reason in kind.not_with.values())
+
+
+@each_class
+def test_each_has_what_a_command_line_and_a_page_show(kind):
+    assert is_dataclass(kind) and kind.__dataclass_params__.frozen
+    assert kind.__module__ == f"optimizations.{kind.name}"
+    assert kind.title and 1 <= kind.sentence.count(". ") + 1 <= 2 and kind.sentence.endswith(".")
+    known = get_type_hints(kind)
+    for each in fields(kind):
+        assert each.metadata["help"]
+        assert each.metadata.get("python_only") or known[each.name] in (int, float, bool, str, int | None, str | None)
+        choices = each.metadata.get("choices", ())
+        assert not choices or each.default in choices
+    made = kind()
+    assert made.claim in ("bitwise", "rounding", "lossy") and isinstance(dict(made.environment), dict)
+
+
+@each_class
+def test_code_of_each_builds_the_same_optimization(kind):
+    code = kind().code()
+    compile(code, kind.name, "exec")
+    assert kind.__name__ in code or "os.environ" in code
+
+
+@each_class
+def test_each_file_can_be_copied_away_alone(kind):
+    """It imports torch and Python's own library, and none of the files beside it."""
+    tree = ast.parse((ROOT / "optimizations" / f"{kind.name}.py").read_text(encoding="utf-8"))
+    nodes = list(ast.walk(tree))
+    names = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
+    names += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
+    assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
+
+
+def test_importing_them_loads_no_library_of_models():
+    program = "import sys, optimizations; print(*sorted({'diffusers', 'transformers', 'memviz'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_bitwise_ones_together_are_bitwise_and_undone_together():
+    case = stack(dropout=0.2)
+    plain = one_step(case.model, case.loss)
+    before = [type(each) for each in case.model.modules()]
+    undo = apply_all(case.model, [FlatGradients(micro_batches=1), Checkpointing(every=2)])
+    assert different(plain, one_step(case.model, case.loss)) == []
+    undo()
+    assert [type(each) for each in case.model.modules()] == before
+    assert different(plain, one_step(case.model, case.loss)) == []
+
+
+def test_all_that_train_together_stay_within_rounding():
+    case = llama()
+    plain = one_step(case.model, case.loss)
+    chosen = [FlatGradients(micro_batches=1), Checkpointing(keep="attention"), AttentionBackend("math")]
+    undo = apply_all(case.model, [*chosen, *(kind() for kind in OPTIMIZATIONS if kind.name == "split_feed_forward")])
+    together = one_step(case.model, case.loss)
+    undo()
+    torch.testing.assert_close(together["loss"], plain["loss"])
+    assert different(plain, one_step(case.model, case.loss)) == []

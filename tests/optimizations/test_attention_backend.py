@@ -1,0 +1,227 @@
+"""Which kernel runs, seen in what it keeps; and what no kernel can do, refused before anything runs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.attention import SDPBackend
+from torch.nn.functional import scaled_dot_product_attention
+
+from optimizations.attention_backend import AttentionBackend
+from optimizations.checkpointing import Checkpointing
+from tests.optimizations.tiny import different, gpt2, llama, ltx, one_step
+
+TOKENS = 48
+
+
+class Attention(nn.Module):
+    """Self-attention with some names that libraries give their sizes."""
+
+    def __init__(self, heads: int = 2, head_dim: int = 16) -> None:
+        super().__init__()
+        self.heads, self.head_dim = heads, head_dim
+        self.inputs = nn.Linear(heads * head_dim, 3 * heads * head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.inputs(x).unflatten(-1, (3, self.heads, self.head_dim)).permute(2, 0, 3, 1, 4)
+        return scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2).flatten(2)
+
+
+def switches() -> tuple[object, ...]:
+    cuda = torch.backends.cuda
+    enabled = (cuda.math_sdp_enabled, cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.cudnn_sdp_enabled)
+    return *(each() for each in enabled), torch._C._get_sdp_priority_order()
+
+
+@pytest.fixture(autouse=True)
+def switches_stay():
+    before = switches()
+    yield
+    assert switches() == before
+
+
+def scores_kept(model: nn.Module, x: Tensor) -> int:
+    """How many tensors as large as the table of scores, tokens x tokens for each head, are kept for backward."""
+    sizes = []
+    with saved_tensors_hooks(lambda each: sizes.append(tuple(each.shape[-2:])) or each, lambda each: each):
+        model(x)
+    return sizes.count((x.shape[1], x.shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("backend", "kept"), [("math", True), ("flash", False), ("efficient", False), ("cudnn", False)]
+)
+def test_only_math_keeps_the_table_of_scores(backend, kept):
+    model, x = Attention(), torch.randn(1, TOKENS, 32)
+    undo = AttentionBackend(backend).apply(model)
+    assert (scores_kept(model, x) > 0) == kept
+    undo()
+    assert scores_kept(model, x) == 0
+
+
+def test_kernels_differ_by_rounding_only():
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, TOKENS, 32)
+    outputs = {}
+    for backend in ("math", "flash"):
+        undo = AttentionBackend(backend).apply(model)
+        outputs[backend] = model(x)
+        undo()
+    torch.testing.assert_close(*outputs.values())
+    assert not torch.equal(*outputs.values())
+
+
+def enabled() -> list[str]:
+    return [name for name, on in zip(("math", "flash", "efficient", "cudnn"), switches()[:4], strict=True) if on]
+
+
+@pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
+def test_away_from_a_cpu_nothing_stands_in(backend):
+    undo = AttentionBackend(backend).apply(Attention().to("meta"))
+    assert enabled() == [backend]
+    undo()
+
+
+def test_unless_it_may_and_then_the_chosen_comes_first():
+    undo = AttentionBackend("cudnn", strict=False).apply(Attention().to("meta"))
+    first = [SDPBackend(each) for each in torch._C._get_sdp_priority_order()[:3]]
+    assert enabled() == ["math", "efficient", "cudnn"]
+    assert first == [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    undo()
+
+
+def test_a_model_that_moves_takes_the_choice_along():
+    model = Attention()
+    undo = AttentionBackend("efficient").apply(model)
+    on_cpu = enabled()
+    model.to("meta")(torch.empty(1, TOKENS, 32, device="meta"))
+    assert (on_cpu, enabled()) == (["math", "flash"], ["efficient"])
+    undo()
+
+
+def test_one_inside_the_other_is_undone_from_within():
+    model = Attention().to("meta")
+    outer = AttentionBackend("flash").apply(model)
+    inner = AttentionBackend("math").apply(model)
+    inner()
+    assert enabled() == ["flash"]
+    outer()
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, ltx])
+def test_a_block_computed_again_takes_the_same_kernel(make):
+    case = make()
+    undo = AttentionBackend("math").apply(case.model)
+    plain = one_step(case.model, case.loss)
+    Checkpointing().apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    undo()
+
+
+# Attention has to be PyTorch's.
+
+
+def test_eager_attention_of_transformers_becomes_pytorchs_and_goes_back():
+    case = llama(attn_implementation="eager")
+    eager = one_step(case.model, case.loss)
+    undo = AttentionBackend("flash").apply(case.model)
+    assert case.model.config._attn_implementation == "sdpa"
+    assert different(eager, one_step(case.model, case.loss)) != []
+    undo()
+    assert case.model.config._attn_implementation == "eager"
+    assert different(eager, one_step(case.model, case.loss)) == []
+
+
+def test_a_backend_of_diffusers_own_is_refused():
+    model = ltx().model
+    model.set_attention_backend("_native_math")
+    with pytest.raises(ValueError, match=r"backend _native_math of diffusers.*reset_attention_backend\(\)"):
+        AttentionBackend().apply(model)
+    model.reset_attention_backend()
+    AttentionBackend().apply(model)()
+
+
+def test_a_processor_that_multiplies_by_itself_is_refused():
+    from diffusers.models.attention_processor import Attention as DiffusersAttention
+    from diffusers.models.attention_processor import AttnProcessor
+
+    with pytest.raises(ValueError, match="computes attention by itself with AttnProcessor"):
+        AttentionBackend().check(nn.Sequential(DiffusersAttention(16, processor=AttnProcessor())), training=False)
+    AttentionBackend("math").check(nn.Sequential(DiffusersAttention(16)), training=False)
+
+
+def test_a_model_of_transformers_without_pytorchs_attention_is_refused():
+    model = llama(attn_implementation="eager").model
+    type(model)._supports_sdpa, before = False, type(model)._supports_sdpa
+    try:
+        with pytest.raises(ValueError, match="LlamaForCausalLM computes attention by itself"):
+            AttentionBackend().check(model, training=True)
+    finally:
+        type(model)._supports_sdpa = before
+
+
+# What a kernel cannot do.
+
+
+def in_dtype(dtype: torch.dtype, head_dim: int = 16) -> nn.Module:
+    with torch.device("meta"):
+        return nn.Sequential(Attention(2, head_dim)).to(dtype)
+
+
+@pytest.mark.parametrize(
+    ("backend", "model", "words"),
+    [
+        ("flash", in_dtype(torch.float32), "computes in float16, bfloat16, and this model is in float32"),
+        ("cudnn", in_dtype(torch.float32), "this model is in float32"),
+        ("efficient", in_dtype(torch.float64), "computes in float16, bfloat16, float32, and this model is in float64"),
+        ("flash", in_dtype(torch.bfloat16, 288), "0 has heads of 288 channels; the flash kernel takes at most 256"),
+        ("efficient", in_dtype(torch.bfloat16, 12), "takes a multiple of 8 in this dtype"),
+        ("cudnn", in_dtype(torch.float16, 12), "takes a multiple of 8 in this dtype"),
+    ],
+)
+def test_what_the_kernel_cannot_do_is_refused_with_the_reason(backend, model, words):
+    with pytest.raises(ValueError, match=words):
+        AttentionBackend(backend).check(model, training=True)
+    AttentionBackend(backend, strict=False).check(model, training=True)
+    AttentionBackend("math").check(model, training=True)
+
+
+@pytest.mark.parametrize(
+    ("backend", "model"),
+    [
+        ("flash", in_dtype(torch.bfloat16, 12)),
+        ("efficient", in_dtype(torch.float32, 12)),
+        ("efficient", in_dtype(torch.bfloat16, 288)),
+        ("cudnn", in_dtype(torch.float16)),
+    ],
+)
+def test_what_the_kernel_can_do_is_not_refused(backend, model):
+    AttentionBackend(backend).check(model, training=True)
+
+
+def test_grouped_queries_are_refused_for_the_efficient_kernel():
+    model = llama().model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="fewer heads for keys and values than for queries"):
+        AttentionBackend("efficient").check(model, training=True)
+    AttentionBackend("flash").check(model, training=True)
+
+
+def test_head_sizes_of_diffusers_are_known():
+    with pytest.raises(ValueError, match=r"transformer_blocks.0.attn1 has heads of 16 channels"):
+        AttentionBackend("cudnn")._refuse_heads(
+            "transformer_blocks.0.attn1", ltx().model.transformer_blocks[0].attn1, 32
+        )
+
+
+def test_an_unknown_kernel_is_refused():
+    with pytest.raises(ValueError, match="one of math, efficient, flash, cudnn"):
+        AttentionBackend("eager")
+
+
+def test_its_code_does_the_same():
+    names = {"model": Attention().to("meta")}
+    exec(AttentionBackend("flash", strict=False).code(), names)
+    assert enabled() == ["math", "flash", "efficient"]
+    names["undo"]()

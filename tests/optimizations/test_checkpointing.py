@@ -1,0 +1,318 @@
+"""Which blocks compute again, what they hold until then, and that no bit of the result changes."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from optimizations.checkpointing import Checkpointing, blocks
+from tests.optimizations.memory import Memory
+from tests.optimizations.tiny import Block, Stack, different, gpt2, llama, ltx, one_step, stack
+
+STRATEGIES = {
+    "none": ({"every": 0}, ()),
+    "all": ({}, (0, 1, 2, 3, 4)),
+    "every 2nd": ({"every": 2}, (0, 2, 4)),
+    "every 4th": ({"every": 4}, (0, 4)),
+    "all but every 2nd": ({"every": 2, "invert": True}, (1, 3)),
+    "all but every 4th": ({"every": 4, "invert": True}, (1, 2, 3)),
+    "skip some": ({"skip": "0,3"}, (1, 2, 4)),
+    "skip a range": ({"every": 2, "skip": "1-3"}, (0, 4)),
+    "keep matmuls": ({"keep": "matmuls"}, (0, 1, 2, 3, 4)),
+    "offload": ({"offload": True}, (0, 1, 2, 3, 4)),
+}
+each_strategy = pytest.mark.parametrize(("knobs", "chosen"), STRATEGIES.values(), ids=STRATEGIES.keys())
+
+
+@each_strategy
+def test_the_chosen_blocks_run_twice_and_no_bit_changes_with_dropout(knobs, chosen):
+    case = stack(dropout=0.3)
+    plain = one_step(case.model, case.loss)
+    for each in case.model.blocks:
+        each.strides.clear()
+    Checkpointing(**knobs).apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    assert case.model.runs == [2 if number in chosen else 1 for number in range(5)]
+
+
+@pytest.mark.parametrize("make", [ltx, gpt2, llama])
+@pytest.mark.parametrize("knobs", [{}, {"every": 2, "invert": True}, {"keep": "both"}, {"keep": "attention"}], ids=str)
+def test_no_bit_changes_in_models_of_diffusers_and_transformers(make, knobs):
+    case = make()
+    plain = one_step(case.model, case.loss)
+    undo = Checkpointing(**knobs).apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    undo()
+    assert different(plain, one_step(case.model, case.loss)) == []
+
+
+def test_a_models_own_cache_is_written_once():
+    case = llama()
+    tokens = torch.arange(6).reshape(1, 6)
+    Checkpointing(every=2).apply(case.model)
+    output = case.model(input_ids=tokens, labels=tokens, use_cache=True)
+    output.loss.backward()
+    assert [layer.keys.shape[2] for layer in output.past_key_values.layers] == [6, 6, 6, 6]
+
+
+@given(every=st.integers(0, 9), count=st.integers(0, 40), skip=st.sets(st.integers(0, 39)))
+def test_inverted_is_the_rest_and_skipped_is_in_neither(every, count, skip):
+    text = ",".join(map(str, skip))
+    one = Checkpointing(every=every, skip=text).chosen(count)
+    other = Checkpointing(every=every, skip=text, invert=True).chosen(count)
+    assert sorted([*one, *other]) == [number for number in range(count) if number not in skip]
+    assert all(every and number % every == 0 for number in one)
+
+
+def test_the_seeds_strategies_on_28_blocks():
+    assert [len(Checkpointing(every=every).chosen(28)) for every in (1, 2, 4)] == [28, 14, 7]
+
+
+# What is held. On meta, so that it can be the model of a GPU's allocator that counts.
+
+TOKENS, WIDTH, DEPTH = 64, 64, 6
+INPUT_BYTES = TOKENS * WIDTH * 4
+
+
+def held_after_forward(strategy: Checkpointing | None, transposed: bool = False) -> tuple[int, int, list[str]]:
+    """Bytes of activations on the device and on the host after a forward pass, and the operators of the backward."""
+    with torch.device("meta"):
+        model = Stack(DEPTH, WIDTH)
+        x = torch.empty(TOKENS, WIDTH)
+    if strategy is not None:
+        strategy.apply(model)
+    with Memory("meta") as device, Memory("cpu") as host:
+        device.note([*model.parameters(), x])
+        before = device.allocated
+        output = model(x)
+        held = device.allocated - before - INPUT_BYTES, host.allocated
+        device.operators.clear()
+        output.sum().backward()
+        del output
+        assert host.allocated == 0
+    return *held, device.operators
+
+
+def test_a_checkpointed_block_holds_its_input_and_nothing_else():
+    assert held_after_forward(Checkpointing())[0] == DEPTH * INPUT_BYTES
+
+
+def test_the_more_blocks_compute_again_the_less_is_held():
+    every = [held_after_forward(each and Checkpointing(every=each))[0] for each in (None, 4, 2, 1)]
+    inverted = held_after_forward(Checkpointing(every=4, invert=True))[0]
+    whole, fourth, second, all_of_them = every
+    a_block = (whole - all_of_them) / DEPTH
+    assert [fourth, second, inverted] == [whole - 2 * a_block, whole - 3 * a_block, whole - 4 * a_block]
+
+
+def test_kept_matmuls_are_held_and_not_computed_again():
+    (all_again, _, again), (kept, _, seldom) = (
+        held_after_forward(Checkpointing(keep=each)) for each in ("nothing", "both")
+    )
+    # Of each block the result of `up`, four times as wide; the result of `down` is not needed for backward.
+    assert kept - all_again >= DEPTH * 4 * INPUT_BYTES
+    assert (again.count("addmm") > 0, seldom.count("addmm")) == (True, 0)
+
+
+def test_offloaded_inputs_leave_the_device_and_come_back():
+    on_device, on_host, _ = held_after_forward(Checkpointing(offload=True))
+    # The last block's output is the model's.
+    assert (on_device, on_host) == (0, DEPTH * INPUT_BYTES)
+
+
+def test_an_offloaded_input_comes_back_as_it_lay():
+    with torch.device("meta"):
+        model = Stack(2)
+        x = torch.empty(8, 6).t().requires_grad_()
+    Checkpointing(offload=True).apply(model.blocks)
+    model.blocks[0](x).sum().backward()
+    assert model.blocks[0].strides == [(1, 6), (1, 6)]
+
+
+def test_what_is_passed_by_name_is_offloaded_too():
+    with torch.device("meta"):
+        model = Stack(2)
+        x, scale = torch.empty(6, 8), torch.empty(6, 32, requires_grad=True)
+    Checkpointing(offload=True).apply(model)
+    with Memory("cpu") as host:
+        output = model.blocks[0](model.first(x), scale=scale * 2)
+        held = host.allocated
+        output.sum().backward()
+    assert held == 512 + 1024
+
+
+# Where it has no effect, and what it leaves alone.
+
+
+@pytest.mark.parametrize("off", [torch.no_grad, torch.inference_mode])
+def test_without_autograd_every_block_runs_once(off):
+    case = stack()
+    case.model.eval()
+    with off():
+        plain = case.loss(case.model)
+        Checkpointing().apply(case.model)
+        assert torch.equal(case.loss(case.model), plain)
+    assert case.model.runs == [2] * 5
+
+
+def test_it_works_in_eval_mode():
+    case = stack()
+    case.model.eval()
+    plain = one_step(case.model, case.loss)
+    Checkpointing().apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    assert case.model.runs == [3] * 5
+
+
+def test_undo_leaves_no_trace():
+    case = stack()
+    before = [(type(each), dict(vars(each))) for each in case.model.modules()]
+    Checkpointing(every=2).apply(case.model)()
+    assert [(type(each), dict(vars(each))) for each in case.model.modules()] == before
+
+
+def test_a_checkpointed_block_is_still_what_it_was():
+    case = stack()
+    names = list(case.model.state_dict())
+    Checkpointing().apply(case.model)
+    assert all(isinstance(each, Block) and type(each).__name__ == "Block" for each in case.model.blocks)
+    assert list(case.model.state_dict()) == names
+    assert list(blocks(case.model)) == [f"blocks.{number}" for number in range(5)]
+
+
+def test_a_deep_copy_runs_its_own_blocks():
+    case = stack()
+    Checkpointing().apply(case.model)
+    twin = copy.deepcopy(case.model)
+    one_step(twin, case.loss)
+    assert (case.model.runs, twin.runs) == ([0] * 5, [2] * 5)
+
+
+def test_hooks_on_a_block_run_in_the_recomputation_too():
+    case = stack()
+    for each in case.model.blocks:
+        each.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    plain = one_step(case.model, case.loss)
+    Checkpointing().apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+
+
+def test_a_function_of_the_users_runs_the_chosen_blocks():
+    case = stack()
+    plain = one_step(case.model, case.loss)
+    seen = []
+
+    def own(number, block, *args):
+        seen.append(number)
+        return checkpoint(block, *args, use_reentrant=False) if number else block(*args)
+
+    for each in case.model.blocks:
+        each.strides.clear()
+    Checkpointing(every=2, function=own).apply(case.model)
+    assert different(plain, one_step(case.model, case.loss)) == []
+    assert (seen, case.model.runs) == ([0, 2, 4], [1, 1, 2, 1, 2])
+
+
+@torch.library.custom_op("memviz_tests::drawing_attention", mutates_args=())
+def drawing_attention(x: Tensor, dropout_p: float) -> Tensor:
+    return x * (torch.rand_like(x) >= dropout_p) if dropout_p else x.clone()
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(output != 0)
+
+
+drawing_attention.register_autograd(lambda ctx, gradient: (gradient * ctx.saved_tensors[0], None), setup_context=_save)
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.5])
+def test_kept_attention_with_dropout_does_not_shift_later_random_numbers(dropout):
+    class Drawing(Block):
+        def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+            return super().forward(drawing_attention(x, dropout))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Drawing(8, 0.5), Drawing(8, 0.5))
+    x = torch.randn(4, 8)
+    plain = one_step(model, lambda model: model(x).square().mean())
+    Checkpointing(keep="attention").apply(model)
+    assert different(plain, one_step(model, lambda model: model(x).square().mean())) == []
+
+
+# Which blocks are found.
+
+
+def test_blocks_of_diffusers_and_transformers():
+    assert list(blocks(ltx().model)) == [f"transformer_blocks.{number}" for number in range(4)]
+    assert list(blocks(gpt2().model)) == [f"transformer.h.{number}" for number in range(4)]
+    assert list(blocks(llama().model)) == [f"model.layers.{number}" for number in range(4)]
+
+
+def test_every_outermost_list_of_alike_modules_counts():
+    inside = nn.Sequential(Block(), Block())
+    model = nn.Module()
+    model.mixed = nn.Sequential(nn.Embedding(4, 8), Block(), Block(), nn.Linear(8, 4))
+    model.nested = nn.ModuleList([nn.ModuleList([inside]), nn.ModuleList([nn.Sequential(Block(), Block())])])
+    model.leaves = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    model.shared = nn.ModuleList([model.mixed[1], Block()])
+    assert list(blocks(model)) == ["mixed.1", "mixed.2", "nested.0", "nested.1", "shared.1"]
+
+
+def test_layers_of_several_classes_count_where_each_says_it_can_be_checkpointed():
+    class One(Block):
+        gradient_checkpointing = False
+
+    class Other(Block):
+        gradient_checkpointing = False
+
+    assert list(blocks(nn.ModuleList([One(), Other(), One()]))) == ["0", "1", "2"]
+    assert list(blocks(nn.ModuleList([One(), Block(), One()]))) == []
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"every": -1}, "every is -1"),
+        ({"keep": "some"}, "one of nothing, attention, matmuls, both"),
+        ({"skip": "1,x"}, "skip has 'x'"),
+        ({"skip": "5-3"}, "skip has '5-3'"),
+        ({"function": print, "offload": True}, "leave keep and offload away"),
+    ],
+)
+def test_impossible_knobs_are_refused_at_once(knobs, words):
+    with pytest.raises(ValueError, match=words):
+        Checkpointing(**knobs)
+
+
+def test_what_does_not_fit_the_model_is_refused():
+    with pytest.raises(ValueError, match="Train, or leave it out"):
+        Checkpointing().check(Stack(), training=False)
+    with pytest.raises(ValueError, match="No blocks were found"):
+        Checkpointing().check(nn.Linear(2, 2), training=True)
+    with pytest.raises(ValueError, match="skip names block 7; this model has 5, numbered 0 to 4"):
+        Checkpointing(skip="7").check(Stack(), training=True)
+
+
+def test_a_model_that_checkpoints_by_itself_is_refused():
+    case = ltx()
+    case.model.enable_gradient_checkpointing()
+    with pytest.raises(ValueError, match=r"disable_gradient_checkpointing\(\)"):
+        Checkpointing().apply(case.model)
+    case.model.disable_gradient_checkpointing()
+    Checkpointing().apply(case.model)
+
+
+def test_its_code_does_the_same():
+    model = Stack()
+    exec(Checkpointing(every=2, keep="matmuls").code(), {"model": model})
+    model(torch.randn(2, 8)).sum().backward()
+    assert model.runs == [2, 1, 2, 1, 2]

@@ -1,0 +1,314 @@
+"""Three ways to add up micro-batches: the same sums to the bit, and what each holds while it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from optimizations.checkpointing import Checkpointing
+from optimizations.flat_gradients import FlatGradients, flat_gradient
+from tests.optimizations.memory import Memory
+from tests.optimizations.tiny import Stack, llama
+
+WAYS = ("flat", "list_then_cat", "plain")
+MiB = 1 << 20
+
+
+def batches(count: int, dtype: torch.dtype = torch.float32, seed: int = 1) -> list[Tensor]:
+    torch.manual_seed(seed)
+    return [torch.randn(3, 8).to(dtype) for _ in range(count)]
+
+
+def model_in(dtype: torch.dtype) -> nn.Module:
+    torch.manual_seed(0)
+    return Stack(2).to(dtype)
+
+
+def take_step(model: nn.Module, inputs: list[Tensor]) -> list[Tensor]:
+    losses = []
+    for x in inputs:
+        loss = model(x).square().mean()
+        loss.backward()
+        losses.append(loss.detach())
+    return losses
+
+
+def summed(how: str, dtype: torch.dtype, count: int, **knobs: bool) -> tuple[list[Tensor], Tensor]:
+    model = model_in(dtype)
+    FlatGradients(how, micro_batches=count, **knobs).apply(model)
+    return take_step(model, batches(count, dtype)), flat_gradient(model)
+
+
+@settings(max_examples=12)
+@given(st.sampled_from([torch.float32, torch.bfloat16]), st.integers(1, 5), st.booleans())
+def test_losses_and_sums_are_bitwise_equal_in_all_ways(dtype, count, joined):
+    (losses, total), *others = (summed(how, dtype, count, joined=joined) for how in WAYS)
+    expected = torch.zeros_like(total)
+    plain_losses = []
+    for x in batches(count, dtype):
+        model = model_in(dtype)
+        plain_losses += take_step(model, [x])
+        expected += torch.cat([each.grad.flatten() for each in model.parameters()])
+    assert (total.dtype, torch.equal(total, expected), losses) == (torch.float32, True, plain_losses)
+    for other_losses, other in others:
+        assert (torch.equal(other, total), other_losses) == (True, losses)
+
+
+@pytest.mark.parametrize("how", WAYS)
+def test_fp32_sums_are_what_pytorch_accumulates_to_the_bit(how):
+    plain = model_in(torch.float32)
+    take_step(plain, batches(4))
+    _, total = summed(how, torch.float32, 4)
+    assert torch.equal(total, torch.cat([each.grad.flatten() for each in plain.parameters()]))
+
+
+def test_sums_of_bf16_gradients_are_closer_to_the_truth_than_bf16_sums():
+    plain, exact = model_in(torch.bfloat16), 0
+    for x in batches(5, torch.bfloat16):
+        single = model_in(torch.bfloat16)
+        take_step(single, [x])
+        take_step(plain, [x])
+        exact = exact + torch.cat([each.grad.flatten().double() for each in single.parameters()])
+    _, total = summed("flat", torch.bfloat16, 5)
+    rounded = torch.cat([each.grad.flatten().double() for each in plain.parameters()])
+    assert (total - exact).norm() < (rounded - exact).norm() / 1000
+
+
+# What an optimizer finds.
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_after_a_step_every_parameter_has_its_sum(how, dtype):
+    model = model_in(dtype)
+    FlatGradients(how, micro_batches=2).apply(model)
+    take_step(model, batches(2, dtype))
+    total, start = flat_gradient(model), 0
+    for each in model.parameters():
+        part = total[start : start + each.numel()].view_as(each)
+        start += each.numel()
+        assert torch.equal(each.main_grad, part) and torch.equal(each.grad, part.to(dtype))
+        assert each.main_grad.data_ptr() == part.data_ptr()
+        assert (each.grad.data_ptr() == part.data_ptr()) == (dtype == torch.float32)
+    assert start == total.numel()
+
+
+@pytest.mark.parametrize("how", WAYS)
+@pytest.mark.parametrize("clears", [True, False])
+def test_training_goes_on_as_without_it(how, clears):
+    """Three steps of two micro-batches; whether the sums are cleared between is not left to the loop."""
+    models = [model_in(torch.float32), model_in(torch.float32)]
+    FlatGradients(how, micro_batches=2).apply(models[0])
+    for step in range(3):
+        for model, always in zip(models, (clears, True), strict=True):
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            take_step(model, batches(2, seed=step))
+            optimizer.step()
+            if always:
+                optimizer.zero_grad()
+    assert all(map(torch.equal, models[0].parameters(), models[1].parameters()))
+
+
+def test_without_fill_grad_only_main_grad_is_there():
+    model = model_in(torch.bfloat16)
+    FlatGradients(micro_batches=1, fill_grad=False).apply(model)
+    take_step(model, batches(1, torch.bfloat16))
+    assert all(each.grad is None and each.main_grad.dtype == torch.float32 for each in model.parameters())
+
+
+def test_an_optimizer_that_steps_too_early_is_told():
+    model = model_in(torch.float32)
+    undo = FlatGradients(micro_batches=3).apply(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    take_step(model, batches(2))
+    with pytest.raises(RuntimeError, match="stepped after 2 of 3 micro-batches"):
+        optimizer.step()
+    other = torch.optim.SGD(Stack(2).parameters(), lr=0.1)
+    other.step()
+    undo()
+    optimizer.step()
+
+
+def test_parameters_without_a_gradient_count_as_zero():
+    class Half(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.unused = nn.Linear(2, 2)
+            self.used = nn.Linear(8, 3)
+            self.frozen = nn.Linear(3, 3).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.frozen(self.used(x))
+
+    for how in WAYS:
+        model = Half()
+        FlatGradients(how, micro_batches=2).apply(model)
+        take_step(model, batches(2))
+        total = flat_gradient(model)
+        assert (total.numel(), total[:6].abs().sum() == 0, total[6:].abs().min() > 0) == (33, True, True)
+
+
+def test_parameters_replaced_after_it_was_applied_are_found():
+    model = model_in(torch.float32)
+    FlatGradients(micro_batches=2).apply(model)
+    for module in list(model.modules()):
+        for name, each in list(module.named_parameters(recurse=False)):
+            setattr(module, name, nn.Parameter(each.detach().clone()))
+    take_step(model, batches(2))
+    assert torch.equal(flat_gradient(model), summed("flat", torch.float32, 2)[1])
+
+
+def test_it_goes_with_checkpointing_and_tied_weights():
+    expected = None
+    for checkpointed in (False, True):
+        case = llama(tie_word_embeddings=True)
+        FlatGradients(micro_batches=2).apply(case.model)
+        if checkpointed:
+            Checkpointing().apply(case.model)
+        for _ in range(2):
+            case.loss(case.model).backward()
+        total = flat_gradient(case.model)
+        expected = total if expected is None else expected
+        assert torch.equal(total, expected)
+    assert total.numel() == sum(each.numel() for each in case.model.parameters())
+
+
+def test_a_forward_without_gradients_is_no_part_of_a_step():
+    model = model_in(torch.float32)
+    FlatGradients(micro_batches=2).apply(model)
+    first, second = batches(2)
+    take_step(model, [first])
+    with torch.no_grad():
+        model(first)
+    take_step(model, [second])
+    with torch.no_grad():
+        model(first)
+    assert torch.equal(flat_gradient(model), summed("flat", torch.float32, 2)[1])
+
+
+def test_undo_leaves_a_model_that_accumulates_as_before():
+    model = model_in(torch.float32)
+    hooks = dict(model._forward_pre_hooks)
+    undo = FlatGradients(micro_batches=2).apply(model)
+    take_step(model, batches(3))
+    undo()
+    model.zero_grad()
+    take_step(model, batches(4))
+    plain = model_in(torch.float32)
+    take_step(plain, batches(4))
+    assert all(
+        torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), plain.parameters(), strict=True)
+    )
+    assert not any(hasattr(each, "main_grad") for each in model.parameters())
+    assert dict(model._forward_pre_hooks) == hooks
+    FlatGradients().apply(model)
+
+
+# Memory, in bytes a parameter, of weights in bf16 on meta.
+
+SIZES = (11, 7, 5, 3)
+"""Weights of so many times 16 MiB: large enough for a segment each. In another order some of what is reserved is
+reserved for want of a hole of the right size, up to 0.2 bytes a parameter."""
+
+
+class Weights(nn.Module):
+    """Gradients and nothing else: a weight's gradient is as large as it, and activations are small."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.empty(each * 8 * MiB, dtype=torch.bfloat16) for each in SIZES)
+
+    def forward(self) -> Tensor:
+        return sum(each.sum() for each in self.weights)
+
+
+def peaks(how: str | None, **knobs: bool) -> tuple[float, float]:
+    """The most bytes allocated and reserved, for each parameter."""
+    with torch.device("meta"):
+        model = Weights()
+    count = sum(each.numel() for each in model.parameters())
+    with Memory() as memory:
+        memory.note(list(model.parameters()))
+        if how is not None:
+            FlatGradients(how, **knobs).apply(model)
+        for _ in range(4):
+            model().backward()
+    return tuple(round(each / count, 1) for each in (memory.peak_allocated, memory.peak_reserved))
+
+
+def ways() -> Iterator[tuple[float, float]]:
+    for how in WAYS:
+        yield peaks(how)
+
+
+def test_the_list_reserves_four_bytes_a_parameter_more_and_flat_none():
+    (_, flat), (_, listed), (_, plain) = ways()
+    assert (flat - plain, listed - plain) == (0, 4)
+
+
+def test_what_is_live_at_most():
+    """Weights 2, fp32 sum 4, gradients of a micro-batch 2, joined 2; the list twice over, when those 2 are gone."""
+    (flat, _), (listed, _), (plain, _) = ways()
+    assert (plain, flat, listed) == (10, 10, 12)
+
+
+def test_without_joining_the_last_micro_batch_flat_needs_four_bytes_a_parameter_less():
+    largest = 2 * max(SIZES) / sum(SIZES)
+    assert peaks("flat", joined=False, fill_grad=False)[0] == pytest.approx(2 + 4 + largest, abs=0.1)
+    assert peaks("list_then_cat", joined=False, fill_grad=False)[0] == 2 + 4 + 4
+
+
+# Refusals.
+
+
+@pytest.mark.parametrize(
+    ("knobs", "words"), [({"how": "cat"}, "one of flat, list_then_cat, plain"), ({"micro_batches": 0}, "at least 1")]
+)
+def test_impossible_knobs_are_refused_at_once(knobs, words):
+    with pytest.raises(ValueError, match=words):
+        FlatGradients(**knobs)
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        (nn.Linear(2, 2).requires_grad_(False), "No parameter of this model is trained"),
+        (nn.Linear(2, 2, dtype=torch.float64), "weight is torch.float64"),
+        (nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2, device="meta")), "on cpu, meta"),
+        (nn.Embedding(2, 2, sparse=True), "sparse=False"),
+    ],
+)
+def test_a_model_that_has_no_flat_sum_is_refused(model, words):
+    with pytest.raises(ValueError, match=words):
+        FlatGradients().check(model, training=True)
+
+
+def test_inference_and_applying_twice_are_refused():
+    model = Stack()
+    with pytest.raises(ValueError, match="Inference has no gradients"):
+        FlatGradients().check(model, training=False)
+    FlatGradients().apply(model)
+    with pytest.raises(ValueError, match="undo that first"):
+        FlatGradients().apply(model)
+
+
+def test_an_incomplete_sum_is_not_handed_out():
+    model = Stack()
+    with pytest.raises(ValueError, match="no complete sum"):
+        flat_gradient(model)
+    FlatGradients(micro_batches=2).apply(model)
+    take_step(model, batches(1))
+    with pytest.raises(ValueError, match="no complete sum"):
+        flat_gradient(model)
+
+
+def test_its_code_does_the_same():
+    model = model_in(torch.float32)
+    exec(FlatGradients("list_then_cat", micro_batches=3).code(), {"model": model})
+    take_step(model, batches(3))
+    assert torch.equal(flat_gradient(model), summed("flat", torch.float32, 3)[1])

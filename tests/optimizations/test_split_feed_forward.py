@@ -1,0 +1,355 @@
+"""Feed-forwards in slices: the same values, from the same weights, in less memory; and what is refused."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from optimizations.split_feed_forward import SplitFeedForward, feed_forwards
+from tests.optimizations.tiny import Stack, gpt2, llama, ltx
+
+ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
+GATED = ("geglu", "swiglu")
+EPSILON = {torch.float64: 1e-15, torch.float32: 5e-7, torch.bfloat16: 1e-2}
+each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
+
+
+def layer(activation: str = "gelu", dim: int = 24, mult: int = 5, **more: object) -> nn.Module:
+    """Weights that keep the signal, and biases that can be told from zero."""
+    from diffusers.models.attention import FeedForward
+
+    torch.manual_seed(0)
+    made = FeedForward(dim, mult=mult, activation_fn=activation, **more)
+    for name, each in made.named_parameters():
+        nn.init.normal_(each, std=1.0 if name.endswith("bias") else each.shape[-1] ** -0.5)
+    return made.eval()
+
+
+def apart(one: Tensor, other: Tensor) -> float:
+    """Relative L2 distance."""
+    return float((one.double() - other.double()).norm() / one.double().norm())
+
+
+def results(model: nn.Module, x: Tensor) -> dict[str, Tensor]:
+    """Output and all gradients, for a loss to which each output matters differently."""
+    model.zero_grad()
+    x = x.detach().requires_grad_()
+    output = model(x)
+    (output * torch.linspace(-1, 1, output.numel(), dtype=x.dtype).reshape(output.shape)).sum().backward()
+    return {"output": output.detach(), "x": x.grad, **{name: each.grad for name, each in model.named_parameters()}}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("as_published", [False, True], ids=["", "as published"])
+@each_activation
+def test_outputs_and_gradients_are_equal_up_to_rounding(activation, as_published, dtype):
+    model = layer(activation, dim_out=17).to(dtype)
+    x = torch.randn(2, 7, 24, dtype=dtype)
+    whole = results(model, x)
+    SplitFeedForward(4, as_published=as_published).apply(model)
+    split = results(model, x)
+    assert split["output"].shape == (2, 7, 17)
+    assert {name: apart(whole[name], split[name]) < EPSILON[dtype] for name in whole} == dict.fromkeys(whole, True)
+
+
+@given(
+    activation=st.sampled_from(ACTIVATIONS),
+    splits=st.integers(1, 9),
+    width=st.integers(1, 4),
+    dim_out=st.integers(1, 9),
+    bias=st.booleans(),
+    batch=st.sampled_from([(), (3,), (2, 3), (2, 1, 3)]),
+)
+@settings(deadline=None, max_examples=60)
+def test_any_number_of_splits_that_divides_gives_the_same(activation, splits, width, dim_out, bias, batch):
+    model = layer(activation, dim=6, dim_out=dim_out, inner_dim=splits * width, bias=bias).double()
+    x = torch.randn(*batch, 6, dtype=torch.float64)
+    with torch.no_grad():
+        whole = model(x)
+        SplitFeedForward(splits).apply(model)
+        torch.testing.assert_close(model(x), whole, rtol=1e-12, atol=1e-12)
+
+
+def test_in_bf16_it_is_no_further_from_the_truth_than_a_few_roundings():
+    model, x = layer("geglu", dim=64, mult=4), torch.randn(9, 64)
+    with torch.no_grad():
+        truth = model(x)
+        whole = model.bfloat16()(x.bfloat16())
+        SplitFeedForward(8).apply(model)
+        split = model(x.bfloat16())
+    assert split.dtype == torch.bfloat16
+    assert apart(truth, split) < 2 * apart(truth, whole) < EPSILON[torch.bfloat16] * 2
+
+
+class SplitAsFirstPublished(nn.Module):
+    """A gated layer cut as the first publication did: each slice takes value and gate from its own stretch of rows."""
+
+    def __init__(self, whole: nn.Module, splits: int) -> None:
+        super().__init__()
+        self.first, self.second = whole.net[0], whole.net[2]
+        self.splits = splits
+
+    def forward(self, x: Tensor) -> Tensor:
+        weights, biases = self.first.proj.weight.chunk(self.splits), self.first.proj.bias.chunk(self.splits)
+        activation = getattr(self.first, "activation", F.gelu)
+        output = self.second.bias
+        for weight, bias, columns in zip(weights, biases, self.second.weight.chunk(self.splits, dim=1), strict=True):
+            value, gate = F.linear(x, weight, bias).chunk(2, dim=-1)
+            output = output + F.linear(value * activation(gate), columns)
+        return output
+
+
+@pytest.mark.parametrize("activation", GATED)
+@torch.no_grad()
+def test_the_published_bug_is_seen_layer_by_layer_though_the_end_of_five_layers_hides_it(activation):
+    from diffusers.models.attention import FeedForward
+
+    torch.manual_seed(0)
+    layers = nn.Sequential(*(FeedForward(256, mult=4, activation_fn=activation) for _ in range(5)))
+    wrong = nn.Sequential(*(SplitAsFirstPublished(each, 4) for each in layers))
+    right = copy.deepcopy(layers)
+    SplitFeedForward(4).apply(right)
+    x = torch.randn(64, 256)
+    assert (layers(x) - wrong(x)).abs().max() < 5e-3  # of five layers with PyTorch's initial weights: looks like noise
+    assert apart(layers[0](x), wrong[0](x)) == pytest.approx(1.39, abs=0.05)
+    assert apart(layers[0](x), right[0](x)) < EPSILON[torch.float32]
+    assert apart(layers(x), right(x)) < EPSILON[torch.float32]
+
+
+def test_dropout_leaves_mean_and_spread_as_they_are_on_the_whole():
+    """With the probability divided by the splits, as was proposed, the spread would be half of this."""
+    model = layer("gelu", dim=8, mult=8, dropout=0.1).train()
+    x = torch.randn(1, 8).expand(20_000, 8)
+    with torch.no_grad():
+        whole = model(x)
+        SplitFeedForward(4).apply(model)
+        split = model(x)
+    torch.testing.assert_close(split.mean(0), whole.mean(0), rtol=0, atol=0.05)
+    torch.testing.assert_close(split.std(0), whole.std(0), rtol=0.05, atol=0)
+
+
+def test_final_dropout_acts_once_on_the_sum():
+    model = layer("gelu", dropout=0.5, final_dropout=True).train()
+    model.net[1].p = 0.0
+    with torch.no_grad():
+        kept = 2 * copy.deepcopy(model).eval()(x := torch.randn(500, 24))
+        SplitFeedForward(5).apply(model)
+        dropped = model(x)
+    zero = dropped == 0
+    assert float(zero.float().mean()) == pytest.approx(0.5, abs=0.03)
+    torch.testing.assert_close(dropped[~zero], kept[~zero])
+
+
+def test_the_weights_stay_the_same_parameters_and_slices_of_them_are_views():
+    model = layer("swiglu")
+    before = dict(model.named_parameters())
+    ranges = [(each.data_ptr(), each.data_ptr() + each.nbytes) for each in before.values()]
+    outside = []
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, operator, types, args=(), kwargs=None):
+            if operator is torch.ops.aten.addmm.default or operator is torch.ops.aten.mm.default:
+                pointer = args[-1].data_ptr()
+                outside.extend([pointer] if not any(start <= pointer < end for start, end in ranges) else [])
+            return operator(*args, **(kwargs or {}))
+
+    SplitFeedForward(3).apply(model)
+    with torch.no_grad(), Watch():
+        model(torch.randn(4, 24))
+    assert outside == []
+    assert {name: each is before[name] for name, each in model.named_parameters()} == dict.fromkeys(before, True)
+    assert model.state_dict().keys() == before.keys()
+
+
+def test_undo_gives_back_the_very_same_model():
+    model, x = layer("geglu"), torch.randn(3, 24)
+    with torch.no_grad():
+        whole, members = model(x), dict(vars(model))
+        undo = SplitFeedForward(6).apply(model)
+        assert not torch.equal(model(x), whole)
+        undo()
+        assert torch.equal(model(x), whole)
+    assert vars(model) == members
+
+
+def test_a_deep_copy_computes_with_its_own_weights():
+    model, x = layer(), torch.randn(3, 24)
+    SplitFeedForward(2).apply(model)
+    twin = copy.deepcopy(model)
+    nn.init.zeros_(twin.net[2].weight)
+    with torch.no_grad():
+        torch.testing.assert_close(twin(x), twin.net[2].bias.expand(3, 24))
+
+
+def test_hooks_on_the_feed_forward_run_and_backward_hooks_on_it_are_no_hindrance():
+    model = layer("geglu")
+    SplitFeedForward(4).apply(model)
+    seen = []
+    model.register_forward_hook(lambda module, args, output: seen.append(tuple(output.shape)))
+    model.register_full_backward_hook(lambda module, inner, outer: seen.append("backward"))
+    model(torch.randn(2, 24, requires_grad=True)).sum().backward()
+    assert seen == [(2, 24), "backward"]
+
+
+class Gated(nn.Module):
+    """As transformers writes it for Llama; T5Gemma drops inner values."""
+
+    def __init__(self, dropout: float | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.gate_proj, self.up_proj = nn.Linear(16, 36), nn.Linear(16, 36, bias=False)
+        self.down_proj = nn.Linear(36, 16)
+        self.act_fn = nn.SiLU()
+        if dropout is not None:
+            self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(self.dropout(inner) if hasattr(self, "dropout") else inner)
+
+
+class Clamped(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x)).clamp(max=1) * self.up_proj(x))
+
+
+class Scaled(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x) * 2) * self.up_proj(x))
+
+
+class Normalised(Gated):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(36)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.norm(self.act_fn(self.gate_proj(x)) * self.up_proj(x)))
+
+
+class Turned(Gated):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(self.act_fn(self.up_proj(x)) * self.gate_proj(x))
+
+
+@pytest.mark.parametrize("make", [Gated, lambda: Gated(dropout=0.2)], ids=["", "with dropout"])
+def test_gated_layers_by_the_names_of_llama(make):
+    model, x = make().eval(), torch.randn(5, 16)
+    whole = results(model, x)
+    SplitFeedForward(3).apply(model)
+    split = results(model, x)
+    assert max(apart(whole[name], split[name]) for name in whole) < EPSILON[torch.float32]
+
+
+@pytest.mark.parametrize("kind", [Clamped, Scaled, Normalised, Turned])
+def test_what_bears_those_names_and_computes_otherwise_is_not_taken_for_it(kind):
+    with pytest.raises(ValueError, match="No feed-forward was recognised"):
+        SplitFeedForward(3).check(kind(), training=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [(llama, [f"model.layers.{n}.mlp" for n in range(4)]), (ltx, [f"transformer_blocks.{n}.ff" for n in range(4)])],
+    ids=["llama", "ltx"],
+)
+def test_they_are_found_in_models_of_both_libraries(make, found):
+    case = make()
+    assert [name for name, _ in feed_forwards(case.model)] == found
+    case.model.eval()
+    with torch.no_grad():
+        whole = case.loss(case.model)
+        SplitFeedForward(8).apply(case.model)
+        torch.testing.assert_close(case.loss(case.model), whole)
+
+
+def test_plain_sequences_of_linear_activation_linear():
+    layers = [nn.Linear(8, 30), nn.Tanh(), nn.Dropout(0.1), nn.Linear(30, 4), nn.Dropout(0.1)]
+    for dropped in ([], [2], [4], [2, 4]):
+        model = nn.Sequential(*(each for at, each in enumerate(layers) if at not in dropped)).eval()
+        x = torch.randn(3, 8)
+        whole = results(model, x)
+        undo = SplitFeedForward(5).apply(model)
+        split = results(model, x)
+        undo()
+        assert max(apart(whole[name], split[name]) for name in whole) < EPSILON[torch.float32]
+
+
+def test_only_some_of_them():
+    model = nn.Sequential(layer(), layer())
+    SplitFeedForward(5, only="^1$").apply(model)
+    assert ["forward" in vars(each) for each in model] == [False, True]
+
+
+# Refusals
+
+
+def refusal(optimization: SplitFeedForward, model: nn.Module) -> str:
+    """What check says, and apply as well, leaving the model as it was."""
+    before = [dict(vars(each)) for each in model.modules()]
+    with pytest.raises(ValueError) as checked:
+        optimization.check(model, training=False)
+    with pytest.raises(ValueError) as applied:
+        optimization.apply(model)
+    assert str(applied.value) == str(checked.value)
+    assert [dict(vars(each)) for each in model.modules()] == before
+    return str(checked.value)
+
+
+def test_splits_that_do_not_divide_are_refused_with_those_that_would():
+    model = nn.ModuleDict({"a": layer(inner_dim=24), "b": layer(inner_dim=36)})
+    assert refusal(SplitFeedForward(8), model) == (
+        "The inner size 36 of b cannot be cut into 8 equal slices; "
+        "numbers of splits up to 64 that would work here: 2, 3, 4, 6, 12."
+    )
+    assert refusal(SplitFeedForward(2), layer(inner_dim=7)).endswith("would work here: 7.")
+    assert refusal(SplitFeedForward(2), layer(inner_dim=67)).endswith("would work here: none.")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda model: model.net[2].to(torch.float8_e4m3fn), "its weights are stored as torch.float8_e4m3fn"),
+        (lambda model: model.net[0].__setattr__("proj", Adapted(24, 120)), "it computes with Adapted"),
+        (lambda model: SplitFeedForward(2).apply(model), "its forward is replaced already"),
+    ],
+    ids=["stored in fp8", "adapted", "twice"],
+)
+def test_what_cannot_be_read_in_slices_is_refused(change, words):
+    model = layer()
+    change(model)
+    message = refusal(SplitFeedForward(4), model)
+    assert message.startswith(f"The feed-forward (the model) cannot be split: {words}")
+    assert "Split before" in message
+
+
+class Adapted(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def test_an_adapter_that_comes_after_the_split_is_not_passed_over():
+    model = layer()
+    SplitFeedForward(4).apply(model)
+    model.net[0].proj = Adapted(24, 120)
+    with pytest.raises(ValueError, match="has changed: it computes with Adapted"):
+        model(torch.randn(2, 24))
+
+
+def test_models_without_what_is_looked_for():
+    assert refusal(SplitFeedForward(), gpt2().model).startswith("No feed-forward was recognised here. Known are:")
+    assert refusal(SplitFeedForward(), Stack()).startswith("No feed-forward was recognised here.")
+    message = refusal(SplitFeedForward(only="encoder"), nn.Sequential(layer()))
+    assert message == "No feed-forward has 'encoder' in its name; there are 0."
+
+
+def test_impossible_knobs():
+    with pytest.raises(ValueError, match="cannot be cut into 0 slices"):
+        SplitFeedForward(0)
+    with pytest.raises(ValueError, match="is not a regular expression"):
+        SplitFeedForward(only="(")

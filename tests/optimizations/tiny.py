@@ -1,0 +1,124 @@
+"""Small models of each kind that optimizations meet, with random weights, and what one training step gives."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# Set before either library is imported: nothing here may ask a hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+Loss = Callable[[nn.Module], Tensor]
+
+
+class Block(nn.Module):
+    """A feed-forward with a residual, which counts how often it ran and notes how its input lay."""
+
+    def __init__(self, width: int = 8, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.strides: list[tuple[int, ...]] = []
+
+    def forward(self, x: Tensor, scale: Tensor | None = None) -> Tensor:
+        self.strides.append(x.stride())
+        inner = torch.nn.functional.gelu(self.up(self.norm(x)))
+        inner = inner if scale is None else inner * scale
+        return x + self.dropout(self.down(inner))
+
+    @property
+    def runs(self) -> int:
+        return len(self.strides)
+
+
+class Stack(nn.Module):
+    def __init__(self, depth: int = 5, width: int = 8, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.first = nn.Linear(width, width)
+        self.blocks = nn.ModuleList(Block(width, dropout) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+    @property
+    def runs(self) -> list[int]:
+        return [each.runs for each in self.blocks]
+
+
+@dataclass(frozen=True)
+class Case:
+    model: nn.Module
+    loss: Loss
+
+
+def stack(dropout: float = 0.3) -> Case:
+    torch.manual_seed(0)
+    x = torch.randn(3, 6, 8)
+    return Case(Stack(dropout=dropout), lambda model: model(x).square().mean())
+
+
+def ltx() -> Case:
+    from diffusers import LTXVideoTransformer3DModel
+
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"num_attention_heads": 2, "attention_head_dim": 16, "cross_attention_dim": 32}
+    model = LTXVideoTransformer3DModel(in_channels=8, out_channels=8, num_layers=4, caption_channels=16, **heads)
+    inputs = {
+        "hidden_states": torch.randn(1, 32, 8),
+        "encoder_hidden_states": torch.randn(1, 6, 16),
+        "timestep": torch.tensor([5]),
+        "encoder_attention_mask": torch.ones(1, 6, dtype=torch.bool),
+        "num_frames": 2,
+        "height": 4,
+        "width": 4,
+    }
+    return Case(model, lambda model: model(**inputs)[0].mean())
+
+
+def gpt2(**more: Any) -> Case:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    sizes = {"n_embd": 32, "n_head": 2, "n_layer": 4, "vocab_size": 64, "n_positions": 32}
+    return _language_model(GPT2LMHeadModel, GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, **more))
+
+
+def llama(**more: Any) -> Case:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 64}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return _language_model(LlamaForCausalLM, LlamaConfig(**sizes, **heads, **more))
+
+
+def _language_model(kind: Any, config: Any) -> Case:
+    torch.manual_seed(0)
+    tokens = torch.arange(20).reshape(2, 10)
+    model = kind(config)
+    model.train()
+    return Case(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+def one_step(model: nn.Module, loss: Loss) -> dict[str, Tensor]:
+    """The loss and every gradient, from the same random numbers each time."""
+    model.zero_grad()
+    torch.manual_seed(7)
+    value = loss(model)
+    value.backward()
+    gradients = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
+    return {"loss": value.detach(), **gradients}
+
+
+def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
+    """Names of what is not bitwise equal; empty where all is."""
+    assert one.keys() == other.keys()
+    return [name for name in one if not torch.equal(one[name], other[name])]

@@ -1,0 +1,213 @@
+"""A GPU that is not there, behind the names of `torch.cuda`: it counts, records and runs out of memory as torch does.
+
+Memory is asked for by the test itself (`malloc`, `free`), which a small allocator of the tests cuts up, or it is taken
+over as it lies (`adopt`, `let_go`).
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from memviz.runner.accelerator import Accelerator
+from tests.simulated_allocator import Allocator
+from tests.traces import block, segment
+
+
+class OutOfMemoryError(RuntimeError):
+    """As torch's, which cannot be had without torch."""
+
+
+class FakeGpu:
+    """It is `torch.cuda` and `torch.cuda.memory` at once, as most functions are in both."""
+
+    def __init__(self, *, limit: int | None = None, release: str = "2.13", is_used: bool = True) -> None:
+        self.allocator = Allocator()
+        self.limit = limit
+        self.is_recording = False
+        self.has_stacks = True
+        self.max_entries = 0
+        self.history: list[dict[str, Any]] = []
+        self.allocs = self.frees = 0
+        self.adopted: dict[int, int] = {}
+        self.observers: list[Callable[[int, int, int, int], None]] = []
+        self.peaks = {"allocated": 0, "reserved": 0, "requested": 0}
+        self.late_calls: list[Callable[[], None]] = []
+        self.is_used = is_used
+        self.before_snapshot: Callable[[], None] | None = None
+        self._record_memory_history = _RELEASES[release](self)
+
+    @property
+    def memory(self) -> FakeGpu:
+        return self
+
+    @property
+    def accelerator(self) -> Accelerator:
+        return Accelerator("cpu", self, self.observers.append, (("torch", "2.13.0"),))
+
+    def _lazy_call(self, call: Callable[[], None]) -> None:
+        self.late_calls.append(call)
+        if self.is_used:
+            self.init()
+
+    def init(self) -> None:
+        self.is_used = True
+        while self.late_calls:
+            self.late_calls.pop(0)()
+
+    def current_device(self) -> int:
+        return 0
+
+    def set_device(self, index: int) -> None:
+        assert index == 0
+
+    def synchronize(self) -> None:
+        pass
+
+    def get_device_name(self, _index: int) -> str:
+        return "Fake GPU"
+
+    def empty_cache(self) -> None:
+        self.allocator.empty_cache()
+        self._note()
+
+    def reset_peak_memory_stats(self, _index: int) -> None:
+        self.peaks = dict(self._now())
+
+    def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
+        figures = {
+            f"{name}_bytes": {"all": {"current": now, "peak": self.peaks[name]}} for name, now in self._now().items()
+        }
+        return {"allocation": {"all": {"allocated": self.allocs, "freed": self.frees}}, **figures}
+
+    def _snapshot(self) -> dict[str, Any]:
+        if self.before_snapshot is not None:
+            self.before_snapshot()
+        whole = self.allocator.snapshot()
+        adopted = [segment(at, size, [block(at, size)]) for at, size in sorted(self.adopted.items())]
+        traces = [self.history[-self.max_entries :]] if self.max_entries else [[]]
+        return {**whole, "segments": [*whole["segments"], *adopted], "device_traces": traces}
+
+    def switch(self, on: bool, *, max_entries: int = sys.maxsize, has_stacks: bool = True) -> None:
+        self.is_recording, self.has_stacks = on, has_stacks
+        self.max_entries = max_entries if on else 0
+        if not on:
+            self.history.clear()
+
+    def malloc(self, size: int) -> int:
+        if self.limit is not None and self._now()["allocated"] + size > self.limit:
+            self._write({"action": "oom", "device_free": 0, "size": size, "stream": 0})
+            for observer in self.observers:
+                observer(0, size, self.limit, 0)
+            raise OutOfMemoryError(f"Tried to allocate {size} bytes")
+        address = self.allocator.malloc(size)
+        self.allocs += 1
+        self._note()
+        return address
+
+    def free(self, address: int) -> None:
+        self.allocator.free(address)
+        self.frees += 1
+        self._note()
+
+    def adopt(self, address: int, size: int) -> None:
+        self.adopted[address] = size
+        self.allocs += 1
+        self._write({"action": "alloc", "addr": address, "size": size, "stream": 0})
+
+    def let_go(self, address: int) -> None:
+        size = self.adopted.pop(address)
+        self.frees += 1
+        for action in ("free_requested", "free_completed"):
+            self._write({"action": action, "addr": address, "size": size, "stream": 0})
+
+    def _note(self) -> None:
+        """What the small allocator has written down since."""
+        for event in self.allocator.events:
+            self._write(event)
+        self.allocator.events.clear()
+        for name, now in self._now().items():
+            self.peaks[name] = max(self.peaks[name], now)
+
+    def _write(self, event: dict[str, Any]) -> None:
+        if not self.is_recording:
+            return
+        stack = {"frames": [{"name": "train", "filename": "train.py", "line": 1}]} if self.has_stacks else {}
+        self.history.append({**event, "time_us": time.time_ns() // 1000, **stack})
+
+    def _now(self) -> dict[str, int]:
+        blocks = [each for one in self.allocator.segments for each in one.blocks]
+        return {
+            "allocated": sum(each.size for each in blocks if each.state == "live"),
+            "reserved": sum(each.size for each in blocks if each.state != "unmapped"),
+            "requested": sum(each.requested for each in blocks if each.state == "live"),
+        }
+
+
+def _release_2_0(gpu: FakeGpu) -> Callable[..., None]:
+    def record(
+        enabled: bool,
+        record_context: bool = True,
+        trace_alloc_max_entries: int = 1,
+        trace_alloc_record_context: bool = False,
+        device: Any = None,
+        record_context_cpp: bool = False,
+    ) -> None:
+        gpu.switch(enabled, max_entries=trace_alloc_max_entries, has_stacks=trace_alloc_record_context)
+
+    return record
+
+
+def _release_2_1(gpu: FakeGpu) -> Callable[..., None]:
+    def record(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        device: Any = None,
+    ) -> None:
+        assert enabled in (None, "state", "all") and context in (None, "state", "alloc", "all")
+        assert stacks in ("python", "all")
+        gpu.switch(enabled is not None, max_entries=max_entries, has_stacks=context is not None)
+
+    return record
+
+
+def _release_2_13(gpu: FakeGpu) -> Callable[..., None]:
+    older = _release_2_1(gpu)
+
+    def record(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        device: Any = None,
+        clear_history: bool = False,
+        compile_context: bool = False,
+        global_record_annotations: bool = False,
+        skip_actions: list[str] | None = None,
+    ) -> None:
+        older(enabled, context, stacks, max_entries)
+
+    return record
+
+
+def _xpu_2_11(gpu: FakeGpu) -> Callable[..., None]:
+    older = _release_2_1(gpu)
+
+    def record(
+        enabled: str | None = "all",
+        context: str | None = "all",
+        stacks: str = "all",
+        max_entries: int = sys.maxsize,
+        clear_history: bool = False,
+        skip_actions: list[str] | None = None,
+    ) -> None:
+        older(enabled, context, stacks, max_entries)
+
+    return record
+
+
+_RELEASES = {"2.0": _release_2_0, "2.1": _release_2_1, "2.13": _release_2_13, "xpu": _xpu_2_11}

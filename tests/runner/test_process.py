@@ -1,0 +1,123 @@
+"""Runs in a process of their own: whatever becomes of it, every request ends, and the page stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from memviz.runner.process import Happened, Worker
+from memviz.runner.request import Request
+from memviz.runner.run import load_run
+
+SMALL = Request("feed_forward", {"sequence": "64", "dim": "64", "layers": "2"}, numerics=False)
+OWN = """
+import torch, time, os, signal
+
+def small():
+    return torch.nn.Linear(8, 8), {"input": torch.ones(2, 8)}
+
+def endless():
+    while True:
+        time.sleep(0.1)
+
+def killed():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def aborts():
+    os.abort()
+
+def wrong():
+    raise RuntimeError("the weights are <b>gone</b>")
+
+def talks():
+    print("hello from the model")
+    os.write(1, b'{"kind": "done", "number": 0}\\n')
+    return small()
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    path = tmp_path / "own.py"
+    path.write_text(OWN)
+    return path
+
+
+def last_of(worker: Worker, *requests: Request) -> list[Happened]:
+    return [each for each in worker.run(requests) if each.kind in ("done", "failed")]
+
+
+def test_several_runs_share_a_process_and_each_leaves_its_trace(tmp_path: Path) -> None:
+    wider = Request("feed_forward", {"sequence": "64", "dim": "128", "layers": "2"}, numerics=False)
+    with Worker(tmp_path) as worker:
+        happened = list(worker.run([SMALL, wider]))
+    assert [each.kind for each in happened if each.kind != "phase"] == ["done", "done"]
+    assert [each.phase for each in happened if each.number == 0][:2] == ["starting", "building the model"]
+    for each in happened[-1:]:
+        assert each.file is not None and each.run is not None
+        trace, run = load_run(each.file)
+        assert run == each.run
+        assert trace.about.origin == "predicted"
+        assert run.peak_allocated_bytes >= run.weights_bytes
+
+
+def test_what_is_refused_does_not_end_the_process(tmp_path: Path, own: Path) -> None:
+    unknown, broken = Request("no_such_model"), Request(f"{own}:wrong", numerics=False)
+    with Worker(tmp_path) as worker:
+        first, second, third = last_of(worker, unknown, broken, SMALL)
+    assert (first.what, second.what, third.kind) == ("refused", "refused", "done")
+    assert "no_such_model" in first.text
+    assert "the weights are <b>gone</b>" in second.text
+    assert "own.py" in second.text + second.where
+
+
+@pytest.mark.parametrize(("function", "words"), [("killed", "SIGKILL"), ("aborts", "SIGABRT")])
+def test_a_process_that_dies_says_how(tmp_path: Path, own: Path, function: str, words: str) -> None:
+    with Worker(tmp_path) as worker:
+        first, second = last_of(worker, Request(f"{own}:{function}"), SMALL)
+    assert first.what == "killed"
+    assert words in first.text
+    assert second.what == "not begun"
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path, own: Path) -> None:
+    with Worker(tmp_path, timeout=12) as worker:
+        (only,) = last_of(worker, Request(f"{own}:endless"))
+        assert only.what == "timeout"
+        assert not worker.is_alive
+
+
+def test_cancelling_ends_it_at_once(tmp_path: Path, own: Path) -> None:
+    with Worker(tmp_path) as worker:
+        threading.Timer(1.0, worker.cancel).start()
+        begun = time.monotonic()
+        (only,) = last_of(worker, Request(f"{own}:endless"))
+    assert only.what == "cancelled"
+    assert time.monotonic() - begun < 10
+
+
+def test_what_a_model_prints_is_no_answer(tmp_path: Path, own: Path) -> None:
+    with Worker(tmp_path) as worker:
+        (only,) = last_of(worker, Request(f"{own}:talks", numerics=False))
+    assert only.kind == "done"
+    assert only.run is not None
+
+
+def test_a_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        process = worker._process
+        assert process.poll() is None and process.stdin is not None
+        process.stdin.close()
+        assert process.wait(timeout=20) == 0
+
+
+def test_a_kill_from_outside_is_noticed(tmp_path: Path, own: Path) -> None:
+    with Worker(tmp_path) as worker:
+        threading.Timer(2.0, os.kill, (worker.pid, signal.SIGKILL)).start()
+        (only,) = last_of(worker, Request(f"{own}:endless"))
+    assert (only.what, "SIGKILL" in only.text) == ("killed", True)

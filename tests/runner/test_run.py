@@ -1,0 +1,66 @@
+"""A run travels as JSON and inside its own trace, and nothing that a file says becomes another type."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.errors import TraceError
+from memviz.runner.run import FACT, Run, load_run, run_of, save_run, with_run
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.model import About, Trace
+from tests.runner.runs import run
+from tests.traces import alloc, trace_of
+
+
+def test_json_and_back() -> None:
+    assert Run.from_json(json.loads(json.dumps(run().as_json()))) == run()
+    bare = run(seconds=None, fit=None, flops=None, numerics=None)
+    assert Run.from_json(json.loads(json.dumps(bare.as_json()))) == bare
+
+
+def test_a_saved_run_is_a_snapshot_and_a_run(tmp_path: Path) -> None:
+    predicted = replace(one_allocation(), about=About("predicted", "RTX 4090"))
+    save_run(predicted, run(), tmp_path / "a.pickle")
+    read, found = load_run(tmp_path / "a.pickle")
+    assert found == run()
+    assert read.about.label == "predicted for RTX 4090"
+    assert read.devices == predicted.devices
+
+
+def test_a_foreign_snapshot_is_no_run(tmp_path: Path) -> None:
+    with (tmp_path / "a.pickle").open("wb") as file:
+        write_pickle(one_allocation(), file)
+    with pytest.raises(TraceError, match=r"^a.pickle: .*not one of memviz's runs"):
+        load_run(tmp_path / "a.pickle")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"label": 3},
+        {"peak_allocated_bytes": "<b>"},
+        {"mode": "replayed"},
+        {"request": {"workload": ["x"]}},
+        {"request": {"workload": "x", "settings": {"batch": {}}}},
+        {"fit": {"usable_bytes": 1}},
+        {"fit": 3},
+        {"provenance": []},
+    ],
+)
+def test_a_file_that_lies_about_types_has_no_run(change: dict[str, Any]) -> None:
+    about = About("predicted", "", facts={FACT: json.dumps({**run().as_json(), **change})})
+    assert run_of(replace(one_allocation(), about=about)) is None
+
+
+def test_what_is_no_json_is_no_run() -> None:
+    assert run_of(replace(one_allocation(), about=About("predicted", "", facts={FACT: "{"}))) is None
+    assert run_of(with_run(one_allocation(), run())) == run()
+
+
+def one_allocation() -> Trace:
+    return trace_of([alloc(0x1000, 512)])

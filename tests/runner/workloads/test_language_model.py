@@ -1,0 +1,69 @@
+"""GPT-2 and Llama: attention without a mask gives what transformers gives by itself, and the loss is theirs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from memviz.runner.workloads import workload_named
+
+CPU = torch.device("cpu")
+BOTH = pytest.mark.parametrize("name", ["gpt2", "llama"])
+
+
+def seeded(workload):
+    torch.manual_seed(workload.seed)
+    return workload.build()
+
+
+@BOTH
+def test_the_same_logits_as_with_the_mask_route_of_transformers(name):
+    workload = replace(workload_named(name).small(), mode="inference", batch=2)
+    model = seeded(workload)
+    with torch.no_grad():
+        ours = model(**workload.inputs(CPU)).logits
+        model.config._attn_implementation = "sdpa"
+        theirs = model(**workload.inputs(CPU)).logits
+    assert torch.equal(ours, theirs)
+
+
+@BOTH
+def test_no_token_sees_a_later_one(name):
+    workload = replace(workload_named(name).small(), mode="inference")
+    model, inputs = seeded(workload), workload.inputs(CPU)
+    changed = {**inputs, "input_ids": inputs["input_ids"].clone()}
+    changed["input_ids"][0, 40] += 1
+    with torch.no_grad():
+        before, after = model(**inputs).logits, model(**changed).logits
+    torch.testing.assert_close(before[0, :40], after[0, :40])
+    assert not torch.allclose(before[0, 40:], after[0, 40:])
+
+
+@BOTH
+def test_the_loss_is_that_of_the_next_token(name, caplog):
+    workload = workload_named(name).small()
+    model, inputs = seeded(workload), workload.inputs(CPU)
+    output = model(**inputs)
+    expected = F.cross_entropy(output.logits[:, :-1].flatten(0, 1), inputs["labels"][:, 1:].flatten())
+    torch.testing.assert_close(workload.loss(output), expected)
+    assert caplog.messages == []
+
+
+@BOTH
+@pytest.mark.parametrize("cache", [False, True])
+def test_keys_and_values_are_kept_only_when_asked(name, cache):
+    workload = replace(workload_named(name).small(), mode="inference", cache=cache)
+    with torch.no_grad():
+        output = seeded(workload)(**workload.inputs(CPU))
+    assert (output.past_key_values is not None) is cache
+
+
+def test_dropout_is_published_and_its_twin_has_none():
+    workload = workload_named("gpt2")
+    assert (workload.dropout, workload.small().dropout) == (0.1, 0.0)
+    with torch.device("meta"):
+        model = workload.build()
+    assert {each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)} == {0.1}

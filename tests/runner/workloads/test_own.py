@@ -1,0 +1,186 @@
+"""A user's own file: only parsed before it runs, errors shown where they are, parameters of its function as knobs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from memviz.errors import UsageError
+from memviz.runner.workloads import workload_named
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+
+PLAIN = """
+import torch
+
+def linear(width: int = 8, *, bias: bool = True, batch=2, small=False):
+    model = torch.nn.Linear(4 if small else width, 3, bias=bias)
+    return model, {"input": torch.randn(batch, 4 if small else width)}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path):
+    def written(text: str) -> str:
+        path = tmp_path / "mine.py"
+        path.write_text(text)
+        return str(path)
+
+    return written
+
+
+def test_a_model_and_inputs_by_name(file):
+    workload = workload_named(file(PLAIN), {"width": "16", "bias": "no", "mode": "training"})
+    model = workload.build()
+    inputs = workload.inputs(CPU)
+    assert (model.weight.shape, model.bias, inputs["input"].shape) == ((3, 16), None, (2, 16))
+    output = model(**inputs)
+    assert torch.equal(workload.loss(output), output.mean())
+    assert workload.training
+    assert workload.describe() == "linear of mine.py, 48 parameters, as built, training step"
+
+
+def test_on_meta_first_and_with_numbers_afterwards(file):
+    workload = workload_named(file(PLAIN), {"seed": "7"})
+    with META:
+        model = workload.build()
+    assert model.weight.device == META
+    assert workload.inputs(META)["input"].device == META
+    first, again = workload.inputs(CPU)["input"], workload.inputs(CPU)["input"]
+    assert first.device == CPU
+    assert torch.equal(first, again)
+
+
+def test_positions_become_names_and_a_loss_may_follow(file):
+    text = """
+import torch
+
+class Two(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+    def forward(self, first, second):
+        return {"sum": (first + second) * self.weight}
+
+def both():
+    return Two(), (torch.ones(3), torch.ones(3)), lambda output: output["sum"].sum()
+"""
+    workload = workload_named(f"{file(text)}:both", {"mode": "training", "dtype": "bf16"})
+    model = workload.build()
+    inputs = workload.inputs(CPU)
+    assert {key: each.dtype for key, each in inputs.items()} == {"first": torch.bfloat16, "second": torch.bfloat16}
+    assert workload.loss(model(**inputs)) == 6
+
+
+def test_its_twin_is_asked_for_by_a_parameter(file):
+    path = file(PLAIN)
+    assert workload_named(path).small().build().weight.shape == (3, 4)
+    workload = workload_named(file(PLAIN.replace(", small=False", "").replace("4 if small else ", "")))
+    with pytest.raises(UsageError, match="Give it a parameter small=False"):
+        workload.small()
+
+
+def test_naming_it_executes_nothing(file):
+    workload = workload_named(file("raise SystemExit('executed')\ndef build():\n    pass\n"))
+    with pytest.raises(UsageError, match=r"mine.py, line 1: SystemExit: executed$"):
+        workload.build()
+
+
+def test_what_lies_beside_it_can_be_imported(file, tmp_path):
+    (tmp_path / "beside_mine.py").write_text("WIDTH = 5\n")
+    body = "def build():\n    return torch.nn.Linear(WIDTH, 1), torch.ones(WIDTH)\n"
+    text = f"import torch\nfrom beside_mine import WIDTH\n{body}"
+    assert workload_named(file(text)).build().weight.shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked", "settings", "message"),
+    [
+        (PLAIN, ":linaer", {}, "{file} has no function linaer at its top level. Did you mean linear? There is linear."),
+        (
+            PLAIN,
+            "",
+            {"widht": "3"},
+            "linear in {file} has no parameter widht. Did you mean width? There are width, bias, batch, small, dtype, "
+            "mode, micro_batches, seed.",
+        ),
+        (PLAIN, "", {"mode": "eval"}, "own: mode cannot be eval. There are inference, training."),
+        (
+            "def a(): pass\ndef b(): pass\n",
+            "",
+            {},
+            "{file} has several functions; name one of them: {file}:a, {file}:b.",
+        ),
+        (
+            "x = 1\n",
+            "",
+            {},
+            "{file} has no function at its top level; write a function that returns (model, inputs) or "
+            "(model, inputs, loss).",
+        ),
+        ("def broken(:\n", "", {}, "{file}, line 1 is not Python: invalid syntax."),
+    ],
+)
+def test_refused_before_it_runs(file, text, asked, settings, message):
+    path = file(text)
+    with pytest.raises(UsageError) as caught:
+        workload_named(path + asked, settings)
+    assert str(caught.value) == message.replace("{file}", path)
+
+
+def test_a_file_that_is_not_there(tmp_path):
+    with pytest.raises(UsageError, match=r"gone.py cannot be read: No such file or directory\.$"):
+        workload_named(str(tmp_path / "gone.py"))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("    return 1 / 0\n", "{file}, line 3: ZeroDivisionError: division by zero"),
+        ("    return torch.nn.ReLU()\n", "{where} must return (model, inputs) or (model, inputs, loss), with a "),
+        ("    return torch.nn.ReLU(), (1, 2)\n", "{where}: the inputs do not fit the model's forward: too many"),
+        ("    return torch.nn.ReLU(), 1, 2\n", "{where}: the loss must be a function of the model's output, not int."),
+    ],
+)
+def test_what_it_does_wrong_is_shown_where_it_is(file, body, message):
+    path = file(f"import torch\ndef build(count: int = 1):\n{body}")
+    workload = workload_named(path)
+    with pytest.raises(UsageError) as caught:
+        workload.build()
+    assert str(caught.value).startswith(message.replace("{file}", path).replace("{where}", f"build in {path}"))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "text", "value"),
+    [
+        ("x: int", "1_000", 1000),
+        ("x: float = 1", "0.5", 0.5),
+        ("x: bool = False", "on", True),
+        ("x: int | None = None", "none", None),
+        ("x: int | None = None", "3", 3),
+        ("x=4", "5", 5),
+        ("x=True", "no", False),
+        ("x", "[1, 2]", [1, 2]),
+        ("x", "plain", "plain"),
+        ("x: str = ''", "5", "5"),
+        ("**x", "5", {"x": 5}),
+    ],
+)
+def test_texts_become_what_the_parameter_says(file, parameter, text, value):
+    body = "    model = torch.nn.ReLU()\n    model.got = x\n    return model, {}\n"
+    text_of_file = f"import torch\ndef build({parameter}):\n{body}"
+    assert workload_named(file(text_of_file), {"x": text}).build().got == value
+
+
+def test_a_text_that_does_not_fit_the_parameter(file):
+    workload = workload_named(file(PLAIN), {"width": "wide"})
+    with pytest.raises(UsageError, match=r"^linear: width is a whole number, as in 16 or 1_000; not 'wide'\.$"):
+        workload.build()
+
+
+def test_a_parameter_with_the_name_of_a_knob_is_told_too(file):
+    text = "import torch\ndef build(seed=0):\n    return torch.nn.Linear(seed, 1), torch.ones(seed)\n"
+    workload = workload_named(file(text), {"seed": "6"})
+    assert (workload.seed, workload.build().weight.shape) == (6, (1, 6))

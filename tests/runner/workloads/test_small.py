@@ -1,0 +1,121 @@
+"""The small twins: real numbers on a CPU, in which every block of the model can be seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.runner.workloads import WORKLOADS, Workload, workload_named
+
+CPU = torch.device("cpu")
+VARIANTS = [*((kind.name, ()) for kind in WORKLOADS), ("cogvideox", (("size", "5b"),))]
+CASES = pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda each: each if isinstance(each, str) else "")
+
+
+@cache
+def twin(name: str, settings: tuple[tuple[str, str], ...]) -> Workload:
+    return workload_named(name, dict(settings)).small()
+
+
+def seeded(workload: Workload) -> nn.Module:
+    torch.manual_seed(workload.seed)
+    return workload.build()
+
+
+def in_training(workload: Workload) -> Workload:
+    return workload if workload.training else replace(workload, mode="training")
+
+
+def output_of(workload: Workload, model: nn.Module) -> torch.Tensor:
+    """The largest tensor of the output: pixels, or logits, also where the model keeps them to itself."""
+    kept: list[torch.Tensor] = []
+    head = getattr(model, "head", None)
+    hook = head.register_forward_hook(lambda _module, _inputs, logits: kept.append(logits)) if head else None
+    with torch.no_grad():
+        output = model(**workload.inputs(CPU))
+    if hook is not None:
+        hook.remove()
+        return kept[0]
+    found = [output] if isinstance(output, torch.Tensor) else [each for each in output.values() if each is not None]
+    return max(found, key=torch.numel)
+
+
+def blocks_of(model: nn.Module) -> dict[str, nn.Module]:
+    stacks = {name: each for name, each in model.named_modules() if isinstance(each, nn.ModuleList)}
+    outer = [name for name in stacks if not any(name.startswith(f"{other}.") for other in stacks)]
+    return {f"{name}.{number}": each for name in outer for number, each in enumerate(stacks[name])}
+
+
+@CASES
+def test_a_training_step_reaches_every_weight(name, settings):
+    workload = in_training(twin(name, settings))
+    model = seeded(workload)
+    loss = workload.loss(model(**workload.inputs(CPU)))
+    loss.backward()
+    assert loss.shape == ()
+    assert loss.isfinite()
+    assert [key for key, each in model.named_parameters() if each.grad is None or not each.grad.isfinite().all()] == []
+    assert sum(each.numel() * each.element_size() for each in model.parameters()) < 500 * 2**20
+
+
+@CASES
+def test_every_block_can_be_seen_in_the_output(name, settings):
+    """A twin whose output is nearly its last bias would hide whatever went wrong before it."""
+    workload = twin(name, settings)
+    model = seeded(workload)
+    right = output_of(workload, model)
+    assert len(blocks_of(model)) >= 2
+    assert right.isfinite().all()
+    for key, block in blocks_of(model).items():
+        kept = [each.clone() for each in block.parameters()]
+        with torch.no_grad():
+            for each in block.parameters():
+                each.zero_()
+            without = output_of(workload, model)
+            for each, values in zip(block.parameters(), kept, strict=True):
+                each.copy_(values)
+        assert (without - right).norm() / right.norm() > 0.01, key
+    torch.testing.assert_close(output_of(workload, model), right, rtol=0, atol=0)
+
+
+@CASES
+def test_the_same_seed_gives_the_same_numbers_and_another_gives_others(name, settings):
+    workload = twin(name, settings)
+    other = replace(workload, seed=workload.seed + 1)
+    first, again, third = (output_of(each, seeded(each)) for each in (workload, workload, other))
+    assert torch.equal(first, again)
+    assert not torch.equal(first, third)
+
+
+@CASES
+def test_twins_are_small_fp32_and_their_own_twins(name, settings):
+    workload = twin(name, settings)
+    assert workload.dtype == "fp32"
+    assert workload.small() == workload
+    assert workload.training == workload_named(name, dict(settings)).training
+
+
+@CASES
+def test_micro_batches_differ(name, settings):
+    workload = twin(name, settings)
+    first, again, second = (workload.inputs(CPU, number) for number in (0, 0, 1))
+    same = [torch.equal(first[key], again[key]) for key in first if isinstance(first[key], torch.Tensor)]
+    other = [torch.equal(first[key], second[key]) for key in first if isinstance(first[key], torch.Tensor)]
+    assert all(same)
+    assert not all(other)
+
+
+@CASES
+def test_inputs_without_numbers_have_the_same_shapes(name, settings):
+    workload = twin(name, settings)
+    real, empty = workload.inputs(CPU), workload.inputs(torch.device("meta"))
+    shapes = [
+        {key: (each.shape, each.dtype) for key, each in inputs.items() if isinstance(each, torch.Tensor)}
+        for inputs in (real, empty)
+    ]
+    assert shapes[0] == shapes[1]
+    assert list(real) == list(empty)
