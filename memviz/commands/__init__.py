@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from memviz.commands import at, diff, export, open, peak, replay, report, summary
+from memviz.commands import at, diff, export, open, peak, record, replay, report, reproduce, run, summary
 from memviz.commands.command import Command
 from memviz.errors import MemvizError
 
@@ -20,6 +20,9 @@ COMMANDS: tuple[Command, ...] = (
     report.COMMAND,
     export.COMMAND,
     open.COMMAND,
+    run.COMMAND,
+    reproduce.COMMAND,
+    record.COMMAND,
 )
 _EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
 FAILED = 2

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import gzip
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
@@ -14,6 +12,7 @@ from typing import BinaryIO, TextIO, cast
 from memviz.analysis.write_allocations import write_allocations
 from memviz.commands.command import Command, add_device, add_file, choose_device, open_trace
 from memviz.errors import UsageError
+from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_json, write_pickle
 from memviz.trace.formats.write_tables import write_events, write_stacks
 from memviz.trace.model import Trace
@@ -45,24 +44,6 @@ def export(
             return
         text = cast(TextIO, _Utf8(file))
         write_json(trace, text) if kind == "json" else _TABLES[table](trace, text)
-
-
-@contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that takes the place of an older one only when it is complete."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        with partial.open("wb") as plain:
-            if path.suffix == ".gz":
-                with gzip.GzipFile(fileobj=plain, mode="wb", filename="", mtime=0) as packed:
-                    yield cast(BinaryIO, packed)
-            else:
-                yield plain
-        partial.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written ({error.strerror or error}).") from None
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 class _Utf8:

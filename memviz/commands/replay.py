@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from memviz.allocator.as_json import environment, replay_json
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed
+from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
 from memviz.allocator.search import Search, Tried, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.verdict import exactness, verdict
+from memviz.allocator.verdict import addresses, exactness, verdict
 from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, what_if
 from memviz.analysis.summary import device_number
 from memviz.commands.command import (
@@ -29,15 +29,17 @@ from memviz.commands.command import (
     print_table,
     printable,
 )
-from memviz.commands.export import replacing
 from memviz.errors import UsageError
+from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.what_if_page import what_if_page
-from memviz.units import bytes_text, count_text, parse_bytes
+from memviz.units import bytes_text, count_text, parse_bytes, percent_text
 
 Result = TypeVar("Result")
 _SNAPSHOT = ("pickle", "pkl")
+_SEARCH_PARTS = 6
+"""How many times as long as an answer a search takes, about."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Question:
     card: Card | None = None
     release: Release = NEWEST
     search: bool = False
+    overhead: int = OVERHEAD_BYTES
 
 
 @dataclass(frozen=True)
@@ -78,13 +81,23 @@ def replay(
         settings=None if settings is None else parse_settings(settings),
         card=None if memory is None else Card(memory, overhead),
         search=search,
+        overhead=overhead,
     )
     return _json(_answer(trace, device, question, None))
 
 
 def _answer(trace: Trace, device: str | None, question: Question, progress: Progress | None) -> Answer:
     chosen = choose_device(trace, device)
-    found = what_if(trace, chosen, settings=question.settings, card=question.card, progress=progress)
+    parts = 1 + _SEARCH_PARTS if question.search else 1
+    first = part_of(progress, 0, parts)
+    found = what_if(
+        trace,
+        chosen,
+        settings=question.settings,
+        card=question.card,
+        overhead_bytes=question.overhead,
+        progress=first,
+    )
     if not question.search:
         return Answer(chosen, found, None)
     found_best = search(
@@ -92,7 +105,8 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         question.card,
         also=question.settings,
         release=question.release,
-        progress=progress,
+        overhead_bytes=question.overhead,
+        progress=rest_of(progress, 1, parts),
     )
     return Answer(chosen, found, found_best)
 
@@ -101,25 +115,37 @@ def _json(answer: Answer) -> dict[str, Any]:
     return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched)}
 
 
-def _print(answer: Answer) -> None:
+def _print_smallest(found: WhatIf, overhead: int) -> None:
+    taken = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
+    if found.smallest_card is None:
+        print("  fits on    no card that is sold")
+    else:
+        print(f"  fits on    a card of {found.smallest_card.name} or more{taken}")
+
+
+def _print(answer: Answer, overhead: int) -> None:
     found, searched, ours = answer.found, answer.searched, answer.found.replayed
     print(" ".join(verdict(found, searched)).strip())
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
     live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
     until = ", until then" if ours.oom else ""
-    print(f"  live       {bytes_text(live)} at the peak, whatever the settings")
+    print(f"  live       {bytes_text(live)} at the peak, whatever the settings{until}")
     allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
     print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
+    share = percent_text(ours.unused_at_peak_bytes, ours.peak_reserved_bytes)
     reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
-    print(f"  reserved   {reserved} at its peak, {unused} more than allocated; {end} at the end")
+    print(f"  reserved   {reserved} at its peak, {unused} ({share}) more than allocated; {end} at the end")
     print(f"  retries    {count_text(ours.retries)}")
     if ours.oom is not None:
         _print_oom(ours)
+    _print_smallest(found, overhead)
     print(f"\n{_capital(exactness(found.recorded))}.".replace("..", "."))
     for note in ours.trace.notes:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
         _print_search(searched, found.card)
+    elif ours.oom is not None and addresses(found.recorded):
+        print("\nWith --search it says which settings would have carried it through.")
 
 
 def _where(card: Card | None) -> str:
@@ -217,12 +243,13 @@ def _run(args: argparse.Namespace) -> int:
         card=None if args.memory is None else Card(args.memory, args.overhead),
         release=args.release,
         search=args.search,
+        overhead=args.overhead,
     )
     trace = open_trace(args.file)
     answer = _shown(lambda progress: _answer(trace, args.device, question, progress))
     if args.output:
         _write(answer, args.output)
-    print_json(_json(answer)) if args.json else _print(answer)
+    print_json(_json(answer)) if args.json else _print(answer, args.overhead)
     return 0
 
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from memviz.commands.command import Command, add_device, add_file, choose_device, open_trace
-from memviz.commands.export import replacing
 from memviz.figures.report import report_page
+from memviz.trace.formats.replacing import replacing
 from memviz.trace.model import Trace
 
 

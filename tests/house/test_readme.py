@@ -119,7 +119,34 @@ def test_serving_command_in_the_readme_starts(line, folder):
             process.terminate()
 
 
-@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(SERVING)])
+NEEDS_GPU = "python -m memviz record "
+TRAIN = """
+import sys, torch
+assert sys.argv[1:] == ["--steps", "3"]
+model = torch.nn.Linear(512, 512, device="cuda")
+for _ in range(3):
+    model(torch.ones(8, 512, device="cuda")).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(NEEDS_GPU)])
+def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, folder):
+    """On a machine without a GPU its answer is that it needs one, and what to do instead."""
+    (folder / "train.py").write_text(TRAIN)
+    command = [sys.executable, *shlex.split(line)[1:]]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        assert (done.returncode, done.stdout) == (0, "")
+        assert (folder / "run.pickle").stat().st_size > 0
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "needs a GPU" in done.stderr
+        assert "`python -m memviz run` predicts" in done.stderr
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith((SERVING, NEEDS_GPU))])
 def test_command_in_the_readme_does_what_it_says(line, folder):
     command = [sys.executable, *shlex.split(line)[1:]]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

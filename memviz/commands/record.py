@@ -1,0 +1,62 @@
+"""A script of one's own, run with PyTorch's history on."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from memviz.commands.command import Command
+
+if TYPE_CHECKING:
+    from memviz.runner.accelerator import Accelerator
+
+_HELP = "Run your own script with the recording on, and write what it allocated."
+_MORE = """\
+The script runs in this process, as `python SCRIPT ...` would run it, and its exit status is kept.
+FILE is written when it ends, also by an error, by running out of memory, by Ctrl-C or by SIGTERM;
+SIGUSR1 writes FILE with .signal1, .signal2 ... in its name and lets the script go on.
+Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...
+"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "python -m memviz record -o FILE [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+    parser.epilog = _MORE
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=".pickle; .gz packs it")
+    parser.add_argument(
+        "--stacks",
+        choices=("python", "all", "none"),
+        default="python",
+        help="frames of Python, of C++ as well, or no stacks at all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--max-entries",
+        type=_positive,
+        metavar="N",
+        help="events to keep, the last ones (default: what fits a quarter of the free memory, at most 5,000,000)",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> int:
+    from memviz.runner.recorded_script import Wanted, record_script
+    from memviz.runner.script import load_module, load_script
+
+    load = load_module if args.module else load_script
+    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite)
+    return record_script(load(args.script, args.arguments), wanted, accelerator)
+
+
+COMMAND = Command("record", _HELP, _add_arguments, record)

@@ -1,0 +1,70 @@
+"""The tables that memviz grew from, computed here and now beside what was published."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from memviz.commands.command import Command, add_json, print_json, print_table
+from memviz.errors import UsageError
+
+_NAMES = ("split-feed-forward", "checkpointing", "flat-gradients", "layerwise-casting")
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("seed", nargs="?", help=f"one of {', '.join(_NAMES)} (default: all)")
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.seed not in (None, *_NAMES):
+        raise UsageError(f"There is no seed {args.seed}. There are {', '.join(_NAMES)}.")
+    from memviz.runner.reproduce import SEEDS
+
+    everything: list[dict[str, Any]] = []
+    for seed in SEEDS:
+        if args.seed in (None, seed.name):
+            rows = [seed.as_json(row) for row in seed.rows(_progress(seed.title))]
+            everything += rows
+            if not args.json:
+                _print(seed, rows)
+    if args.json:
+        print_json(everything)
+    return 0
+
+
+def _progress(title: str) -> Any:
+    shows = sys.stderr.isatty()
+
+    def tell(case: str) -> None:
+        if shows:
+            print(f"\r\x1b[K{title}: {case} ...", end="", file=sys.stderr, flush=True)
+
+    return tell
+
+
+def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
+    if sys.stderr.isatty():
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    print(f"{seed.title}\npublished in {seed.source}; ours predicted. {seed.window}\n")
+    cells = [
+        [
+            each["case"],
+            each["figure"],
+            _number(each["published"]),
+            _number(each["ours"]),
+            "" if each["difference_percent"] is None else f"{each['difference_percent']:+.2f} %",
+            each["note"],
+        ]
+        for each in rows
+    ]
+    print_table(["case", "figure", "published", "ours", "difference", ""], cells, left=0)
+    print()
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.3f}"
+
+
+COMMAND = Command("reproduce", "The published tables of the four seeds beside ours.", _add_arguments, _run)

@@ -1,0 +1,243 @@
+"""A workload with optimizations, predicted for a card or measured on a GPU, in a process of its own."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memviz.commands.command import Command, add_json, print_json, print_table, printable
+from memviz.errors import MemvizError, UsageError
+from memviz.units import bytes_text, count_text, percent_text
+
+if TYPE_CHECKING:
+    from memviz.runner.process import Happened
+    from memviz.runner.request import Request
+    from memviz.runner.run import Run
+
+
+class RunFailed(MemvizError):
+    """What a run ended in, with all that is known of it."""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workload", nargs="?", help="a name from --list, or FILE.py[:function] of your own")
+    parser.add_argument("--list", action="store_true", help="show the workloads, optimizations and cards there are")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
+    parser.add_argument(
+        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
+        help="an optimization; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--on", choices=("auto", "predict", "cuda"), default="auto", help="(default: %(default)s)")
+    parser.add_argument("--card", help="the card to predict for, by a part of its name")
+    parser.add_argument(
+        "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
+        help="that steps after backward (default: %(default)s, gradients add up)",
+    )  # fmt: skip
+    parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
+    parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
+    parser.add_argument(
+        "--conversion", choices=("before", "measured"), default="before",
+        help="whether the peak counts what applying the optimizations takes (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--torch", default="", metavar="RELEASE",
+        help="predict with the kernels of another release, as in 2.6 (default: those of the installed one)",
+    )  # fmt: skip
+    parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
+    parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a small twin")
+    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="keep the trace")
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    if args.list:
+        print_json(_listing()) if args.json else _print_listing()
+        return 0
+    if not args.workload:
+        raise UsageError("Name a workload; `python -m memviz run --list` shows those there are.")
+    if args.output and args.output.suffix not in (".pickle", ".pkl", ".gz"):
+        raise UsageError(f"{args.output} would be a snapshot: end its name in .pickle.")
+    run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
+    print_json(as_json(run, path)) if args.json else _print(run, path)
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from memviz.runner.request import DEFAULT_CARD, Request
+
+    return Request(
+        workload=args.workload,
+        settings=dict(_pair(each) for each in args.set),
+        optimizations=tuple(_named(each) for each in args.optimizations),
+        on=args.on,
+        card=args.card or DEFAULT_CARD,
+        optimizer=args.optimizer,
+        warmup=args.warmup,
+        steps=args.steps,
+        conversion=args.conversion,
+        keep_output=args.keep_output,
+        numerics=not args.no_numerics,
+        torch=args.torch,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    knob, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set takes KNOB=VALUE, as in --set batch=2; not {text}.")
+    return knob.strip(), value.strip()
+
+
+def _named(text: str) -> tuple[str, dict[str, str]]:
+    from memviz.runner.knobs import parse_named
+
+    return parse_named(text)
+
+
+def run_one(request: Request, *, keep: Path | None = None, timeout: float = 900) -> tuple[Run, Path | None]:
+    """The run, and where its trace was kept. Progress goes to a terminal only."""
+    from memviz.runner.process import Worker, environment_of
+
+    with tempfile.TemporaryDirectory(prefix="memviz-") as folder:
+        with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
+            last = _last(worker.run([request]))
+        if last.kind == "failed" or last.run is None:
+            raise RunFailed(_failure(last))
+        if keep is not None and last.file is not None:
+            _move(last.file, keep)
+        return last.run, keep
+
+
+def _last(happened: Any) -> Happened:
+    last: Happened | None = None
+    shows = sys.stderr.isatty()
+    try:
+        for each in happened:
+            last = each
+            if shows and each.phase:
+                print(f"\r\x1b[K{printable(each.phase)} ...", end="", file=sys.stderr, flush=True)
+    finally:
+        if shows:
+            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    assert last is not None
+    return last
+
+
+def _failure(last: Happened) -> str:
+    where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
+    words = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
+    return f"{last.text}{where}{words}"
+
+
+def _move(made: Path, wanted: Path) -> None:
+    from memviz.trace.formats.replacing import replacing
+
+    with made.open("rb") as source, replacing(wanted) as target:
+        shutil.copyfileobj(source, target)
+
+
+def as_json(run: Run, path: Path | None) -> dict[str, Any]:
+    request = run.request
+    return {
+        "workload": request.workload,
+        "settings": dict(request.settings),
+        "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
+        "mode": run.mode,
+        "device": run.device,
+        "peak_allocated_bytes": run.peak_allocated_bytes,
+        "peak_reserved_bytes": run.peak_reserved_bytes,
+        "weights_bytes": run.weights_bytes,
+        "seconds": None if run.seconds is None else run.seconds.median,
+        "flops": run.flops,
+        "numerics": run.numerics,
+        "trace": None if path is None else str(path),
+        "run": run.as_json(),
+    }
+
+
+def _print(run: Run, path: Path | None) -> None:
+    print(
+        f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
+    )
+    if run.why:
+        print(run.why)
+    gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
+    print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
+    print(f"  live       {bytes_text(run.peak_allocated_bytes)} at the peak")
+    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} at its peak, {gap} of it not live then")
+    print(f"  counted    {run.window}")
+    if run.flops:
+        print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
+    if run.seconds:
+        print(f"  seconds    {run.seconds.median:.4g}, spread {run.seconds.spread:.2g}, {run.seconds.count} times")
+    _print_fit(run)
+    _print_numerics(run)
+    for each in run.notes:
+        print(f"- {printable(each)}")
+    if path:
+        print(f"\nThe trace is in {printable(str(path))}; look at it with python -m memviz open {printable(str(path))}")
+
+
+def _print_fit(run: Run) -> None:
+    if run.fit is None:
+        return
+    usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
+    if run.fit.fits:
+        spare = run.fit.usable_bytes - run.fit.peak_reserved_bytes
+        print(f"\nIt fits in the {usable}, with {bytes_text(spare)} to spare.")
+    else:
+        asked = f"asking for {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
+        print(f"\nIt does not fit in the {usable}: it runs out {asked}.")
+
+
+def _print_numerics(run: Run) -> None:
+    if run.numerics is None:
+        return
+    if "error" in run.numerics:
+        print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
+        return
+    print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
+
+
+def _listing() -> dict[str, Any]:
+    from memviz.runner.listing import listing
+
+    return listing()
+
+
+def _print_listing() -> None:
+    found = _listing()
+    for kind in ("workloads", "optimizations"):
+        print(kind.upper())
+        for each in found[kind]:
+            print(f"  {each['name']}  {each['title']}. {each['sentence']}")
+            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in each["knobs"]]
+            if rows:
+                print_table(["    knob", "default", ""], rows, left=0)
+        print()
+    print("CARDS")
+    print_table(
+        ["  name", "memory"],
+        [[f"  {each['name']}", bytes_text(each["memory_bytes"])] for each in found["cards"]],
+        left=0,
+    )
+
+
+def _default(knob: dict[str, Any]) -> str:
+    return json.dumps(knob["default"]) if isinstance(knob["default"], bool) else str(knob["default"])
+
+
+def _help(knob: dict[str, Any]) -> str:
+    choices = f" ({', '.join(map(str, knob['choices']))})" if knob["choices"] else ""
+    return f"{knob['help']}{choices}"
+
+
+COMMAND = Command(
+    "run", "Run a model with optimizations: predicted for a card, or measured on a GPU.", _add_arguments, _run
+)

@@ -1,0 +1,126 @@
+"""`run` and `reproduce`: what they print, what they refuse and with which words, and the file that they leave."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.commands import FAILED, main
+from memviz.trace.load import load_trace
+
+SMALL = ["--set", "sequence=64", "--set", "dim=64", "--set", "layers=3", "--on", "predict"]
+
+
+def test_run_says_what_it_found_and_keeps_the_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "kept.pickle"
+    arguments = [
+        "run",
+        "feed_forward",
+        *SMALL,
+        "--with",
+        "split_feed_forward:splits=8",
+        "--card",
+        "h200",
+        "-o",
+        str(path),
+    ]
+    assert main([*arguments, "--json"]) == 0
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (found["workload"], found["mode"], found["device"]) == ("feed_forward", "predicted", "NVIDIA H200")
+    assert found["settings"] == {"sequence": "64", "dim": "64", "layers": "3"}
+    assert found["optimizations"] == [{"name": "split_feed_forward", "splits": "8"}]
+    assert found["weights_bytes"] == 3 * 4 * (2 * 64 * 256 + 64 + 256)
+    assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"] > found["weights_bytes"]
+    # Two matrix products of 2 * 64 tokens, 64 channels and 256 inside, in three layers.
+    assert found["flops"] == 3 * 2 * 2 * 128 * 64 * 256
+    assert found["numerics"]["verdict"]["words"] == "equal up to rounding, as claimed"
+    assert found["trace"] == str(path)
+    assert load_trace(path).about.label == "predicted for NVIDIA H200"
+
+
+def test_the_peak_of_a_prediction_is_that_of_its_trace(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed and what every other command reads off the file are one."""
+    path = tmp_path / "kept.pickle"
+    assert main(["run", "feed_forward", *SMALL, "--conversion", "measured", "-o", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert main(["replay", str(path), "--json"]) == 0
+    replayed = json.loads(capsys.readouterr().out)
+    assert replayed["exact"]
+    assert replayed["peak_allocated_bytes"] == found["peak_allocated_bytes"]
+    assert replayed["peak_reserved_bytes"] == found["peak_reserved_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run"], "--list"),
+        (["run", "feed_forwrd"], "Did you mean feed_forward?"),
+        (["run", "feed_forward", "--set", "dims=3"], "Did you mean dim?"),
+        (["run", "feed_forward", "--set", "dim"], "KNOB=VALUE"),
+        (["run", "feed_forward", "--with", "split"], "There is no optimization split."),
+        (["run", "feed_forward", *SMALL, "--with", "split_feed_forward:splits=7"], "256"),
+        (["run", "feed_forward", *SMALL, "--with", "checkpointing"], "mode=training"),
+        (["run", "feed_forward", *SMALL, "--optimizer", "adamw"], "mode=training"),
+        (["run", "feed_forward", "--card", "GTX 9000"], "GTX 9000"),
+        (["run", "feed_forward", "--steps", "0"], "1 to 100 steps"),
+        (["run", "feed_forward", "-o", "x.txt"], ".pickle"),
+        (["run", "feed_forward", "--torch", "new"], "such as 2.6"),
+        (["run", "ltx_video", "--set", "height=500"], "32"),
+        (["reproduce", "everything"], "There is no seed everything."),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_would(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments) == FAILED
+    said = capsys.readouterr()
+    assert words in said.err
+    assert said.out == ""
+
+
+def test_measuring_without_a_gpu_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU here")
+    assert main(["run", "feed_forward", "--on", "cuda"]) == FAILED
+    assert "predicts" in capsys.readouterr().err
+
+
+def test_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\n\n\ndef model(width: int = 8):\n"
+        "    return torch.nn.Linear(width, 4 * width), {'input': torch.ones(2, width)}\n"
+    )
+    assert main(["run", f"{tmp_path / 'mine.py'}:model", "--set", "width=1024", "--on", "predict", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["weights_bytes"] == 4 * (1024 * 4096 + 4096)
+
+
+def test_the_list_names_everything_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    from memviz.runner.workloads import WORKLOADS
+    from optimizations import OPTIMIZATIONS
+
+    assert main(["run", "--list", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [each["name"] for each in found["workloads"]] == [each.name for each in WORKLOADS]
+    assert [each["name"] for each in found["optimizations"]] == [each.name for each in OPTIMIZATIONS]
+    assert main(["run", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert all(each.name in said for each in (*WORKLOADS, *OPTIMIZATIONS))
+
+
+def test_reproduce_prints_rows_of_published_and_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "flat-gradients", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert {tuple(row)[:6] for row in rows} == {("seed", "case", "figure", "published", "ours", "difference_percent")}
+    reserved = {row["case"]: row["ours"] for row in rows if row["figure"] == "reserved GiB"}
+    baseline, listed, flat = reserved.values()
+    assert flat == baseline
+    more = {row["case"]: row["ours"] for row in rows if row["published"] is None}
+    assert more["one flat buffer"] == 0
+    # Four bytes for each fp32 gradient that stands twice, in segments of whole pages.
+    assert 4 <= more["a list, then one cat"] < 4.1
+    assert listed > baseline
