@@ -26,9 +26,11 @@ def replay_json(found: WhatIf, searched: Search | None = None) -> dict[str, Any]
         "addresses": addresses(found.recorded),
         "peak_requested_bytes": ours.peak_requested_bytes,
         "unused_at_peak_bytes": ours.unused_at_peak_bytes,
+        "fragmentation": round(ours.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
         "memory_bytes": card.usable_bytes if card else None,
+        "smallest_card_bytes": found.smallest_card.total_bytes if found.smallest_card else None,
         "notes": [{"code": each.code, "level": each.level, "text": each.text} for each in ours.trace.notes],
         **(_search(searched) if searched else {}),
     }
@@ -65,6 +67,7 @@ def _search(searched: Search) -> dict[str, Any]:
         "advice": searched.advice,
         "advised_settings": searched.advised.text,
         "environment": environment(searched.advised.text),
+        "saved_by": searched.saved_by.text if searched.saved_by else None,
     }
 
 
@@ -82,4 +85,6 @@ def _tried(each: Tried) -> dict[str, Any]:
 
 
 def environment(text: str) -> str:
-    return f"PYTORCH_CUDA_ALLOC_CONF={text}"
+    """As a shell takes it: brackets and > mean something there."""
+    quoted = f'"{text}"' if any(each in text for each in "[]>") else text
+    return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.device import OutOfMemory
 from memviz.allocator.expandable import ExpandableSegment, add_expandable, map_block, unmap_range
@@ -13,6 +15,7 @@ from memviz.allocator.release import release_segment
 from memviz.allocator.replayer import Agreement, Mismatch, Progress, RanOut, Replay, Replayed, Source
 from memviz.allocator.sizes import segment_size
 from memviz.allocator.start_layout import unsigned
+from memviz.allocator.steps import Step
 from memviz.trace.model import Action
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
 
@@ -61,6 +64,7 @@ class AsRecorded(Replay):
         grown = source.steps.grown.nonzero()[0]
         self.grown = dict(zip(grown.tolist(), source.steps.grown[grown].tolist(), strict=True))
         self.after_ladder: dict[int, bool] = {}
+        self.unsaid = _unsaid(source)
         self.mismatches = 0
         self.first: Mismatch | None = None
 
@@ -89,7 +93,9 @@ class AsRecorded(Replay):
             there = self.allocator.segments
             self.recording.offer(each for each in self._recorded(event - grown, event) if each[1] not in there)
         try:
-            block = self.allocator.malloc(size, stream, pool, search=self.after_ladder.pop(event, True))
+            block = self._cut_off(event, address, size, stream, pool) or self.allocator.malloc(
+                size, stream, pool, search=self.after_ladder.pop(event, True)
+            )
         except OutOfMemory:
             self.mismatches += 1
             return self._note(event, self._recorded(event - grown, event + 1), [], _IMPOSSIBLE)
@@ -103,7 +109,21 @@ class AsRecorded(Replay):
                 self.history.set_causes(mark, range(event - grown, event))
             else:
                 self._reconsider(event, block)
-                self._note(event, recorded, ours, _why(recorded, ours))
+                self._note(event, recorded, ours, _why(recorded, ours) + self.unsaid)
+
+    def _cut_off(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> Block | None:
+        """Where the history begins within a malloc, the segment made for it looks like one that was cached before.
+
+        `max_split_size` forbids large blocks of the cache to small requests, but not what was made for them.
+        """
+        if event or self.settings.max_split_size is None or self.allocator.would_serve(size, stream, pool):
+            return None
+        made = self.allocator.segments.get(address)
+        rounded = self.allocator.round_size(size)
+        if made is None or made.in_use or made.is_split or made.expandable is not None or made.stream != stream:
+            return None
+        whole = made.size == segment_size(rounded, self.settings.large_segment_size)
+        return self.allocator.take_made(made, size) if whole and made.pool.owner.id == pool else None
 
     def complete_free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
@@ -208,6 +228,14 @@ def _why(recorded: list[Entry], ours: list[Entry]) -> str:
     if [size for _, _, size in theirs_new] != [size for _, _, size in our_new]:
         return "The file makes a new segment of another size than the recorded settings ask for."
     return "The file takes another block than the best fit among those that are free by what it shows."
+
+
+def _unsaid(source: Source) -> str:
+    """What a file of more streams than one may leave out that decides where memory is free."""
+    streams = len(np.unique(source.device.events.stream))
+    if streams < 2 or not (source.steps.step == Step.LET_GO).any():
+        return ""
+    return f" It leaves out when frees were complete: of its {streams} streams it does not say which one waited."
 
 
 def _words(entries: list[Entry]) -> str:

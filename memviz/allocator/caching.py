@@ -42,12 +42,16 @@ class CachingAllocator:
     """One device's allocator. Sizes and addresses are bytes, streams are handles."""
 
     def __init__(
-        self, settings: Settings | None = None, device: Device | None = None, record: Record | None = None
+        self,
+        settings: Settings | None = None,
+        device: Device | None = None,
+        record: Record | None = None,
+        statistics: Statistics | None = None,
     ) -> None:
         self.settings = Settings() if settings is None else settings
         self.device = Device() if device is None else device
         self.record: Record = unrecorded if record is None else record
-        self.statistics = Statistics()
+        self.statistics = Statistics() if statistics is None else statistics
         self.default_pool = PoolPair(DEFAULT_POOL)
         self.private_pools: dict[PoolId, PoolPair] = {}
         self.captures: list[tuple[PoolId, Callable[[int], bool]]] = []
@@ -90,7 +94,7 @@ class CachingAllocator:
         """
         if requested >= LARGEST_REQUEST:
             raise self._out_of_memory(requested, requested)
-        if not self.captures:
+        if self.pending.blocks and not self.captures:
             self.pending.process()
         size = self.round_size(requested)
         blocks = self._pool_for(size, stream, pool)
@@ -111,6 +115,13 @@ class CachingAllocator:
         if block is not None:
             blocks.add(block)
         return block is not None
+
+    def take_made(self, segment: Block, requested: int) -> Block:
+        """For a replay that begins within a malloc: the segment was made for it, and is handed out whatever it is."""
+        size = self.round_size(requested)
+        segment.pool.remove(segment)
+        expands = self._expandable and not segment.pool.owner.has_own_allocator
+        return self._split_and_hand_out(segment, size, requested, self._should_split(segment, size, expands))
 
     def free(self, block: Block) -> None:
         self.request_free(block)

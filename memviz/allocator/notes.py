@@ -8,16 +8,30 @@ from memviz.trace.model import Note
 
 if TYPE_CHECKING:
     from memviz.allocator.replayer import Mismatch, Source
+    from memviz.allocator.settings import Settings
     from memviz.allocator.start_layout import StartLayout
 
 
-def of_settings(source: Source) -> list[Note]:
-    if not source.settings_are_inferred:
-        return []
-    text = (
-        "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
-    )
-    return [Note("settings_inferred", text)]
+_INFERRED = (
+    "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
+)
+_REUSE = (
+    "graph_capture_record_stream_reuse lets a capture hand out memory again before it ends; the replay waits for the "
+    "end, so a graph may need less than this."
+)
+_BY_CLASS = (
+    "expandable_segments_reserve_by_class changes how much address space segments reserve; the replay leaves it out."
+)
+
+
+def of_settings(source: Source, settings: Settings) -> list[Note]:
+    """What is inferred, and which settings in force the model does not follow."""
+    notes = [Note("settings_inferred", _INFERRED)] if source.settings_are_inferred else []
+    if settings.graph_capture_record_stream_reuse:
+        notes.append(Note("settings_not_modelled", _REUSE, level="warning"))
+    if any(key == "expandable_segments_reserve_by_class" for key, _ in settings.others):
+        notes.append(Note("settings_not_modelled", _BY_CLASS, level="warning"))
+    return notes
 
 
 def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:

@@ -49,8 +49,6 @@ class PendingFrees:
 
     def process(self) -> None:
         """What malloc does first: completes the frees whose streams are done."""
-        if not self.blocks:
-            return
         self._insert_deferred_events()
         for stream, done in list(self._finished.items()):
             for _ in range(done):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import Block
 from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.final_state import NOTHING, final_state
 from memviz.allocator.history import History
 from memviz.allocator.lay_out import FIRST_START_CAUSE
 from memviz.allocator.settings import Settings
@@ -24,11 +23,8 @@ from memviz.trace.model import (
     Labels,
     Note,
     Segments,
-    State,
     Trace,
 )
-
-_NOT_THERE = -1
 
 
 def replayed_trace(
@@ -36,7 +32,8 @@ def replayed_trace(
 ) -> Trace:
     """One device, with the recorded stacks, times and texts at what each recorded event caused."""
     events = _events(trace, device, history)
-    segments, blocks, cause = _final_state(trace, allocator)
+    pools = {pool: index for index, pool in enumerate(trace.pools)}
+    segments, blocks, cause = final_state(allocator, pool=pools.__getitem__, stream=int)
     replayed = replace(
         device,
         events=events,
@@ -75,74 +72,6 @@ def _events(trace: Trace, device: DeviceTrace, history: History) -> Events:
     )
 
 
-def _final_state(trace: Trace, allocator: CachingAllocator) -> tuple[Segments, Blocks, Ints8]:
-    """Segments and blocks without their stacks, and what each block was handed out for."""
-    pools = {pool: index for index, pool in enumerate(trace.pools)}
-    segments: list[tuple[int, ...]] = []
-    blocks: list[tuple[int, ...]] = []
-    for _, head in sorted(allocator.segments.items()):
-        for run in _mapped_runs(head):
-            first, size = run[0], sum(block.size for block in run)
-            expands = first.expandable is not None
-            large = not first.pool.is_small
-            segments.append((first.address, size, first.stream, pools[first.pool.owner.id], large, expands))
-            blocks.extend((len(segments) - 1, *_block_row(block)) for block in run)
-    return _segments(segments), *_blocks(blocks)
-
-
-def _mapped_runs(head: Block) -> Iterator[list[Block]]:
-    """One for a plain segment; of a segment that expands, one for each contiguous mapped range."""
-    run: list[Block] = []
-    block: Block | None = head
-    while block is not None:
-        if block.mapped:
-            run.append(block)
-        elif run:
-            yield run
-            run = []
-        block = block.next
-    if run:
-        yield run
-
-
-def _block_row(block: Block) -> tuple[int, int, int, int, int]:
-    if not block.in_use:
-        return block.address, block.size, 0, State.INACTIVE, _NOT_THERE
-    state = State.ACTIVE_ALLOCATED if block.allocated else State.ACTIVE_PENDING_FREE
-    return block.address, block.size, block.requested, state, block.cause
-
-
-def _segments(rows: list[tuple[int, ...]]) -> Segments:
-    address, size, stream, pool, large, expands = _columns(rows, 6)
-    return Segments(
-        address=address,
-        size=size,
-        stream=stream.astype(np.int32),
-        pool=pool.astype(np.int32),
-        is_large=large.astype(np.bool_),
-        is_expandable=expands.astype(np.bool_),
-        stack=np.full(len(address), NO_STACK, dtype=np.int32),
-    )
-
-
-def _blocks(rows: list[tuple[int, ...]]) -> tuple[Blocks, Ints8]:
-    segment, address, size, requested, state, cause = _columns(rows, 6)
-    blocks = Blocks(
-        segment=segment.astype(np.int32),
-        address=address,
-        size=size,
-        requested=requested,
-        state=state.astype(np.uint8),
-        stack=np.full(len(address), NO_STACK, dtype=np.int32),
-    )
-    return blocks, cause
-
-
-def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
-    """Addresses of 2**63 and above come out as the Trace keeps them; numbers below zero stay themselves."""
-    return [np.array([row[i] & 0xFFFFFFFFFFFFFFFF for row in rows], np.uint64).view(np.int64) for i in range(count)]
-
-
 def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:
     made = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
     stacks = dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))
@@ -165,8 +94,8 @@ def _block_labels(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Lab
     if device.event_labels is None and device.block_labels is None:
         return None
     rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
-    at_start = np.array([rows.get(block.address, _NOT_THERE) for block in layout.blocks], dtype=np.int64)
-    recorded = np.full(len(cause), _NOT_THERE, dtype=np.int64)
+    at_start = np.array([rows.get(block.address, NOTHING) for block in layout.blocks], dtype=np.int64)
+    recorded = np.full(len(cause), NOTHING, dtype=np.int64)
     from_start = cause <= FIRST_START_CAUSE
     recorded[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
     from_block, from_event = _picked(device.block_labels, recorded), _picked(device.event_labels, cause)

@@ -18,6 +18,7 @@ from memviz.allocator.recorded_settings import settings_of
 from memviz.allocator.replayed_trace import described, replayed_trace
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
+from memviz.allocator.statistics import Tally
 from memviz.allocator.steps import Step, Steps, pools_of_events, steps_of
 from memviz.trace.model import Action, DeviceTrace, Ints4, Ints8, Trace
 
@@ -32,6 +33,12 @@ def part_of(progress: Progress | None, number: int, count: int) -> Progress | No
     """Of several replays of one length, this one, counted from 0."""
     tell = progress
     return None if tell is None else lambda done, total: tell(number * total + done, count * total)
+
+
+def rest_of(progress: Progress | None, first: int, count: int) -> Progress | None:
+    """Of several parts of one length, those from `first` on together."""
+    tell = progress
+    return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
 
 
 @dataclass(frozen=True)
@@ -64,16 +71,12 @@ class RanOut:
 
 
 @dataclass(frozen=True)
-class Replayed:
-    trace: Trace
-    """One device; it ends where memory ran out."""
-    sources: Ints8
-    """For each event of the trace, the recorded event that caused it."""
+class Figures:
+    """What a replay comes to; a search needs no more of most of them."""
+
     settings: Settings
     memory: int | None
     """What the process could have, in bytes; None is without limit."""
-    agreement: Agreement | None
-    """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
     peak_requested_bytes: int
     """What the program held at most; no settings can make it less."""
     peak_allocated_bytes: int
@@ -81,6 +84,26 @@ class Replayed:
     reserved_end_bytes: int
     retries: int
     oom: RanOut | None
+
+    @property
+    def unused_at_peak_bytes(self) -> int:
+        """How far the peak of what was reserved lies above the peak of what was allocated."""
+        return self.peak_reserved_bytes - self.peak_allocated_bytes
+
+    @property
+    def fragmentation(self) -> float:
+        """The share of the peak of what was reserved that lies above the peak of what was allocated."""
+        return self.unused_at_peak_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
+
+
+@dataclass(frozen=True)
+class Replayed(Figures):
+    trace: Trace
+    """One device; it ends where memory ran out."""
+    sources: Ints8
+    """For each event of the trace, the recorded event that caused it."""
+    agreement: Agreement | None
+    """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
     is_placed_anew: bool
     """What was live before the first event lies where these settings would have put it into empty memory."""
 
@@ -88,11 +111,6 @@ class Replayed:
     def exact(self) -> bool:
         """Every address and every segment as recorded."""
         return self.agreement is not None and self.agreement.first_mismatch is None
-
-    @property
-    def unused_at_peak_bytes(self) -> int:
-        """How far the peak of what was reserved lies above the peak of what was allocated."""
-        return self.peak_reserved_bytes - self.peak_allocated_bytes
 
 
 def reserved_by_event(replayed: Replayed, recorded_events: int) -> Ints8:
@@ -138,24 +156,22 @@ class Replay:
         self.settings = settings
         self.device = device
         self.history = History()
-        self.allocator = CachingAllocator(settings, device)
+        self.allocator = CachingAllocator(settings, device, statistics=Tally())
         self.live: dict[int, Block] = {}
         self.oom: RanOut | None = None
 
     def run(self) -> None:
         handlers = self._handlers()
         events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
-        names, history, event = self.source.trace.pools, self.history, 0
+        names, history, addresses = self.source.trace.pools, self.history, unsigned(events.address)
         for first in range(0, len(events), _CHUNK):
             if self.progress:
                 self.progress(first, len(events))
-            part = slice(first, first + _CHUNK)
-            columns = (steps[part], unsigned(events.address)[part], events.size[part], events.stream[part], pools[part])
-            for step, address, size, stream, pool in zip(*(each.tolist() for each in columns), strict=True):
-                if step:
-                    history.now = event
-                    handlers[step](event, address, size, stream, names[pool])
-                event += 1
+            part = first + np.flatnonzero(steps[first : first + _CHUNK])
+            columns = (part, steps[part], addresses[part], events.size[part], events.stream[part], pools[part])
+            for event, step, address, size, stream, pool in zip(*(each.tolist() for each in columns), strict=True):
+                history.now = event
+                handlers[step](event, address, size, stream, names[pool])
 
     def _handlers(self) -> list[Handler]:
         by_step: dict[int, Handler] = {
@@ -236,25 +252,31 @@ class Replay:
         """The address is handed out again, so its free is missing in the file."""
         self.complete_free(self.history.now, address, 0, 0, (0, 0))
 
+    def figures(self, retries: int) -> Figures:
+        now = self.allocator.statistics
+        return Figures(
+            settings=self.settings,
+            memory=self.device.memory,
+            peak_requested_bytes=now.peak_requested,
+            peak_allocated_bytes=now.peak_allocated,
+            peak_reserved_bytes=now.peak_reserved,
+            reserved_end_bytes=now.reserved,
+            retries=retries,
+            oom=self.oom,
+        )
+
     def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
-        now, source = self.allocator.statistics, self.source
-        notes = [*of_settings(source), *of_start(source.layout, afresh=self.starts_afresh)]
+        source = self.source
+        notes = [*of_settings(source, self.settings), *of_start(source.layout, afresh=self.starts_afresh)]
         if agreement is not None:
             notes += of_mismatch(agreement.first_mismatch, agreement.address_mismatches)
         else:
             notes += of_streams(source.steps.waited)
         trace = replayed_trace(source.trace, source.device, source.layout, self.allocator, self.history)
         return Replayed(
+            **vars(self.figures(retries)),
             trace=described(trace, self.settings, self.device.memory, notes),
             sources=self.history.causes(),
-            settings=self.settings,
-            memory=self.device.memory,
             agreement=agreement,
-            peak_requested_bytes=now.requested_bytes.peak[0],
-            peak_allocated_bytes=now.allocated_bytes.peak[0],
-            peak_reserved_bytes=now.reserved_bytes.peak[0],
-            reserved_end_bytes=now.reserved,
-            retries=retries,
-            oom=self.oom,
             is_placed_anew=self.starts_afresh and bool(source.layout.segments),
         )

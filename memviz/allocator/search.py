@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.allocator.replayer import Progress, RanOut, Replayed, Source, part_of
+from memviz.allocator.replayer import Progress, RanOut, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, replay_on, smallest_card
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, figures_on, never_short, smallest_card
 from memviz.trace.model import Action
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import percent_text
@@ -82,6 +82,11 @@ class Search:
     def recorded(self) -> Tried:
         return next(each for each in self.tried if each.is_recorded)
 
+    @property
+    def saved_by(self) -> Tried | None:
+        """What would have carried a run through that the recorded settings do not; None where nothing has to."""
+        return self.advised if self.advised.fits and not self.recorded.fits else None
+
 
 def search(
     source: Source,
@@ -89,12 +94,19 @@ def search(
     *,
     also: Settings | None = None,
     release: Release = NEWEST,
+    overhead_bytes: int | None = None,
     progress: Progress | None = None,
 ) -> Search:
-    """Only settings that this release knows, and that can change anything in this recording; and `also`."""
+    """Only settings that this release knows, and that can change anything in this recording; and `also`.
+
+    `overhead_bytes` are taken from the cards of the usual sizes; without it as much as from `card`.
+    """
+    if overhead_bytes is None:
+        overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
     parts = [part_of(progress, number, len(wanted)) for number in range(len(wanted))]
-    tried = sorted((_tried(source, each, card, part) for each, part in zip(wanted, parts, strict=True)), key=_rank)
+    found = [_tried(source, each, card, overhead_bytes, part) for each, part in zip(wanted, parts, strict=True)]
+    tried = sorted(found, key=_rank)
     advised = _advised(tried)
     return Search(tuple(tried), advised, _advice(tried, advised, card))
 
@@ -129,13 +141,18 @@ def _largest_segment(source: Source) -> int:
     return segment_size(round_size(max(asked, there)), settings.large_segment_size)
 
 
-def _tried(source: Source, settings: Settings, card: Card | None, progress: Progress | None) -> Tried:
+def _tried(
+    source: Source, settings: Settings, card: Card | None, overhead_bytes: int, progress: Progress | None
+) -> Tried:
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
-    on_card = replay_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 2))
+    on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
     free = (
         on_card
-        if card is None or _never_short(on_card)
-        else replay_on(source, settings, afresh=True, progress=part_of(progress, 1, 2))
+        if card is None or never_short(on_card)
+        else figures_on(source, settings, afresh=True, progress=part_of(progress, 1, 3))
+    )
+    smallest = smallest_card(
+        source, settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
     )
     return Tried(
         settings=settings,
@@ -147,20 +164,8 @@ def _tried(source: Source, settings: Settings, card: Card | None, progress: Prog
         retries=on_card.retries,
         oom=on_card.oom,
         reserved_on_card_bytes=on_card.peak_reserved_bytes,
-        smallest_card=_smallest(source, settings, card, free),
+        smallest_card=smallest,
     )
-
-
-def _never_short(on_card: Replayed) -> bool:
-    """Then more memory would have changed nothing. Two kinds of settings give memory back without a retry."""
-    settings = on_card.settings
-    gives_back = settings.max_split_size is not None or settings.garbage_collection_threshold > 0
-    return on_card.oom is None and on_card.retries == 0 and not gives_back
-
-
-def _smallest(source: Source, settings: Settings, card: Card | None, free: Replayed) -> Card | None:
-    overhead = card.overhead_bytes if card else OVERHEAD_BYTES
-    return smallest_card(source, settings, overhead_bytes=overhead, afresh=True, free=free)
 
 
 def _rank(tried: Tried) -> tuple[bool, int, bool]:

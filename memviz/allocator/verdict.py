@@ -7,7 +7,7 @@ from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import WhatIf
 from memviz.trace.model import Action
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, percent_text
 
 _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expandable segments"}
 
@@ -108,7 +108,8 @@ def _without_limit(found: WhatIf, searched: Search | None) -> tuple[str, str]:
 
 def _kept(recorded: Replayed) -> str:
     peak, live = recorded.peak_reserved_bytes, recorded.peak_requested_bytes
-    return f"This run reserves {bytes_text(peak)} at its peak, {bytes_text(peak - live)} more than it ever holds."
+    more = f"{bytes_text(peak - live)} ({percent_text(peak - live, peak)})"
+    return f"This run reserves {bytes_text(peak)} at its peak, {more} more than it ever holds."
 
 
 def _reserves(found: WhatIf, base: Replayed, searched: Search | None) -> str:

@@ -157,6 +157,8 @@ class Step:
     name: str
     start_event: int
     end_event: int
+    is_open: bool = False
+    """Cut off by the end of the recording."""
 
 
 def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
@@ -165,14 +167,14 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
     names = [trace.strings[code] for code in intervals.name]
     profiled = [i for i, name in enumerate(names) if name.startswith("ProfilerStep#")]
     if profiled:
-        return tuple(_step(names[i], intervals.start_event[i], intervals.end_event[i]) for i in profiled)
+        found = zip(profiled, intervals.is_open[profiled].tolist(), strict=True)
+        return tuple(
+            Step(names[i], int(intervals.start_event[i]), int(intervals.end_event[i]), is_open) for i, is_open in found
+        )
     optimized = [i for i, name in enumerate(names) if name.startswith("Optimizer.step#") and not intervals.is_open[i]]
     # With several optimizers the first one sets the pace.
     optimized = [i for i in optimized if names[i] == names[optimized[0]]]
     ends = intervals.end_event[optimized]
     begins = [0, *(ends[:-1] + 1)] if optimized else []
-    return tuple(_step(f"step {n}", begin, end) for n, (begin, end) in enumerate(zip(begins, ends, strict=True)))
-
-
-def _step(name: str, start_event: int, end_event: int) -> Step:
-    return Step(name, int(start_event), int(end_event))
+    spans = zip(begins, ends, strict=True)
+    return tuple(Step(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans))

@@ -15,9 +15,9 @@ import numpy as np
 
 from memviz.analysis.doing import Doing
 from memviz.analysis.evidence import Evidence
-from memviz.analysis.kept import kept
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.phases import label_of_rows
+from memviz.analysis.remember import kept
 from memviz.analysis.replacements import agreed, freed_like
 from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Ints4, Ints8, Trace
 

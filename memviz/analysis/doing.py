@@ -12,7 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from memviz.analysis.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.analysis.stack_places import first_in_stack, only_places
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 

@@ -16,10 +16,10 @@ import numpy as np
 
 from memviz.analysis.categories import categories
 from memviz.analysis.frames import path_of
-from memviz.analysis.kept import kept
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import check_event, clock, has_times
 from memviz.analysis.phases import label_of_rows
+from memviz.analysis.remember import kept
 from memviz.analysis.sites import sites
 from memviz.analysis.stack_places import first_in_stack
 from memviz.analysis.sums import sum_by

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memviz.analysis.frames import FrameKind, SiteRule, frame_kinds
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.analysis.sites import sites
 from memviz.analysis.stack_places import NOWHERE, first_in_stack, last_place, only_places
 from memviz.trace.model import Bools, Stacks, Trace

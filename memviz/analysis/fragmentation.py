@@ -62,7 +62,7 @@ class FragmentationSeries(Columns):
 
 def fragmentation_at(trace: Trace, device: DeviceTrace, event: int) -> Fragmentation:
     """After `event`; -1 is before the first."""
-    return _of(segments_at(trace, device, event), int(timeline(device).reserved[event + 1]))
+    return fragmentation_of(segments_at(trace, device, event), int(timeline(device).reserved[event + 1]))
 
 
 def fragmentation_over(trace: Trace, device: DeviceTrace, events: Ints8) -> FragmentationSeries:
@@ -75,7 +75,8 @@ def fragmentation_over(trace: Trace, device: DeviceTrace, events: Ints8) -> Frag
     return FragmentationSeries(**{name: np.array([getattr(row, name) for row in rows], np.int64) for name in names})
 
 
-def _of(moment: SegmentsAt, reserved: int) -> Fragmentation:
+def fragmentation_of(moment: SegmentsAt, reserved: int) -> Fragmentation:
+    """Of a map that is at hand."""
     segments, tiles = moment.segments, moment.tiles
     is_free = tiles.kind == TileKind.FREE
     expandable = segments.is_expandable[tiles.segment]

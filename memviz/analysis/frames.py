@@ -11,7 +11,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.trace.model import Bytes1, Trace
 
 

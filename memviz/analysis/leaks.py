@@ -40,7 +40,7 @@ class GrowthRow:
 class Growth:
     by: str
     steps: tuple[str, ...]
-    """Empty where the trace has no steps: nothing is known then."""
+    """Those that ended within the trace; where none did, nothing is known."""
     live_bytes: tuple[int, ...]
     """At the end of each step."""
     rows: tuple[GrowthRow, ...]
@@ -52,7 +52,8 @@ class Growth:
 def growth(
     trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
 ) -> Growth:
-    found = steps(trace, device)
+    # In the middle of a step its activations are live: they would look like something that grows.
+    found = [each for each in steps(trace, device) if not each.is_open]
     if not found:
         return Growth(by, (), (), (), ())
     ends = np.array([each.end_event for each in found])

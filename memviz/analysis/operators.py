@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from memviz.analysis.frames import DEFAULT_RULE, FrameKind, SiteRule, frame_kinds
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.analysis.sites import short_native
 from memviz.analysis.stack_places import first_in_stack
 from memviz.trace.model import Ints8, Trace

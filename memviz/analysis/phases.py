@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.doing import Doing, stack_signs
-from memviz.analysis.kept import kept
 from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.remember import kept
 from memviz.trace.model import NO_STACK, Action, Bytes1, DeviceTrace, Ints4, Labels, Phase, Trace
 
 _PHASE = np.zeros(len(Doing), dtype=np.uint8)

@@ -1,25 +1,34 @@
-"""Results that several views need are computed once per device and die with it."""
+"""Results that several views need are computed once, kept on what they are computed from, and die with it.
+
+Traces and devices are frozen, so a result stays right; and no cache outlives a trace or mixes visitors.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import wraps
 from typing import TypeVar
 
-from memviz.trace.model import DeviceTrace
+from memviz.trace.model import DeviceTrace, Trace
 
 Result = TypeVar("Result")
 
 
+def kept(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) -> Result:
+    """`key` says what the result is, and what else it depends on."""
+    results = owner.__dict__.setdefault("_kept", {})
+    if key not in results:
+        results[key] = make()
+    result: Result = results[key]
+    return result
+
+
 def remembered(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTrace], Result]:
-    """Keeps the result on the (frozen) device itself: no cache that outlives a trace or mixes visitors."""
-    key = f"_remembered_{function.__module__}.{function.__qualname__}"
+    """For a function of nothing but a device."""
+    key = f"{function.__module__}.{function.__qualname__}"
 
     @wraps(function)
     def recall(device: DeviceTrace) -> Result:
-        if key not in device.__dict__:
-            device.__dict__[key] = function(device)
-        result: Result = device.__dict__[key]
-        return result
+        return kept(device, key, lambda: function(device))
 
     return recall

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 
 from memviz.analysis.frames import DEFAULT_RULE, FrameKind, SiteRule, frame_kinds, path_of
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.analysis.stack_places import first_in_stack, last_in_stack
 from memviz.trace.model import Ints4, Trace
 

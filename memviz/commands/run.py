@@ -64,7 +64,12 @@ def _run(args: argparse.Namespace) -> int:
     if args.output and args.output.suffix not in (".pickle", ".pkl", ".gz"):
         raise UsageError(f"{args.output} would be a snapshot: end its name in .pickle.")
     run, path = run_one(_request(args), keep=args.output, timeout=args.timeout)
-    print_json(as_json(run, path)) if args.json else _print(run, path)
+    if args.json:
+        from memviz.runner.as_json import run_json
+
+        print_json(run_json(run, path))
+    else:
+        _print(run, path)
     return 0
 
 
@@ -140,25 +145,6 @@ def _move(made: Path, wanted: Path) -> None:
 
     with made.open("rb") as source, replacing(wanted) as target:
         shutil.copyfileobj(source, target)
-
-
-def as_json(run: Run, path: Path | None) -> dict[str, Any]:
-    request = run.request
-    return {
-        "workload": request.workload,
-        "settings": dict(request.settings),
-        "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
-        "mode": run.mode,
-        "device": run.device,
-        "peak_allocated_bytes": run.peak_allocated_bytes,
-        "peak_reserved_bytes": run.peak_reserved_bytes,
-        "weights_bytes": run.weights_bytes,
-        "seconds": None if run.seconds is None else run.seconds.median,
-        "flops": run.flops,
-        "numerics": run.numerics,
-        "trace": None if path is None else str(path),
-        "run": run.as_json(),
-    }
 
 
 def _print(run: Run, path: Path | None) -> None:

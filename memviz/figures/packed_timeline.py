@@ -46,7 +46,7 @@ def pack_timeline(device: DeviceTrace) -> Packed:
         "reserved_low": line.reserved[steps] & 0xFFFFFFFF,
         "reserved_high": line.reserved[steps] >> 32,
     }
-    return _packed({name: column.astype(np.uint32) for name, column in columns.items()}, events=len(device.events))
+    return pack({name: column.astype(np.uint32) for name, column in columns.items()}, events=len(device.events))
 
 
 def pack_times(device: DeviceTrace) -> Packed:
@@ -54,24 +54,24 @@ def pack_times(device: DeviceTrace) -> Packed:
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
     steps = np.diff(since, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
-    return _packed(columns, start_us=int(device.events.time_us[0]))
+    return pack(columns, start_us=int(device.events.time_us[0]))
 
 
 def pack_groups(colouring: Colouring) -> Packed:
     """Which group each allocation belongs to, under one meaning of colour."""
-    return _packed({"group": colouring.group})
+    return pack({"group": colouring.group})
 
 
 def pack_sites(code: Ints4, labels: Sequence[str]) -> Packed:
     """The name of each allocation's place, for what stands under the pointer."""
-    return _packed({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
+    return pack({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
 
 
 def pack_rows(rows: Ints8, count: int) -> Packed:
     """A choice of allocations, one bit each."""
     chosen = np.zeros(count, dtype=np.uint8)
     chosen[rows] = 1
-    return _packed({"bits": np.packbits(chosen, bitorder="little")}, chosen=len(rows))
+    return pack({"bits": np.packbits(chosen, bitorder="little")}, chosen=len(rows))
 
 
 def spans(rows: Lifetimes, colouring: Colouring) -> Spans:
@@ -91,7 +91,8 @@ def unpack(packed: Packed) -> dict[str, npt.NDArray[Any]]:
     return columns
 
 
-def _packed(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
+def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
+    """Any columns in this layout, which `memvizRaster.unpack` reads; `more` goes into the header."""
     parts = [_by_significance(column) for column in columns.values()]
     named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
     return Packed({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))
@@ -100,4 +101,4 @@ def _packed(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
 def _by_significance(column: npt.NDArray[Any]) -> bytes:
     """All lowest bytes first, then all second ones, and so on."""
     little = np.ascontiguousarray(column, dtype=column.dtype.newbyteorder("<"))
-    return little.view(np.uint8).reshape(len(column), -1).T.tobytes()
+    return little.view(np.uint8).reshape(len(column), column.itemsize).T.tobytes()

@@ -30,6 +30,7 @@ _KEPT_ORDERS = 64
 _KEPT_BYTES = 4 << 30
 _KEPT_SECONDS = 6 * 3600.0
 _MOST_SERVED = 50
+_PATIENCE_SECONDS = 5.0
 
 
 class Crowded(MemvizError):
@@ -66,7 +67,8 @@ class Desk:
             self.leave(each.standing.id)
         # The context says whose request this is; a Space counts the time of a lent GPU by it.
         context = contextvars.copy_context()
-        threading.Thread(target=context.run, args=(self._carry_out, order), daemon=True).start()
+        order.thread = threading.Thread(target=context.run, args=(self._carry_out, order), daemon=True)
+        order.thread.start()
         return order.standing
 
     def standing(self, id: str, *, newer_than: int = -1, wait: float = 0.0) -> Standing | None:
@@ -103,16 +105,22 @@ class Desk:
         """Starts a process ahead: importing PyTorch takes seconds that nobody then waits for."""
         with self._lock:
             if self._spare is None or not self._spare.is_alive:
+                self._drop_spare()
                 self._spare = Worker(Path(tempfile.gettempdir()), timeout=self._timeout)
                 self._spare.warm_up()
 
     def close(self) -> None:
         """Ends every process and takes every file away."""
         self.stop_all()
+        orders = list(self._orders.values())
+        for worker in [each.worker for each in orders]:
+            if worker is not None:
+                worker.kill()
+        for thread in [each.thread for each in orders]:
+            if thread is not None:
+                thread.join(_PATIENCE_SECONDS)
         with self._lock:
-            working = [each.worker for each in self._orders.values()]
-            for each in filter(None, [*working, self._spare]):
-                each.kill()
+            self._drop_spare()
             self._scratch.close()
 
     def _carry_out(self, order: Order) -> None:
@@ -159,13 +167,21 @@ class Desk:
     def _worker(self, order: Order, request: Request, alone: bool) -> Runs:
         if alone and is_zero_gpu():
             return LentGpu(order.folder)
-        environment = environment_of(request) if alone else {}
+        if alone:
+            return Worker(order.folder, timeout=self._timeout, environment=environment_of(request))
         with self._lock:
-            spare, self._spare = (self._spare, None) if not alone else (None, self._spare)
-        if spare is not None and spare.is_alive:
-            spare.folder = order.folder
-            return spare
-        return Worker(order.folder, timeout=self._timeout, environment=environment)
+            if self._spare is not None and not self._spare.is_alive:
+                self._drop_spare()
+            spare, self._spare = self._spare, None
+        if spare is None:
+            return Worker(order.folder, timeout=self._timeout)
+        spare.folder = order.folder
+        return spare
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
 
     def _give_back(self, worker: Runs, *, keep: bool) -> None:
         """A process that predicted serves the next prediction too, up to a number; it keeps what it imported."""

@@ -71,9 +71,7 @@ def predict(plan: Plan, tell: Tell) -> Executed:
     with PretendedDevice(plan.card, settings=settings, release=plan.request.release) as device:
         work = _Work(device)
         with _keeping_what_was_recorded(device):
-            take_steps(plan, device, prepare(plan, device, model, tell), tell, work.begin)
-        tell("reading the trace")
-        trace = device.finish()
+            trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=work.begin)
         known = {
             **_peaks(device),
             "flops": work.flops // plan.request.steps,
@@ -93,11 +91,9 @@ def measure(plan: Plan, tell: Tell, accelerator: Accelerator) -> Executed:
     torch.manual_seed(plan.workload.seed)
     model = plan.workload.build()
     check(plan, model)
-    with CudaDevice(accelerator=accelerator) as device:
-        with _keeping_what_was_recorded(device):
-            take_steps(plan, device, model := prepare(plan, device, model, tell), tell, lambda: None)
-        tell("reading the snapshot")
-        trace = device.finish()
+    with CudaDevice(accelerator=accelerator) as device, _keeping_what_was_recorded(device):
+        model = prepare(plan, device, model, tell)
+        trace = take_steps(plan, device, model, tell)
     notes = [f"PyTorch's own {name} differs: {text}" for name, text in _disagreements(device)]
     tell("timing with the recording off")
     known = {

@@ -70,6 +70,7 @@ class Order:
         self.began: float | None = None
         self.stopped = threading.Event()
         self.worker: Runs | None = None
+        self.thread: threading.Thread | None = None
         self._changed = threading.Condition()
         self._standing = Standing(secrets.token_urlsafe(18), variants)
 

@@ -12,6 +12,7 @@ from memviz.runner.device import Device
 from memviz.runner.plan import Plan
 from memviz.runner.request import Optimizer
 from memviz.runner.workloads import Workload
+from memviz.trace.model import Trace
 from optimizations import apply_all
 
 Tell = Callable[[str], None]
@@ -35,8 +36,13 @@ def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Modu
     return model
 
 
-def take_steps(plan: Plan, device: Device, model: nn.Module, tell: Tell, warmed: Callable[[], None]) -> None:
-    """`warmed` is called between the warm-up and the steps that are asked about."""
+def take_steps(
+    plan: Plan, device: Device, model: nn.Module, tell: Tell, *, warmed: Callable[[], None] = lambda: None
+) -> Trace:
+    """`warmed` is called between the warm-up and the steps that are asked about.
+
+    The trace is read while everything is still alive: what a program takes down at its end is nobody's question.
+    """
     request, workload = plan.request, plan.workload
     inputs = device.inputs(workload)
     optimizer = make_optimizer(request.optimizer, model)
@@ -53,7 +59,10 @@ def take_steps(plan: Plan, device: Device, model: nn.Module, tell: Tell, warmed:
         tell(f"step {number + 1} of {request.steps}")
         with device.phase(f"step {number + 1}"):
             step()
+    tell("reading the trace")
+    trace = device.finish()
     del kept
+    return trace
 
 
 class Step:

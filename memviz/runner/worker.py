@@ -7,6 +7,7 @@ taken for an answer.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
@@ -67,9 +68,12 @@ def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
 
 
 def warm_up() -> None:
-    """Imports what every run needs; the libraries of models follow with the first model."""
+    """Imports what every run needs, and what takes longest of what most models need."""
     import memviz.runner.execute
     import memviz.runner.outputs  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        from diffusers import LTXVideoTransformer3DModel  # noqa: F401
 
 
 def answer(number: int, request: Request, folder: Path, send: Send) -> None:

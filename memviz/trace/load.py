@@ -7,7 +7,8 @@ import json
 import os
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import About, Trace
-from memviz.trace.unpickle import RefersToEvent, unpickle
+from memviz.trace.unpickle import RefersToEvent, Watch, unpickle
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, Progress
 
 _RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
@@ -40,42 +41,73 @@ def load_trace(
         TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
     """
     path = Path(path)
+    with _refusals(path.name):
+        if path.is_dir():
+            raise TraceError("It is a folder.", remedy="Name the snapshot file inside it.")
+        if not path.exists():
+            raise TraceError("There is no such file.")
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            # A pipe has no size; only a file can be called empty before it is read.
+            known = size if path.is_file() else None
+            return read_trace(file, path.name, known, limits=limits, progress=progress)
+
+
+def read_trace(
+    file: BinaryIO,
+    name: str,
+    size: int | None,
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    watch: Watch | None = None,
+) -> Trace:
+    """`load_trace` for what is open already, and may still be arriving: it is read from its start to its end.
+
+    Args:
+        file: Can go back to its start.
+        name: The file's own name.
+        size: Its bytes, where they are known.
+        limits: What it may take of this machine.
+        progress: Called now and then with the bytes read so far and the size.
+        watch: Shown events as they are decoded, long before the trace is whole.
+    """
     limits = limits or Limits.from_environment()
-    try:
-        return _load(path, limits, progress)
-    except TraceError as error:
-        raise error.named(path.name) from None
-    except OSError as error:
-        raise TraceError(f"It cannot be read ({error.strerror or error}).", source=path.name) from None
-    except MemoryError:
-        reason = "Reading it needs more memory than this machine has free."
-        raise TraceError(reason, remedy="Record fewer events (max_entries).", source=path.name) from None
-
-
-def _load(path: Path, limits: Limits, progress: Progress | None) -> Trace:
-    if path.is_dir():
-        raise TraceError("It is a folder.", remedy="Name the snapshot file inside it.")
-    if not path.exists():
-        raise TraceError("There is no such file.")
-    size = path.stat().st_size
-    if size == 0 and path.is_file():
-        raise TraceError("It is empty: the program that wrote it was probably stopped first.", remedy=AGAIN)
-    if size > limits.file_bytes:
-        reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
-        raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
-    with path.open("rb") as file:
-        source = _Source(file, size, limits, progress)
+    with _refusals(name):
+        if size == 0:
+            raise TraceError("It is empty: the program that wrote it was probably stopped first.", remedy=AGAIN)
+        if size is not None and size > limits.file_bytes:
+            reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
+            raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
+        source = _Source(file, size or 0, limits, progress, watch)
         root, format, interner = source.read()
         del source
-        return read_snapshot(root, About("measured", source=path.name, format=format), interner, limits)
+        return read_snapshot(root, About("measured", source=name, format=format), interner, limits)
+
+
+@contextmanager
+def _refusals(name: str) -> Iterator[None]:
+    """Whatever goes wrong names the file."""
+    try:
+        yield
+    except TraceError as error:
+        raise error.named(name) from None
+    except OSError as error:
+        raise TraceError(f"It cannot be read ({error.strerror or error}).", source=name) from None
+    except MemoryError:
+        reason = "Reading it needs more memory than this machine has free."
+        raise TraceError(reason, remedy="Record fewer events (max_entries).", source=name) from None
 
 
 class _Source:
     """One open file, looked into and read, from the start again if need be."""
 
-    def __init__(self, file: BinaryIO, size: int, limits: Limits, progress: Progress | None) -> None:
+    def __init__(
+        self, file: BinaryIO, size: int, limits: Limits, progress: Progress | None, watch: Watch | None
+    ) -> None:
         self.file = file
         self.limits = limits
+        self.watch = watch
         self.progress: Callable[[int, int], None] | None = None
         if progress is not None:
             # The reader behind a decompressor does not know how far the file itself is read.
@@ -101,7 +133,7 @@ class _Source:
         protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
         interner = Interner()
         try:
-            root = unpickle(stream, interner, self.limits, self.progress)
+            root = unpickle(stream, interner, self.limits, self.progress, watch=self.watch)
         except RefersToEvent:
             interner = Interner()
             stream.seek(0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +10,31 @@ from typing import Any
 import gradio as gr
 
 from memviz.trace.model import Trace
-from memviz.ui import programs
+from memviz.ui import programs, routes
+from memviz.ui.compare_links import TAB, compare_session, compare_view
 from memviz.ui.components import (
+    arrivals,
     event_list,
     memory_timeline,
     overlay,
+    plain_form,
     reserved_plot,
     segment_map,
     segment_pair,
     settings_form,
     waterfall,
 )
+from memviz.ui.components.arrivals import Arrivals
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.context import Context
 from memviz.ui.exports import EXPORTS, export_file
 from memviz.ui.links import SAMPLE, named, view_state
-from memviz.ui.opening import SAMPLE_LIST, open_files, open_sample, opened, remembered, reopened, sample_named
+from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, remembered, reopened, sample_named
+from memviz.ui.reading import Readings
+from memviz.ui.run_answer import RunState
 from memviz.ui.session import Session
 from memviz.ui.store import TraceStore
-from memviz.ui.tabs import compare, explore, what_if
+from memviz.ui.tabs import compare, explore, run, what_if
 from memviz.ui.theme import theme
 from memviz.ui.views.frame import (
     actions_html,
@@ -42,24 +47,28 @@ from memviz.ui.views.frame import (
     traces_html,
     welcome_html,
 )
+from memviz.ui.what_if_answer import Shown
 
 _HERE = Path(__file__).parent
-STYLES = ("frame", "explore", "compare", "what_if")
+STYLES = ("frame", "explore", "compare", "what_if", "run")
 """Files in `styles/`, in this order; the tokens that all others read are in the first."""
 SCRIPTED = (
     memory_timeline,
     segment_map,
     event_list,
     overlay,
+    plain_form,
     waterfall,
     reserved_plot,
     segment_pair,
     settings_form,
+    arrivals,
 )
-STYLED = (memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
+STYLED = (arrivals, memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
 TITLE = "memviz: what fills your GPU"
 _PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
 """Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed."""
+_TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 
 
@@ -69,10 +78,16 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     given = Session()
     for each in traces_given:
         given = given.with_opened(opened(context.store, each, pinned=True))
-    page = gr.Blocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400))
+    page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400))
+    page.readings = Readings(context.store, routes.most_bytes())
     with page:
         _Page(context, given).build(page)
     return page
+
+
+class PageBlocks(gr.Blocks):
+    readings: Readings
+    """Files on their way here; `routes` finds them."""
 
 
 class _Page:
@@ -88,15 +103,15 @@ class _Page:
         self.browser = gr.BrowserState([], storage_key="memviz-open-traces", secret="memviz")
         self._sidebar()
         self.band = Panel(elem_id="band")
-        self._home()
-        self._loaded()
-        programs.build()
+        self._tabs()
+        programs.build(self.run.answers)
         self._wire(page)
 
     def _sidebar(self) -> None:
         with gr.Sidebar(width=244, elem_classes="mv-side"):
             gr.HTML(brand_html(), apply_default_css=False)
             self.traces = Panel(traces_html(Session(), self.context.of), elem_id="traces")
+            self.arrivals = Arrivals(elem_id="arrivals")
             self.more_files = _drop_target("Drop snapshots here", "files", 92)
             self.foot = Panel(foot_html(), elem_id="foot")
 
@@ -108,21 +123,30 @@ class _Page:
                 Panel(record_html(), elem_id="record")
             self.samples = Panel(samples_html(), elem_id="samples")
 
-    def _loaded(self) -> None:
-        with gr.Column(visible=False, elem_id="loaded") as self.loaded:
+    def _tabs(self) -> None:
+        with gr.Column(elem_id="frame"):
             self.actions = Panel(elem_id="actions")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
-                    self.explore = explore.build(self.context, self.session)
+                    self._home()
+                    self._loaded()
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
                     self.compare = compare.build(self.context, self.session, self.tabs, tab)
+                with gr.Tab(run.LABEL, id=run.ID) as tab:
+                    self.run = run.build(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
                     self.what_if = what_if.build(self.context, self.session, self.tabs)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
+    def _loaded(self) -> None:
+        # Hidden and not left out: what a file looks like is drawn before Gradio has been told that one is open.
+        with gr.Column(visible="hidden", elem_id="loaded") as self.loaded:
+            self.explore = explore.build(self.context, self.session)
+
     def _wire(self, page: gr.Blocks) -> None:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.tabs]
         outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.what_if.outputs]
+        self.outputs = outputs
         for files in (self.more_files, self.first_files):
             files.upload(
                 self._upload,
@@ -133,12 +157,19 @@ class _Page:
                 show_progress_on=[files],
                 api_visibility="private",
             )
+        self.arrivals.click(self._arrived, [self.session], outputs, **_PRIVATE)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer):
             panel.click(self._act, [self.session], outputs, **_PRIVATE)
+        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **_PRIVATE).then(
+            None, js=_TO_THE_TOP
+        )
+        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **_PRIVATE)
+        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **_PRIVATE)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **_PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
-        page.load(self._begin, [self.browser], outputs, show_progress="hidden", api_visibility="private")
+        begun = [*outputs, self.compare.view]
+        page.load(self._begin, [self.browser], begun, show_progress="hidden", api_visibility="private")
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
         """A value for each of the outputs."""
@@ -149,7 +180,7 @@ class _Page:
             traces_html(current, self.context.of),
             refused_html(current),
             gr.update(visible=not is_open),
-            gr.update(visible=is_open),
+            gr.update(visible=True if is_open else "hidden"),
             actions_html(current),
             gr.update(selected=tab) if tab else gr.update(),
             *explore.show(self.context, current, state),
@@ -168,9 +199,25 @@ class _Page:
 
         return [*self._shown(open_files(self.context.store, current, paths or [], say)), None]
 
+    def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
+        """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
+        return self._shown(arrived(self.context.store, current, clicked(event)))
+
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
         return self._shown(_changed(self.context, current, data), tab=_tab(data))
+
+    def _keep_replay(self, current: Session, shown: Shown, event: gr.EventData) -> list[Any]:
+        session, tab = what_if.kept(self.what_if, current, shown, event)
+        return self._shown(session, tab=tab)
+
+    def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
+        session, tab = run.pressed(self.run, current, state, event)
+        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+
+    def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:
+        session, tab = run.reopened(self.run, current, visitor, event)
+        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
 
     def _traces(self, current: Session) -> str:
         return traces_html(current, self.context.of)
@@ -184,8 +231,15 @@ class _Page:
         """The page as it is first seen: what this browser had open, and what the link asks for."""
         session = reopened(self.context.store, kept or [], self.given)
         query = dict(request.query_params)
+        if query.get("tab") == TAB:
+            compared = compare_session(session, query, self._sample)
+            if compared is not None:
+                return [*self._shown(compared, tab=TAB), compare_view(compared, query)]
+        return [*self._explored(session, query), gr.skip()]
+
+    def _explored(self, session: Session, query: dict[str, str]) -> list[Any]:
         wanted = query.get("trace", "")
-        if not wanted:
+        if not wanted and "traces" not in query:
             return self._shown(replace(session, home=not session.opened))
         found = named(session, wanted) or self._sample(session, wanted)
         if isinstance(found, Session):
@@ -232,7 +286,9 @@ def _changed(context: Context, session: Session, data: dict[str, str]) -> Sessio
 
 
 def _tab(data: dict[str, str]) -> str | None:
-    """Where a sample's answer stands."""
+    """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
+    if data.get("act") == "home":
+        return "explore"
     sample = sample_named(data.get("sample", ""))
     return sample.tab if sample else None
 
@@ -244,8 +300,8 @@ def launch_options() -> dict[str, Any]:
         "css": style(),
         "head": scripts(),
         "ssr_mode": False,
-        # A visitor of a Space shares it with others; on a person's own machine only their own limits count.
-        "max_file_size": "200mb" if os.environ.get("SPACE_ID") else None,
+        "max_file_size": routes.most_bytes(),
+        "app_kwargs": {"routes": routes.routes()},
         "allowed_paths": [],
     }
 

@@ -60,6 +60,8 @@ class Understood:
     """None where something was refused."""
     card: Card | None
     release: Release
+    overhead_bytes: int
+    """Taken from every card of the usual sizes."""
     faults: Mapping[str, str]
     """By field; PyTorch's own words where it would have refused."""
 
@@ -74,11 +76,11 @@ def asked_of(form: Mapping[str, Any]) -> Asked:
 def understood(asked: Asked) -> Understood:
     release = _release(asked.release)
     faults: dict[str, str] = {}
-    card = _card(asked, faults)
+    card, overhead = _card(asked, faults), _overhead(asked, faults)
     settings = _settings(asked, release, faults)
     if settings is not None and card is None and settings.per_process_memory_fraction < 1:
         faults["more"] = f"{_SHARE} is a share of the card's memory: say how large the card is."
-    return Understood(None if faults else settings, card, release, faults)
+    return Understood(None if faults else settings, card, release, overhead, faults)
 
 
 def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Settings | None:
@@ -104,13 +106,16 @@ def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Setting
 
 def _card(asked: Asked, faults: dict[str, str]) -> Card | None:
     if asked.card.isdigit():
-        overhead = _bytes(asked.overhead or "0", "overhead", faults)
-        card = Card(int(asked.card) * GiB, overhead or 0)
-        if overhead is not None and not card.usable_bytes:
+        card = Card(int(asked.card) * GiB, _overhead(asked, faults))
+        if not card.usable_bytes:
             faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
         return card
     memory = _bytes(asked.memory, "memory", faults) if asked.memory else None
     return None if memory is None else Card(memory, 0)
+
+
+def _overhead(asked: Asked, faults: dict[str, str]) -> int:
+    return _bytes(asked.overhead or "0", "overhead", faults) or 0
 
 
 def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:

@@ -80,7 +80,7 @@ def changed(view: CompareView, data: Mapping[str, str]) -> CompareView:
         case "rows":
             return replace(view, every_row=not view.every_row)
         case "align":
-            return replace(view, way=_way(value, data.get("number", ""), data.get("name", "")))
+            return replace(view, way=way_of(value, data.get("number", ""), data.get("name", "")))
         case "axis":
             return replace(view, axis="time" if value == "time" else "event")
         case "overlay":
@@ -88,7 +88,8 @@ def changed(view: CompareView, data: Mapping[str, str]) -> CompareView:
     return view
 
 
-def _way(kind: str, number: str, name: str) -> Way:
+def way_of(kind: str, number: str, name: str) -> Way:
+    """What is no way is the first."""
     if kind == "step" and number.isdigit():
         return Way("step", number=int(number))
     if kind == "annotation":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from memviz.ui.store import TraceStore
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 Say = Callable[[float, str], None]
+_MOST_NAME, _MOST_REASON = 300, 1000
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,16 @@ def open_files(store: TraceStore, session: Session, paths: Sequence[str], say: S
         except TraceError as error:
             session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
     return session
+
+
+def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Session:
+    """What the visitor's own browser says of a file that it has sent: that it is open, or why not."""
+    session = session.without_refused()
+    if "refused" in said:
+        return session.with_refused(Refused(said["refused"][:_MOST_NAME], said.get("reason", "")[:_MOST_REASON]))
+    key = said.get("stored", "")
+    trace = store.get(key)
+    return session if trace is None or session.of(key) else session.with_opened(_described(trace, key))
 
 
 def open_sample(store: TraceStore, session: Session, sample: Sample) -> Session:

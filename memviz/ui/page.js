@@ -7,14 +7,22 @@
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README).
 (() => {
   "use strict";
+  const REST_MS = 60;
   const say = (name, detail) => window.dispatchEvent(new CustomEvent(name, { detail }));
   let lit = null;
 
+  let lighting;
+
+  /** What is rested on, not what is passed over: each asks the server. */
   const light = (node) => {
     const wanted = node ? `${node.dataset.lightBy}|${node.dataset.lightGroup}` : null;
+    clearTimeout(lighting);
     if (wanted === lit) return;
-    lit = wanted;
-    say("memviz:light", node ? { by: node.dataset.lightBy, group: node.dataset.lightGroup } : null);
+    const detail = node ? { by: node.dataset.lightBy, group: node.dataset.lightGroup } : null;
+    lighting = setTimeout(() => {
+      lit = wanted;
+      say("memviz:light", detail);
+    }, node ? REST_MS : 0);
   };
   const nearest = (event, what) => (event.target instanceof Element ? event.target.closest(what) : null);
 
@@ -61,7 +69,10 @@
     button.closest("details.mv-menu")?.removeAttribute("open");
     if (button.dataset.mvPicture !== undefined) return say("memviz:export", { kind: button.dataset.mvPicture });
     if (button.dataset.mvCopy !== undefined) copy(button, button.dataset.mvCopy);
-    else if (button.dataset.mvShare !== undefined) copy(button, location.href);
+    else if (button.dataset.mvShare !== undefined) {
+      follow();
+      copy(button, location.href);
+    }
     else if (button.dataset.mvDark !== undefined) setDark(!document.body.classList.contains("dark"));
     else if (button.dataset.mvKeys !== undefined) keys()?.showModal();
     else button.closest("dialog")?.close();
@@ -105,16 +116,75 @@
   if (document.body) startDark();
   else document.addEventListener("DOMContentLoaded", startDark);
 
-  // -- the address, replaced and not pushed
-  window.addEventListener("memviz:state", ({ detail }) => {
-    const name = document.querySelector("[data-mv-link]")?.dataset.mvLink;
-    if (!name) return;
+  // -- the address, replaced and not pushed: of the one trace that is explored, or of the comparison that is seen
+  const OURS = ["trace", "at", "from", "to", "pin", "order", "colour", "axis", "tab", "traces", "other", "by", "sort", "align", "step", "name", "overlay"];
+  let explored = null;
+
+  function follow() {
+    const compared = [...document.querySelectorAll("[data-mv-compare]")].find((each) => each.parentElement.offsetParent);
+    const link = document.querySelector("[data-mv-link]")?.dataset.mvLink;
     const query = new URLSearchParams(location.search);
-    query.set("trace", name);
-    for (const key of ["at", "from", "to", "pin", "order", "colour", "axis"]) {
-      if (detail[key] === undefined || detail[key] === null || (key === "pin" && detail.pin < 0)) query.delete(key);
-      else query.set(key, detail[key]);
-    }
+    // Untouched, the address stays as it was typed; but it never speaks of a comparison that is not seen.
+    if (!compared && !(link && (explored || query.has("traces")))) return;
+    for (const key of OURS) query.delete(key);
+    const said = compared ? new URLSearchParams(compared.dataset.mvCompare) : [["trace", link], ...Object.entries(explored || {})];
+    for (const [key, value] of said) query.set(key, value);
     history.replaceState(null, "", `${location.pathname}?${query}`);
+  }
+
+  window.addEventListener("memviz:state", ({ detail }) => {
+    const kept = ["at", "from", "to", "pin", "order", "colour", "axis"].filter((key) => detail[key] !== undefined && detail[key] !== null && !(key === "pin" && detail.pin < 0));
+    explored = Object.fromEntries(kept.map((key) => [key, detail[key]]));
+    follow();
+  });
+  const onceQuiet = (act, ms) => {
+    let waiting;
+    return () => {
+      clearTimeout(waiting);
+      waiting = setTimeout(act, ms);
+    };
+  };
+  window.addEventListener("memviz:joined", onceQuiet(follow, 50));
+
+  // -- what Gradio draws anew: how many are compared stands on that tab, and the address follows what is seen
+  const COMPARE = "Compare";
+  const count = () => {
+    const compared = document.querySelectorAll("#traces .mv-badge").length;
+    for (const tab of document.querySelectorAll('#tabs [role="tab"]')) {
+      if (!tab.textContent.trim().startsWith(COMPARE)) continue;
+      if (compared > 1) tab.dataset.count = compared;
+      else delete tab.dataset.count;
+    }
+  };
+  const redrawn = onceQuiet(() => {
+    count();
+    follow();
+  }, 120);
+  new MutationObserver((changes) => {
+    if (changes.some(({ target }) => target instanceof Element && target.closest("#traces, #compare-place, .tab-container"))) redrawn();
+  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-selected", "data-mv-compare"] });
+
+  // -- the pinned allocation on a narrow screen is a sheet: half the screen or nearly all of it, by its handle
+  const tall = (yes) => document.body.classList.toggle("mv-tall", yes);
+  document.addEventListener("pointerdown", (event) => {
+    const handle = nearest(event, "[data-mv-sheet]");
+    if (!handle) return;
+    handle.setPointerCapture(event.pointerId);
+    const begin = event.clientY;
+    const done = (end) => {
+      handle.removeEventListener("pointerup", done);
+      const moved = end.clientY - begin;
+      if (Math.abs(moved) < 8) return tall(!document.body.classList.contains("mv-tall"));
+      if (moved < 0) return tall(true);
+      if (document.body.classList.contains("mv-tall")) return tall(false);
+      // Pulled down from half: away with it.
+      handle.closest(".mv-pinned")?.querySelector("[data-mv-pin]")?.click();
+    };
+    handle.addEventListener("pointerup", done);
+  });
+  document.addEventListener("keydown", (event) => {
+    if (!nearest(event, "[data-mv-sheet]") || !["Enter", " ", "ArrowUp", "ArrowDown"].includes(event.key)) return;
+    event.preventDefault();
+    tall(event.key === "ArrowUp" || (event.key !== "ArrowDown" && !document.body.classList.contains("mv-tall")));
   });
 })();

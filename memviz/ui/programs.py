@@ -22,11 +22,13 @@ from memviz.errors import MemvizError
 from memviz.figures.report import report_page
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.run_answer import RunAnswers
+from memviz.ui.run_asked import run_asked
 
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 
 
-def build() -> None:
+def build(runs: RunAnswers) -> None:
     """Endpoints need components for what goes in and out; people never see these."""
     with gr.Row(visible=False):
         file, other = gr.File(label="file"), gr.File(label="other")
@@ -38,6 +40,11 @@ def build() -> None:
         gr.Button().click(peak, [file, by, top], answer, api_name="peak", **_PARSE)
         gr.Button().click(diff, [file, other, by, top], answer, api_name="diff", **_PARSE)
         gr.Button().click(report, [files], page, api_name="report", **_PARSE)
+        workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
+        settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
+        asked = [workload, settings, optimizations, card]
+        # Runs wait for each other in a line of their own.
+        gr.Button().click(Run(runs).run, asked, answer, api_name="run", concurrency_limit=8)
 
 
 def summary(file: str) -> dict[str, Any]:
@@ -83,6 +90,34 @@ def report(files: list[str]) -> str:
     path = Path(tempfile.mkdtemp(prefix="memviz-")) / "report.html"
     path.write_text(page, encoding="utf-8", errors="replace")
     return str(path)
+
+
+class Run:
+    def __init__(self, answers: RunAnswers) -> None:
+        self._answers = answers
+
+    def run(
+        self,
+        workload: str,
+        settings: dict[str, Any],
+        optimizations: list[dict[str, Any]],
+        card: str,
+        request: gr.Request,
+    ) -> dict[str, Any]:
+        """Predicts the memory of a model with optimizations on a card; as `python -m memviz run --json` does.
+
+        Args:
+            workload: A name, as `feed_forward` or `ltx_video`.
+            settings: Its knobs, as {"batch": 2}.
+            optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
+            card: A part of a card's name, as RTX 4090.
+        """
+        try:
+            return run_asked(
+                self._answers, workload, settings or {}, optimizations or [], card or "", request.session_hash or ""
+            )
+        except MemvizError as error:
+            raise gr.Error(str(error), print_exception=False) from None
 
 
 def _open(file: str | None) -> tuple[Trace, DeviceTrace]:

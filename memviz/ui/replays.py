@@ -18,14 +18,16 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Progress, Replayed, Source, part_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
-from memviz.allocator.settings_text import Release
-from memviz.allocator.what_if import Card, WhatIf, replay_on
+from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, replay_on, smallest_for
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.context import Context
 from memviz.ui.store import memory_of
 
 GiB = 1 << 30
+_SIZED_UNASKED = 200_000
+"""Events up to which the smallest card is found for every question."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,17 @@ class Begun:
 
     source: Source
     recorded: Replayed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What else than the settings a question depends on."""
+
+    card: Card | None = None
+    release: Release = NEWEST
+    """Whose settings a search tries."""
+    overhead_bytes: int = OVERHEAD_BYTES
+    """Taken from the cards of the usual sizes."""
 
 
 @dataclass
@@ -70,28 +83,45 @@ class Replays:
         result: Replayed = found
         return result
 
-    def what_if(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> WhatIf:
-        begun = self.begun(key, part_of(progress, 0, 3))
+    def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
+        begun, card = self.begun(key, part_of(progress, 0, 4)), terms.card
         source, recorded = begun.source, begun.recorded
-        base = recorded if card is None else self.on(key, source.recorded, card, part_of(progress, 1, 3))
-        if settings == source.recorded:
-            return WhatIf(recorded, base, base, card)
-        return WhatIf(recorded, base, self.on(key, settings, card, part_of(progress, 2, 3)), card)
+        base = recorded if card is None else self.on(key, source.recorded, card, part_of(progress, 1, 4))
+        is_recorded = settings == source.recorded
+        ours = base if is_recorded else self.on(key, settings, card, part_of(progress, 2, 4))
+        smallest = self._smallest(key, ours, terms, part_of(progress, 3, 4))
+        return WhatIf(recorded, base, ours, card, smallest)
 
-    def search(
-        self, key: str, settings: Settings, on: tuple[Card | None, Release], progress: Progress | None = None
-    ) -> Search:
-        """`settings` are tried besides; `on` is the card, and the release whose settings there are."""
-        found = self.known_search(key, on)
+    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> Card | None:
+        """Of a long recording only a search says it: it may take several replays."""
+        source = self.begun(key).source
+        if len(source.device.events) > _SIZED_UNASKED:
+            return None
+        asked = (key, "smallest", replayed.settings, terms.overhead_bytes)
+        found: tuple[Card | None] | None = self._get(asked)
+        if found is None:
+            found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
+            self._keep(asked, found, None)
+        return found[0]
+
+    def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
+        """`settings` are tried besides."""
+        found = self.known_search(key, terms)
         if found is None or settings not in [each.settings for each in found.tried]:
-            card, release = on
-            found = search(self.begun(key).source, card, also=settings, release=release, progress=progress)
-            self._keep((key, "search", on), found, None)
+            found = search(
+                self.begun(key).source,
+                terms.card,
+                also=settings,
+                release=terms.release,
+                overhead_bytes=terms.overhead_bytes,
+                progress=progress,
+            )
+            self._keep((key, "search", terms), found, None)
         return found
 
-    def known_search(self, key: str, on: tuple[Card | None, Release]) -> Search | None:
+    def known_search(self, key: str, terms: Terms) -> Search | None:
         """The last one there, whatever was asked for besides."""
-        found: Search | None = self._get((key, "search", on))
+        found: Search | None = self._get((key, "search", terms))
         return found
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:

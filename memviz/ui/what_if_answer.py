@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
 from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayer import Progress, Replayed, part_of
+from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
 from memviz.allocator.verdict import verdict
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis.timeline import timeline
@@ -18,8 +16,8 @@ from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.asked import Asked, Understood, understood
 from memviz.ui.compared import CompareView, Side
 from memviz.ui.context import Context
-from memviz.ui.replays import Replays
-from memviz.ui.session import Opened
+from memviz.ui.replays import Replays, Terms
+from memviz.ui.session import MOST_OPEN, Opened, Session
 from memviz.ui.tabs.segments import map_value
 from memviz.ui.views.linked_timelines import linked_values
 from memviz.ui.views.reserved_plot import event_in, moment_that_matters, plot_label, plot_value
@@ -28,12 +26,13 @@ from memviz.ui.views.what_if import (
     Found,
     blocks_html,
     caption,
+    keep_html,
     save_html,
     search_html,
     segments_head_html,
     what_if_html,
 )
-from memviz.ui.what_if_page import what_if_page
+from memviz.ui.what_if_results import page_file, snapshot_file, with_replay
 
 _SEARCH_PARTS = 6
 """How many times as long as an answer a search takes, about."""
@@ -48,6 +47,17 @@ class Shown:
     turn: int = 0
     """Grows where the page itself fills the form in."""
     with_blocks: bool = False
+    left: tuple[tuple[str, Asked], ...] = ()
+    """What was asked of other traces, by key, for whoever comes back to them."""
+
+    def turned_to(self, key: str) -> tuple[Shown, bool]:
+        """And whether nothing was asked of that trace yet."""
+        left = dict(self.left)
+        if self.key:
+            left[self.key] = self.asked
+        asked = left.pop(key, None)
+        kept = tuple(left.items())[-MOST_OPEN:]
+        return Shown(key, asked or Asked(), self.turn + 1, self.with_blocks, kept), asked is None
 
 
 PARTS = (
@@ -61,6 +71,7 @@ PARTS = (
     "table",
     "blocks",
     "save",
+    "keep",
     "recorded",
     "replayed",
 )
@@ -73,6 +84,7 @@ EMPTY: dict[str, Any] = {
     "table": "",
     "blocks": "",
     "save": "",
+    "keep": "",
     "recorded": {},
     "replayed": {},
 }
@@ -87,6 +99,10 @@ def skipped() -> list[Any]:
     return [gr.skip()] * len(PARTS)
 
 
+def terms_of(meant: Understood) -> Terms:
+    return Terms(meant.card, meant.release, meant.overhead_bytes)
+
+
 class Answers:
     def __init__(self, context: Context, replays: Replays) -> None:
         self.context = context
@@ -95,14 +111,10 @@ class Answers:
     def find(self, key: str, meant: Understood, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
         assert meant.settings is not None
         parts = 1 + _SEARCH_PARTS if searches else 1
-        asked = self.replays.what_if(key, meant.settings, meant.card, part_of(progress, 0, parts))
+        asked = self.replays.what_if(key, meant.settings, terms_of(meant), part_of(progress, 0, parts))
         if searches:
-
-            def rest(done: int, total: int) -> None:
-                progress(total + _SEARCH_PARTS * done, parts * total)
-
-            return asked, self.replays.search(key, meant.settings, (meant.card, meant.release), rest)
-        return asked, self.replays.known_search(key, (meant.card, meant.release))
+            return asked, self.replays.search(key, meant.settings, terms_of(meant), rest_of(progress, 1, parts))
+        return asked, self.replays.known_search(key, terms_of(meant))
 
     def drawn(self, shown: Shown, found: Found) -> dict[str, Any]:
         """By the names of `PARTS`."""
@@ -119,29 +131,42 @@ class Answers:
             "table": search_html(found, found.searched),
             "blocks": blocks_html(shown.with_blocks),
             "save": save_html(),
+            "keep": keep_html(),
             **self._timelines(shown, asked, device),
         }
 
-    def page(self, shown: Shown) -> str | None:
-        """The file of what is shown, under a name that nobody can guess; the page's cache cleans it away."""
+    def answered(self, shown: Shown) -> tuple[DeviceTrace, WhatIf] | None:
+        """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
         pair, meant = self.context.find(shown.key), understood(shown.asked)
         if pair is None or meant.settings is None:
             return None
-        asked = self.replays.what_if(shown.key, meant.settings, meant.card)
-        searched = self.replays.known_search(shown.key, (meant.card, meant.release))
-        path = Path(tempfile.mkdtemp(prefix="memviz-")) / "what-if.html"
-        path.write_text(what_if_page(pair[1], asked, searched), encoding="utf-8", errors="replace")
-        return str(path)
+        return pair[1], self.replays.what_if(shown.key, meant.settings, terms_of(meant))
+
+    def file(self, shown: Shown, kind: str) -> str | None:
+        answered = self.answered(shown)
+        if answered is None:
+            return None
+        if kind == "snapshot":
+            return snapshot_file(answered[1].replayed)
+        return page_file(*answered, self.replays.known_search(shown.key, terms_of(understood(shown.asked))))
+
+    def kept(self, shown: Shown, session: Session, *, compared: bool) -> Session:
+        """With the replay as one more open trace."""
+        answered = self.answered(shown)
+        if answered is None:
+            return session
+        recording = shown.key.partition("/")[0]
+        return with_replay(self.context.store, session, recording, answered[1].replayed, compared=compared)
 
     def moved(self, shown: Shown, at: str) -> list[Any]:
         """The maps at an event that was chosen on the plot."""
-        pair, meant = self.context.find(shown.key), understood(shown.asked)
-        if pair is None or meant.settings is None or not at.lstrip("-").isdigit():
+        answered = self.answered(shown)
+        if answered is None or not at.lstrip("-").isdigit():
             return [gr.skip(), gr.skip()]
-        asked = self.replays.what_if(shown.key, meant.settings, meant.card)
-        event_number = min(max(int(at), -1), len(pair[1].events) - 1)
-        found = Found(pair[1], asked, None, event_number)
-        matters = event_number == moment_that_matters(pair[1], asked)
+        device, asked = answered
+        event_number = min(max(int(at), -1), len(device.events) - 1)
+        found = Found(device, asked, None, event_number)
+        matters = event_number == moment_that_matters(device, asked)
         return [segments_head_html(event_number, matters=matters), self._maps(shown.key, found)]
 
     def _maps(self, key: str, found: Found) -> dict[str, Any]:

@@ -14,6 +14,7 @@ SETTINGS = [
     "",
     "expandable_segments:True",
     "max_split_size_mb:24",
+    "max_split_size_mb:40",
     "expandable_segments:True,large_segment_size_mb:32,roundup_power2_divisions:8",
     "garbage_collection_threshold:0.3,per_process_memory_fraction:0.5",
 ]

@@ -1,10 +1,22 @@
 """Facts about PyTorch's allocator, each from its sources, its tests or a reproduction; numbered as collected.
 
-Private pools (27 to 31) have a file of their own; what a recording keeps (11, 32 to 36) is with the replay. Not here:
-22 with caching off, which leaves no trace, and 37, which is about operators and needs a device.
+| facts | what they are about | where |
+|---|---|---|
+| 1 to 10, 12, 13 | rounding, splitting, pools, statistics | here |
+| 14, 20 | settings that are refused | here, and `test_settings.py` |
+| 15 to 19, 21, 23 | limits, garbage collection, running out, `max_split_size_mb` | here |
+| 22 | what is requested; with caching off nothing is written | here |
+| 24 to 26 | segments that expand | here |
+| 27 to 31 | private pools | `test_private_pools.py` |
+| 11, 32 to 36 | what a recording keeps | `test_replay.py` |
+| 37 | what a product of broadcast batches asks for | `test_operators.py` |
+| 38 | cuBLAS workspaces | here |
 """
 
 from __future__ import annotations
+
+import re
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +24,9 @@ from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.device import Device, OutOfMemory
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.sizes import rounding
-from memviz.errors import UsageError
+from memviz.errors import TraceError, UsageError
 from tests.allocator.driver import Driver, GiB, MiB
+from tests.traces import trace_of
 
 FLOAT = 4
 
@@ -252,6 +265,11 @@ def test_fact_22_requested_bytes_count_what_was_asked():
     assert run.stat("requested_bytes.all.allocated") == MiB
 
 
+def test_fact_22_with_caching_off_nothing_is_written_and_that_is_said():
+    with pytest.raises(TraceError, match="no segments and no events"):
+        trace_of([], [])
+
+
 def test_fact_23_an_oversize_block_serves_a_request_of_nearly_its_size():
     run = Driver("max_split_size_mb:128")
     run.cached(216 * MiB)
@@ -310,3 +328,11 @@ def test_fact_38_a_cublas_workspace_is_a_block_like_any_other(workspace, segment
     run = Driver()
     assert run.malloc(workspace).size == workspace
     assert run.segments == [segment]
+
+
+def test_every_fact_has_a_test():
+    names = "\n".join(each.read_text(encoding="utf-8") for each in Path(__file__).parent.glob("test_*.py"))
+    numbers = {int(each) for each in re.findall(r"def test_fact_(\d+)_", names)}
+    for first, last in re.findall(r"def test_facts_(\d+)_to_(\d+)_", names):
+        numbers |= set(range(int(first), int(last) + 1))
+    assert numbers == set(range(1, 39))

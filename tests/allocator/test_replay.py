@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.allocator.replay import replay
-from memviz.allocator.replayer import Agreement, Mismatch, RanOut
+from memviz.allocator.replayer import Agreement, RanOut
 from memviz.allocator.settings import parse_settings
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import Action, Trace
+from memviz.trace.model import Action, Category, Labels, Phase, Trace
 from tests.allocator.driver import MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
@@ -81,10 +81,25 @@ def test_so_is_what_it_recorded_late(text, program, last):
     for step in program:
         run.line += 1
         take(run, live, step)
-    kept = min(last, len(run.events))
-    # A ring that was cut within a malloc shows its segment as cached; no rule says that it is not.
-    if run.allocator.segments and (kept == 0 or run.events[-kept]["action"] != "alloc"):
-        agrees(run.trace(kept))
+    if run.allocator.segments:
+        agrees(run.trace(min(last, len(run.events))))
+
+
+def test_a_history_that_begins_within_a_malloc_is_replayed_too():
+    """`max_split_size` forbids the segment to such a request, had it been cached before."""
+    run = recorded(text="max_split_size_mb:40")
+    run.malloc(39 * MiB + 1)
+    run.malloc(50 * MiB)
+    agrees(run.trace(1))
+    run = recorded(text="max_split_size_mb:40")
+    run.malloc(40 * MiB - 512)
+    assert [each["action"] for each in run.events] == ["segment_alloc", "alloc"]
+    assert run.segments == [40 * MiB]
+    agrees(run.trace(1))
+
+
+def recorded(card: int | None = None, text: str = "") -> Recorder:
+    return Recorder(text, card=card)
 
 
 @requires_real
@@ -102,84 +117,6 @@ def test_real_histories_cut_short_are_too(path, part):
     first = int(len(device.events) * part)
     events = type(device.events)(**{name: column[first:].copy() for name, column in device.events.columns()})
     assert replay(replace(trace, devices=(replace(device, events=events),))).exact
-
-
-def first_mismatch(trace: Trace) -> Mismatch:
-    result = replay(trace)
-    assert result.agreement is not None and result.agreement.first_mismatch is not None
-    assert "replay_differs" in [note.code for note in result.trace.notes]
-    return result.agreement.first_mismatch
-
-
-def test_a_segment_where_a_cached_block_would_have_served():
-    events = [
-        event("segment_alloc", A, 20 * MiB),
-        alloc(A, 20 * MiB),
-        free(A, 20 * MiB),
-        event("segment_alloc", B, 20 * MiB),
-        alloc(B, 20 * MiB),
-    ]
-    ends = [segment(A, 20 * MiB, []), segment(B, 20 * MiB, [block(B, 20 * MiB)])]
-    mismatch = first_mismatch(trace_of(events, ends))
-    assert (mismatch.event, mismatch.expected, mismatch.got) == (
-        5,
-        f"segment_alloc of 20971520 at 0x{B:x}, alloc of 20971520 at 0x{B:x}",
-        f"alloc of 20971520 at 0x{A:x}",
-    )
-    assert mismatch.why.startswith("The file makes a new segment here, although a block")
-
-
-def test_no_segment_where_none_is_cached():
-    mismatch = first_mismatch(trace_of([alloc(A, 5 * MiB)], [segment(B, 2 * MiB, [])]))
-    assert mismatch.event == 0
-    assert mismatch.why.startswith("No free block is large enough")
-
-
-def test_a_segment_of_another_size_than_pytorch_makes():
-    events = [event("segment_alloc", A, 32 * MiB), alloc(A, 5 * MiB)]
-    mismatch = first_mismatch(trace_of(events, [segment(A, 32 * MiB, [block(A, 5 * MiB)])]))
-    assert mismatch.why.startswith("The file makes a new segment of another size")
-
-
-def test_another_block_than_the_best_fit():
-    ends = [segment(A, 20 * MiB, []), segment(B, 30 * MiB, [block(B, 20 * MiB)])]
-    mismatch = first_mismatch(trace_of([alloc(B, 20 * MiB)], ends))
-    assert (mismatch.got, mismatch.why) == (
-        f"alloc of 20971520 at 0x{A:x}",
-        "The file takes another block than the best fit among those that are free by what it shows.",
-    )
-
-
-def test_giving_back_what_is_in_use():
-    events = [event("segment_alloc", A, 20 * MiB), alloc(A, 20 * MiB), event("segment_free", A, 20 * MiB)]
-    mismatch = first_mismatch(trace_of(events, [segment(B, 2 * MiB, [])]))
-    assert (mismatch.event, mismatch.why) == (
-        2,
-        "The file gives memory back that is in use, or not there, by what the file shows before.",
-    )
-
-
-def test_a_final_state_that_the_events_do_not_lead_to():
-    events = [event("segment_alloc", A, 20 * MiB), alloc(A, 20 * MiB)]
-    mismatch = first_mismatch(trace_of(events, [segment(B, 2 * MiB, [])]))
-    assert (mismatch.event, mismatch.expected, mismatch.got) == (2, "2097152 bytes reserved", "23068672 bytes reserved")
-
-
-def test_after_a_mismatch_it_goes_on_and_counts():
-    ends = [segment(A, 20 * MiB, []), segment(B, 30 * MiB, [block(B, 20 * MiB)])]
-    result = replay(trace_of([alloc(B, 20 * MiB), free(B, 20 * MiB), alloc(B, 20 * MiB)], ends))
-    assert result.agreement is not None
-    assert result.agreement.address_mismatches == 2
-    assert not result.exact
-
-
-def test_a_request_that_nothing_can_serve_is_a_mismatch():
-    mismatch = first_mismatch(trace_of([alloc(A, 1 << 60)], [segment(A, 2 * MiB, [])]))
-    assert mismatch.why.startswith("PyTorch refuses a request as large as this one")
-
-
-def recorded(card: int | None = None, text: str = "") -> Recorder:
-    return Recorder(text, card=card)
 
 
 def test_a_malloc_that_had_to_free_the_cache_is_a_retry():
@@ -315,6 +252,57 @@ def test_categories_follow_their_events_and_blocks():
     assert device.event_labels is not None and device.block_labels is not None
     assert device.event_labels.category.tolist()[-1] == 2
     assert sorted(device.block_labels.category.tolist()) == [1, 2]
+
+
+def labelled(run: Recorder) -> Trace:
+    """As a predictor leaves it: every event has a category, a module and a phase of its own."""
+    trace = run.trace()
+    device, count = trace.devices[0], len(run.events)
+    strings = (*trace.strings, *(f"layers.{number}" for number in range(count)))
+    labels = Labels(
+        category=(np.arange(count) % len(Category)).astype(np.uint8),
+        module=(len(trace.strings) + np.arange(count)).astype(np.int32),
+        phase=(np.arange(count) % len(Phase)).astype(np.uint8),
+    )
+    about = replace(trace.about, origin="predicted", on="NVIDIA H200")
+    return replace(trace, devices=(replace(device, event_labels=labels),), strings=strings, about=about)
+
+
+def test_a_prediction_is_exact_under_its_own_settings_and_keeps_its_labels():
+    run = recorded()
+    for size in (100, 101, 102):
+        run.cached(size * MiB)
+    run.malloc(90 * MiB)
+    predicted = labelled(run)
+    same = replay(predicted)
+    assert same.exact
+    assert same.trace.devices[0].event_labels == predicted.devices[0].event_labels
+    other = replay(predicted, settings=parse_settings("expandable_segments:True"))
+    ours, theirs = other.trace.devices[0].event_labels, predicted.devices[0].event_labels
+    assert ours is not None and theirs is not None
+    for name, column in theirs.columns():
+        assert getattr(ours, name).tolist() == column[other.sources].tolist()
+    held = other.trace.devices[0].block_labels
+    assert held is not None
+    in_use = other.trace.devices[0].blocks.requested > 0
+    assert [other.trace.strings[text] for text in held.module[in_use]] == [f"layers.{len(run.events) - 1}"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("graph_capture_record_stream_reuse:True", "a graph may need less than this"),
+        ("expandable_segments_reserve_by_class:[small:1G]", "the replay leaves it out"),
+    ],
+)
+def test_what_the_model_does_not_follow_is_noted(text, words):
+    run = recorded()
+    run.malloc(1)
+    notes = replay(run.trace(), settings=parse_settings(text)).trace.notes
+    assert [(each.level, words in each.text) for each in notes if each.code == "settings_not_modelled"] == [
+        ("warning", True)
+    ]
+    assert "settings_not_modelled" not in [each.code for each in replay(run.trace()).trace.notes]
 
 
 def test_pinned_memory_is_another_matter():

@@ -2,19 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memviz.allocator.blocks import Block
 from memviz.allocator.replay import replay, source_of
-from memviz.allocator.replayer import RanOut, reserved_by_event
+from memviz.allocator.replayer import Figures, RanOut, reserved_by_event
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import CARD_BYTES, OVERHEAD_BYTES, Card, least_memory, smallest_card, what_if
+from memviz.allocator.statistics import Tally
+from memviz.allocator.what_if import (
+    CARD_BYTES,
+    OVERHEAD_BYTES,
+    Card,
+    figures_on,
+    least_memory,
+    replay_on,
+    smallest_card,
+    what_if,
+)
 from memviz.analysis.lifetimes import lifetimes, matched
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from tests.allocator.driver import GiB, MiB
+from tests.allocator.driver import Driver, GiB, MiB
 from tests.allocator.programs import SETTINGS, programs, take
 from tests.allocator.recording import Recorder
 from tests.allocator.test_replay import actions
@@ -202,6 +215,48 @@ def test_the_least_memory_is_a_boundary(growing):
     assert needed - 104 * MiB < step
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(SETTINGS), st.sampled_from([None, 90 * MiB, 300 * MiB]), programs)
+def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
+    run, live = Recorder(card=4000 * MiB), []
+    for step in program:
+        take(run, live, step)
+    if run.events:
+        source, wanted = source_of(run.trace()), replace(parse_settings(text), per_process_memory_fraction=1.0)
+        card = None if memory is None else Card(memory, 0)
+        whole = replay_on(source, wanted, card)
+        assert figures_on(source, wanted, card) == Figures(
+            **{each.name: getattr(whole, each.name) for each in fields(Figures)}
+        )
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.sampled_from(SETTINGS), programs)
+def test_a_tally_counts_bytes_as_the_whole_statistics_do(text, program):
+    runs = [Driver(text, card=4000 * MiB) for _ in range(2)]
+    runs[1].allocator.statistics = Tally()
+    lives: list[list[Block]] = [[], []]
+    for step in program:
+        for run, live in zip(runs, lives, strict=True):
+            take(run, live, step)
+        full, tally = (run.allocator.statistics for run in runs)
+        for name in ("allocated", "reserved", "peak_requested", "peak_allocated", "peak_reserved"):
+            assert getattr(tally, name) == getattr(full, name), name
+        assert tally.num_alloc_retries == full.num_alloc_retries
+
+
+def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unused():
+    run = Recorder()
+    run.cached(5 * GiB)
+    run.cached(6 * GiB)
+    found = what_if(run.trace())
+    assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (Card(8 * GiB), 5 * GiB)
+    assert found.replayed.fragmentation == pytest.approx(5 / 11)
+    assert what_if(run.trace(), settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == Card(8 * GiB, GiB)
+    # What is asked of a card does not change which one is large enough.
+    assert what_if(run.trace(), card=Card(2 * GiB)).smallest_card == Card(8 * GiB)
+
+
 def test_the_search_ranks_by_peak_reserved_and_says_what_to_set(growing):
     found = search(source_of(growing.trace()))
     assert (found.best.text, found.best.peak_reserved_bytes) == ("roundup_power2_divisions:8", 104 * MiB)
@@ -221,6 +276,19 @@ def test_on_a_card_what_fits_comes_first():
     recorded = next(each for each in found.tried if each.is_recorded)
     assert (found.best.text, found.best.fits, recorded.fits) == ("expandable_segments:True", True, False)
     assert found.advice.startswith("Set expandable_segments:True: with it this run fits")
+    assert len(held) == 3
+
+
+def test_what_would_have_saved_it_is_named_only_where_something_had_to():
+    run = Recorder()
+    for size in (30, 31, 32, 33):
+        run.cached(size * MiB)
+    held = [run.malloc(size * MiB) for size in (4, 33, 60)]
+    source = source_of(run.trace())
+    saved_by = search(source, Card(120 * MiB, 0)).saved_by
+    assert saved_by is not None and saved_by.text == "expandable_segments:True"
+    assert search(source, Card(8 * GiB)).saved_by is None
+    assert search(source, Card(50 * MiB, 0)).saved_by is None
     assert len(held) == 3
 
 

@@ -144,7 +144,7 @@ def test_the_profilers_steps_are_steps():
         ("x", "START", 25),
     ]
     trace = annotated_trace(rows, [10, 20, 30])
-    assert steps(trace, trace.devices[0]) == (Step("ProfilerStep#3", 0, 1), Step("ProfilerStep#4", 2, 2))
+    assert steps(trace, trace.devices[0]) == (Step("ProfilerStep#3", 0, 1), Step("ProfilerStep#4", 2, 2, is_open=True))
 
 
 def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():

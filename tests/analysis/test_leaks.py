@@ -65,3 +65,18 @@ def test_what_is_not_shown_of_the_growth_is_in_the_rest():
 def test_without_steps_nothing_is_said_about_growth():
     trace = trace_of([alloc(1, 10)])
     assert growth(trace, trace.devices[0]) == Growth("site", (), (), (), ())
+
+
+def test_a_step_that_the_recording_cut_off_is_no_growth():
+    """Its activations are live because it had not ended."""
+    events, annotations = [], []
+    for step, end in ((0, 150), (1, 250), (2, None)):
+        begin = 100 * step + 100
+        annotations.append({"name": f"ProfilerStep#{step}", "stage": "START", "device": 0, "time_us": begin})
+        events.append(alloc(99, 100, frames=[WORK], time_us=begin + 1))
+        if end is not None:
+            events += free(99, 100, time_us=begin + 2)
+            annotations.append({"name": f"ProfilerStep#{step}", "stage": "END", "device": 0, "time_us": end})
+    trace = trace_of(events, external_annotations=annotations)
+    found = growth(trace, trace.devices[0])
+    assert (found.steps, found.live_bytes, found.rows) == (("ProfilerStep#0", "ProfilerStep#1"), (0, 0), ())

@@ -10,10 +10,13 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,24 +72,53 @@ def watch(page: Any) -> list[str]:
     return faults
 
 
+@dataclass(frozen=True)
+class Server:
+    address: str
+    port: int
+    pid: int
+
+
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the page, started as people start it."""
-    port = _free_port()
-    log = tmp_path_factory.mktemp("server") / "output.txt"
-    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False"}
-    environment["GRADIO_TEMP_DIR"] = str(log.parent / "uploads")
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        address = f"http://127.0.0.1:{port}/"
-        _wait_for(address, process, log)
-        yield address
-    finally:
-        process.terminate()
-        process.wait(timeout=30)
+    with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs"))}) as found:
+        yield found.address
+
+
+@contextmanager
+def started(more: Mapping[str, str], port: int = 0) -> Iterator[Server]:
+    """A page of its own, with `more` in its environment."""
+    port = port or _free_port()
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "output.txt"
+        environment["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            address = f"http://127.0.0.1:{port}/"
+            _wait_for(address, process, log)
+            yield Server(address, port, process.pid)
+        finally:
+            process.terminate()
+            process.wait(timeout=30)
+
+
+@pytest.fixture
+def watched() -> Iterator[Callable[[Any], Any]]:
+    """Makes pages of any visitor, watched as `page` is."""
+    faults: list[list[str]] = []
+
+    def make(context: Any) -> Any:
+        opened = context.new_page()
+        faults.append(watch(opened))
+        return opened
+
+    yield make
+    assert not any(faults), "\n".join(sum(faults, []))
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

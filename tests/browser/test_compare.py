@@ -124,3 +124,23 @@ def test_aligned_by_a_step_and_laid_over_each_other(compared: Any) -> None:
     assert not compared.locator("#compare-A .mvt-plot").is_visible()
     compared.locator("#compare-overlay .mvt-plot").hover()
     assert re.search(r"A [\d,.]+ .iB\s+B [\d,.]+ .iB", compared.locator("#compare-overlay .mvt-tip").inner_text())
+
+
+def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, browser: Any, server: str) -> None:
+    tab = compared.locator("#tabs [role=tab]").filter(has_text="Compare")
+    assert tab.get_attribute("data-count") == "2"
+    compared.locator("#differences [data-value=module]").click()
+    compared.wait_for_url(re.compile("tab=compare.*by=module"))
+    compared.get_by_role("button", name="Overlay").click()
+    compared.wait_for_url(re.compile("overlay=1"))
+    link = compared.url
+    compared.locator("#tabs [role=tab]").filter(has_text="Explore").click()
+    compared.wait_for_url(lambda url: "tab=compare" not in url)
+    # Samples may be opened by anybody, so another visitor sees the same.
+    other = browser.new_context(viewport={"width": 1440, "height": 1000}).new_page()
+    other.goto(link)
+    other.locator("#compare-overlay .mvt[data-drawn]").wait_for()
+    other.locator("#differences [data-by=module]").wait_for()
+    assert names(other) == ["training", "training-checkpointed"]
+    assert other.url == link
+    other.context.close()

@@ -77,6 +77,8 @@ def test_the_icicle_is_walked_and_zoomed_by_keyboard(run):
 
 def test_a_row_that_is_clicked_stays_lit_until_escape(run):
     run.evaluate("window.lit = []; window.addEventListener('memviz:light', ({detail}) => window.lit.push(detail))")
+    run.get_by_role("button", name="train.py:9 main").hover()
+    run.wait_for_function("window.lit.length > 0")
     run.get_by_role("button", name="train.py:9 main").click()
     run.mouse.move(700, 30)
     kept = {"by": "site", "group": "/p/train.py:9 main"}
@@ -134,3 +136,26 @@ def test_names_from_a_file_stay_text_everywhere(page, server, tmp_path):
     assert "${document.title='pwned'}{{value}}</script><b>" in texts[1]
     assert page.title() != "pwned"
     assert page.locator("img[src=x], #lower b b").count() == 0
+
+
+def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(run):
+    run.set_viewport_size({"width": 420, "height": 900})
+    plot = run.locator("#timeline .mvt-plot")
+    plot.focus()
+    for key in ("ArrowUp", "Enter"):
+        run.keyboard.press(key)
+    handle = run.get_by_role("button", name="Taller or smaller")
+    handle.wait_for()
+    sheet = run.locator("#inspector")
+    half = sheet.bounding_box()["y"]
+    handle.focus()
+    run.keyboard.press("ArrowUp")
+    run.wait_for_function("(half) => document.querySelector('#inspector').getBoundingClientRect().y < half", arg=half)
+    run.keyboard.press("ArrowDown")
+    run.wait_for_function("(half) => document.querySelector('#inspector').getBoundingClientRect().y >= half", arg=half)
+    place = handle.bounding_box()
+    run.mouse.move(place["x"] + 50, place["y"] + 5)
+    run.mouse.down()
+    run.mouse.move(place["x"] + 50, place["y"] + 90, steps=3)
+    run.mouse.up()
+    handle.wait_for(state="detached")

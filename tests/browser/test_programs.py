@@ -24,7 +24,7 @@ def client(server: str) -> Any:
 
 def test_public_endpoints_are_named_and_nothing_else_is_public(client: Any) -> None:
     named = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
-    assert set(named) == {"/summary", "/peak", "/diff", "/report"}
+    assert set(named) == {"/summary", "/peak", "/diff", "/report", "/run"}
 
 
 def test_answers_are_those_of_the_command_line(client: Any) -> None:

@@ -30,6 +30,8 @@ def open_file(page: Any, server: str, path: Path) -> None:
     page.get_by_role("heading", name="See what fills your GPU.").wait_for()
     page.set_input_files("#first-files input[type=file]", path)
     page.locator(".mvt[data-drawn]").first.wait_for()
+    # The picture comes first; only then is the trace in the list, and in what this browser remembers.
+    page.locator("#traces .mv-trace").first.wait_for()
 
 
 def test_another_visitor_sees_nothing_by_looking_or_by_link(

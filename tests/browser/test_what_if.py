@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+
+from memviz.trace.load import load_trace
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -96,3 +99,25 @@ def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> N
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Save as one HTML page").click()
     assert download.value.suggested_filename == "what-if.html"
+
+
+def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_path: Path) -> None:
+    expect(facts(tab)).to_contain_text("fragmentation 193 MiB, 8.8 % of the peak")
+    expect(facts(tab)).to_contain_text("smallest card 4 GiB")
+    with tab.expect_download() as download:
+        tab.get_by_role("button", name="Save the replay as a snapshot").click()
+    download.value.save_as(tmp_path / download.value.suggested_filename)
+    again = load_trace(tmp_path / "out-of-memory-replayed.pickle")
+    assert again.about.label == "replayed with expandable_segments:True"
+    field(tab, "max_split").fill("64")
+    expect(verdict(tab)).to_contain_text("max_split_size_mb:64")
+    tab.get_by_role("button", name="Open the replay in Explore").click()
+    expect(tab.locator("#verdict h1")).to_contain_text("2,011 MiB")
+    expect(tab.locator("#traces")).to_contain_text("replay of out-of-memory in 2,400 MiB")
+    expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
+    tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
+    tab.get_by_role("tab", name="What if").click()
+    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 5,558.")
+    assert field(tab, "max_split").input_value() == "64"
+    tab.get_by_role("button", name="Compare with the recording").click()
+    expect(tab.locator("#compare-top")).to_contain_text("32.0 MiB higher than out-of-memory")

@@ -2,23 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from memviz.runner.desk import Desk, Standing, Variant
+from memviz.runner.desk import Crowded, Desk
+from memviz.runner.process import Worker
 from memviz.runner.request import Request
+from memviz.runner.scratch import NoRoom
+from memviz.runner.standing import Standing, Variant
 
 TINY = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def desk() -> Iterator[Desk]:
+    """One for all, as on a page: what a test breaks, the next must not notice."""
     desk = Desk(timeout=120)
     yield desk
     desk.close()
+
+
+@pytest.fixture
+def endless(tmp_path: Path) -> Request:
+    own = tmp_path / "endless.py"
+    own.write_text("import time\n\ndef endless():\n    while True:\n        time.sleep(0.1)\n")
+    return Request(f"{own}:endless")
+
+
+def running(desk: Desk, order: Standing, number: int) -> None:
+    until = time.monotonic() + 60
+    while (now := desk.standing(order.id)) is not None and now.variants[number].state != "running":
+        assert time.monotonic() < until
+        time.sleep(0.05)
 
 
 def request(**changes: str) -> Request:
@@ -37,9 +59,15 @@ def over(desk: Desk, standing: Standing) -> Standing:
 
 def test_variants_share_one_process_and_what_is_done_is_told(desk: Desk, tmp_path: Path) -> None:
     finished: list[Variant] = []
-    wide = over(desk, desk.order([request(), request(dim="128")], ["a", "b"], finished.append))
+
+    def keep(each: Variant) -> str:
+        finished.append(each)
+        return "" if each.label == "a" else "The disk is full."
+
+    wide = over(desk, desk.order([request(), request(dim="128")], ["a", "b"], keep))
     assert [each.state for each in wide.variants] == ["done", "done"]
     assert [each.label for each in finished] == ["a", "b"]
+    assert [each.amiss for each in wide.variants] == ["", "The disk is full."]
     first, second = (each.run for each in wide.variants)
     assert first is not None and second is not None
     assert first.weights_bytes < second.weights_bytes
@@ -47,39 +75,79 @@ def test_variants_share_one_process_and_what_is_done_is_told(desk: Desk, tmp_pat
         assert each.file is not None and each.file.is_file()
 
 
-def test_a_process_that_dies_takes_nobody_along(desk: Desk, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("import os\n\ndef killed():\n    os.kill(os.getpid(), 9)\n")
-    requests = [request(), Request(f"{own}:killed"), request(dim="128")]
-    found = over(desk, desk.order(requests, ["a", "b", "c"]))
+def test_a_kill_half_way_spares_the_rest(desk: Desk, endless: Request) -> None:
+    order = desk.order([request(), endless, request(dim="128")], ["a", "b", "c"])
+    running(desk, order, 1)
+    worker = desk._orders[order.id].worker
+    assert isinstance(worker, Worker)
+    os.kill(worker.pid, signal.SIGKILL)
+    found = over(desk, order)
     assert [(each.state, each.what) for each in found.variants] == [("done", ""), ("failed", "killed"), ("done", "")]
-    assert "SIGKILL" in found.variants[1].phase
 
 
-def test_orders_wait_for_each_other_and_can_be_cancelled(desk: Desk, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("import time\n\ndef endless():\n    while True:\n        time.sleep(0.1)\n")
-    first = desk.order([Request(f"{own}:endless")], ["endless"])
-    waiting = desk.order([request()], ["waits"])
+def test_who_asks_again_replaces_what_they_had_waiting(desk: Desk, endless: Request) -> None:
+    first = desk.order([endless], ["endless"], owner="ann")
+    running(desk, first, 0)
+    mine = [desk.order([request()], ["mine"], owner="ann") for _ in range(5)]
+    other = desk.order([request()], ["other"], owner="bob")
+    left = [desk.standing(each.id) for each in mine[:-1]]
+    assert all(each is not None and each.is_left for each in left)
+    assert desk.newest_of("ann").id == mine[-1].id  # type: ignore[union-attr]
+    assert (desk.newest_of(""), desk.newest_of("eve")) == (None, None)
+    desk.cancel(first.id)
+    assert [over(desk, each).variants[0].what for each in (*mine, other)] == ["cancelled"] * 4 + ["", ""]
+
+
+def test_only_so_many_wait(endless: Request) -> None:
+    with contextlib.closing(Desk(timeout=60, most_waiting=2)) as desk:
+        running(desk, desk.order([endless], ["endless"], owner="a"), 0)
+        for name in "bc":
+            desk.order([request()], [name], owner=name)
+        with pytest.raises(Crowded, match="2 others wait"):
+            desk.order([request()], ["d"], owner="d")
+        again = desk.order([request()], ["b again"], owner="b")
+        assert not again.is_over
+
+
+def test_what_is_left_may_run_to_its_end_unseen(desk: Desk) -> None:
+    order = desk.order([request()], ["a"])
+    desk.leave(order.id, stops=False)
+    assert over(desk, order).variants[0].state == "done"
+
+
+def test_a_page_that_ends_leaves_nothing(endless: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    desk = Desk()
+    order = desk.order([endless], ["endless"])
+    running(desk, order, 0)
+    desk.warm_up()
+    workers = [desk._orders[order.id].worker, desk._spare]
+    desk.close()
+    assert [each.is_alive for each in workers if each is not None] == [False, False]
+    assert not list(tmp_path.glob("memviz-runs-*"))
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(Desk()) as desk:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(NoRoom, match="cannot be written to .*missing"):
+            desk.order([request()], ["a"], owner="ann")
+        assert (desk.is_busy, desk.newest_of("ann")) == (False, None)
+
+
+def test_orders_wait_for_each_other_and_can_be_cancelled(desk: Desk, endless: Request) -> None:
+    first = desk.order([endless], ["endless"])
+    waiting = [desk.order([request()], [name]) for name in ("waits", "gives up")]
     until = time.monotonic() + 20
-    while (now := desk.standing(waiting.id)) is not None and not now.before:
+    while (now := desk.standing(waiting[1].id)) is not None and now.before < 2:
         assert time.monotonic() < until
         time.sleep(0.05)
     assert now is not None and now.variants[0].state == "waiting"
+    desk.cancel(waiting[1].id)
+    assert over(desk, waiting[1]).variants[0].what == "cancelled"
     desk.cancel(first.id)
     assert over(desk, first).variants[0].what == "cancelled"
-    assert over(desk, waiting).variants[0].state == "done"
-
-
-def test_one_that_waits_can_be_cancelled_too(desk: Desk, tmp_path: Path) -> None:
-    own = tmp_path / "own.py"
-    own.write_text("import time\n\ndef endless():\n    time.sleep(600)\n")
-    first = desk.order([Request(f"{own}:endless")], ["endless"])
-    waiting = desk.order([request()], ["waits"])
-    desk.cancel(waiting.id)
-    assert over(desk, waiting).variants[0].what == "cancelled"
-    desk.cancel(first.id)
-    over(desk, first)
+    assert over(desk, waiting[0]).variants[0].state == "done"
 
 
 def test_an_unknown_order_is_nobodys(desk: Desk) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import threading
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.process import Happened, Worker
+from memviz.runner.process import Happened, RunError, Worker, _lines_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
 
@@ -83,6 +84,47 @@ def test_a_process_that_dies_says_how(tmp_path: Path, own: Path, function: str, 
     assert first.what == "killed"
     assert words in first.text
     assert second.what == "not begun"
+
+
+def test_a_full_disk_costs_the_trace_and_not_the_figures(tmp_path: Path) -> None:
+    with Worker(tmp_path) as worker:
+        # No file of this process may grow beyond 4 KB.
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (4096, 4096))
+        (only,) = last_of(worker, SMALL)
+    assert (only.kind, only.file) == ("done", None)
+    assert only.run is not None and only.run.peak_allocated_bytes > only.run.weights_bytes
+    assert "File too large" in only.text
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_table_comes_row_by_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text(
+        "import time\nfor number in range(3):\n    print(number, flush=True)\n    time.sleep(0.4)\n"
+    )
+    (tmp_path / "broken.py").write_text("print(1)\nraise SystemExit('no more')\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    begun = time.monotonic()
+    lines = _lines_of("slow")
+    assert next(lines) == "0\n"
+    first = time.monotonic() - begun
+    assert list(lines) == ["1\n", "2\n"]
+    assert time.monotonic() - begun > first + 0.7
+    with pytest.raises(RunError, match="broken ended with status 1. no more"):
+        list(_lines_of("broken"))
+
+
+def test_who_stops_listening_ends_the_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    (tmp_path / "long.py").write_text(
+        f"import time\nprint(1, flush=True)\nwhile True:\n    open({str(alive)!r}, 'w').close()\n    time.sleep(0.02)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lines = _lines_of("long")
+    next(lines)
+    lines.close()  # type: ignore[attr-defined]
+    alive.unlink(missing_ok=True)
+    time.sleep(0.2)
+    assert not alive.exists()
 
 
 def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path, own: Path) -> None:

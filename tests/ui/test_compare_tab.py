@@ -77,7 +77,7 @@ def test_with_two_traces_every_part_is_drawn(context):
     assert drawing[1:3] == ["", ""]
     assert "peaks 1.00 MiB higher" in words(drawing[3])
     assert [bool(each) for each in drawing[5:13]] == [True, True, *[False] * 6]
-    assert "From peak A to peak B" in words(drawing[-1])
+    assert "From peak A to peak B" in words(drawing[-2])
 
 
 def test_what_was_drawn_is_not_drawn_again(context):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import threading
 from dataclasses import replace
 from html import unescape
 from typing import Any
@@ -19,21 +18,20 @@ from memviz.trace.model import Trace
 from memviz.ui.asked import Asked, asked_of, understood
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.opening import SAMPLES, opened
-from memviz.ui.replays import Replays
+from memviz.ui.replays import Replays, Terms
 from memviz.ui.store import TraceStore
 from memviz.ui.views.reserved_plot import event_in, moment_that_matters, plot_value
 from memviz.ui.views.settings_form import Had, form_value
 from memviz.ui.views.what_if import Found, refusal_html, search_html, waiting_html, what_if_html
 from memviz.ui.what_if_answer import EMPTY, PARTS, Answers, Shown, first_question, had
 from memviz.ui.what_if_page import what_if_page
-from memviz.ui.work import Stopped, Work, Workshop
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, frame, segment, trace_of
 
 EVIL = "<img src=x onerror=alert(1)>"
 EXPANDABLE = parse_settings("expandable_segments:True")
-SMALL = Card(120 * MiB, 0)
+SMALL = Terms(Card(120 * MiB, 0))
 
 
 def growing() -> Trace:
@@ -139,6 +137,11 @@ def test_what_is_typed_is_text_in_the_form() -> None:
     assert "<img" not in form_value(asked, understood(asked), Had(5 * GiB), version="1")["html"]
 
 
+def test_what_cards_lose_is_read_although_none_is_chosen() -> None:
+    assert understood(Asked(memory="2 GiB", overhead="1 GiB")).overhead_bytes == GiB
+    assert "'some' is not a size" in understood(Asked(overhead="some")).faults["overhead"]
+
+
 def test_the_line_to_paste_survives_a_shell() -> None:
     asked = Asked(roundup="[256:1,>:4]")
     conf = form_value(asked, understood(asked), Had(None), version="1")["conf"]
@@ -159,16 +162,18 @@ def test_cards_say_what_a_process_gets() -> None:
 def test_the_same_question_is_replayed_once(replays: Replays, key: str) -> None:
     first = replays.what_if(key, EXPANDABLE, SMALL)
     assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
-    assert replays.what_if(key, EXPANDABLE, Card(130 * MiB, 0)).recorded is first.recorded
+    assert replays.what_if(key, EXPANDABLE, Terms(Card(130 * MiB, 0))).recorded is first.recorded
 
 
 def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
-    on = (SMALL, (2, 15))
-    assert replays.known_search(key, on) is None
-    first = replays.search(key, EXPANDABLE, on)
-    assert replays.search(key, Settings(), on) is first is replays.known_search(key, on)
+    assert replays.known_search(key, SMALL) is None
+    first = replays.search(key, EXPANDABLE, SMALL)
+    assert replays.search(key, Settings(), SMALL) is first is replays.known_search(key, SMALL)
     mine = parse_settings("roundup_power2_divisions:16")
-    assert mine in [each.settings for each in replays.search(key, mine, on).tried]
+    assert mine in [each.settings for each in replays.search(key, mine, SMALL).tried]
+    dearer = replace(SMALL, overhead_bytes=GiB)
+    assert replays.known_search(key, dearer) is None
+    assert replays.search(key, EXPANDABLE, dearer).recorded.smallest_card == Card(4 * GiB, GiB)
 
 
 def test_a_replay_is_found_by_its_own_name_only(replays: Replays, key: str) -> None:
@@ -183,8 +188,16 @@ def test_old_replays_go_and_take_their_names_along(context: Context, key: str) -
     replays = Replays(context, most_bytes=1)
     first = replays.what_if(key, EXPANDABLE, SMALL).replayed
     for size in range(130, 150):
-        replays.what_if(key, EXPANDABLE, Card(size * MiB, 0))
+        replays.what_if(key, EXPANDABLE, Terms(Card(size * MiB, 0)))
     assert replays.key_of(first) == ""
+
+
+def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
+    replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == Card(4 * GiB)
+    monkeypatch.setattr("memviz.ui.replays._SIZED_UNASKED", 5)
+    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
 
 
 def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
@@ -192,54 +205,13 @@ def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
         replays.begun("gone/0")
 
 
-# -- work
-
-
-def test_a_new_question_ends_the_one_before() -> None:
-    shop, begun, go_on = Workshop(), threading.Event(), threading.Event()
-
-    def slow(progress: Any) -> str:
-        begun.set()
-        assert go_on.wait(10)
-        progress(1, 2)
-        return "late"
-
-    first = shop.begin("ada", slow)
-    assert begun.wait(10)
-    second = shop.begin("ada", lambda progress: "soon")
-    go_on.set()
-    assert second.result() == "soon"
-    with pytest.raises(Stopped):
-        first.result()
-
-
-def test_work_says_how_far_it_is_and_hands_on_what_it_raises() -> None:
-    gate = threading.Semaphore(1)
-
-    def half(progress: Any) -> None:
-        progress(1, 2)
-        raise UsageError("no")
-
-    work = Work(half, gate)
-    with pytest.raises(UsageError, match="no"):
-        work.result()
-    assert (work.share, work.is_done(0)) == (0.5, True)
-
-
-def test_others_are_not_stopped() -> None:
-    shop = Workshop()
-    work = shop.begin("ada", lambda progress: "hers")
-    shop.stop("bob")
-    assert work.result() == "hers"
-
-
 # -- what is said
 
 
-def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, card: Card | None = SMALL, **more: Any) -> Found:
+def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, terms: Terms = SMALL, **more: Any) -> Found:
     pair = replays.find(key)
     assert pair is not None
-    asked = replays.what_if(key, settings, card)
+    asked = replays.what_if(key, settings, terms)
     return Found(pair[1], asked, more.get("searched"), moment_that_matters(pair[1], asked))
 
 
@@ -250,17 +222,19 @@ def test_the_answer_stands_first_with_its_facts_and_how_exact_it_is(replays: Rep
         "asked 60.0 MiB needed a new segment of 60.0 MiB allocated then 38.0 MiB"
     )
     assert said.endswith(
-        "replayed with expandable_segments:True replay of the recording exact, 0 of 7 addresses differ"
+        "replayed with expandable_segments:True fragmentation 3.00 MiB, 3.0 % of the peak smallest card 4 GiB "
+        "replay of the recording exact, 0 of 7 addresses differ"
     )
 
 
 def test_a_run_that_ends_says_how_much_was_fragmentation(replays: Replays, key: str) -> None:
-    said = text(what_if_html(found(replays, key, card=None)))
-    assert "live at the peak 97.0 MiB allocated 97.0 MiB reserved 100 MiB fragmentation 3.00 MiB retries 0" in said
+    said = text(what_if_html(found(replays, key, terms=Terms())))
+    assert "live at the peak 97.0 MiB allocated 97.0 MiB reserved 100 MiB " in said
+    assert "fragmentation 3.00 MiB, 3.0 % of the peak retries 0 " in said
 
 
 def test_the_ranked_settings_are_buttons_with_their_fate(replays: Replays, key: str) -> None:
-    searched = replays.search(key, EXPANDABLE, (SMALL, (2, 15)))
+    searched = replays.search(key, EXPANDABLE, SMALL)
     shown = found(replays, key, searched=searched)
     html = search_html(shown, searched)
     assert 'data-act="use" data-settings="expandable_segments:True"' in html
@@ -299,7 +273,7 @@ def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:
 
 
 def test_nothing_is_drawn_twice_where_nothing_was_changed(replays: Replays, key: str) -> None:
-    shown = found(replays, key, Settings(), None)
+    shown = found(replays, key, Settings(), Terms())
     assert plot_value(shown.device, shown.what_if, at=0, label="")["names"] == []
     assert shown.at == int(timeline(shown.device).reserved.argmax()) - 1
 
@@ -367,7 +341,7 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
     trace = trace_of([event("segment_alloc", a, 20 * MiB, **names), alloc(a, 5 * MiB, **names)], [])
     evil = replace(trace, about=replace(trace.about, source=EVIL))
     key = timeline_key(opened(context.store, evil))
-    shown = found(replays, key, EXPANDABLE, None)
+    shown = found(replays, key, EXPANDABLE, Terms())
     page = what_if_page(shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from memviz.allocator.blocks import Block
+from memviz.allocator.final_state import final_state
 from memviz.runner.pretend.ledger import Ledger
 from memviz.trace.intern import Interner
 from memviz.trace.model import (
@@ -25,7 +25,6 @@ from memviz.trace.model import (
     Labels,
     Segments,
     Stage,
-    State,
     Trace,
 )
 
@@ -125,40 +124,16 @@ def _labels(known: Known, cause: Ints8) -> Labels:
 
 
 def _final_state(ledger: Ledger, interner: Interner) -> tuple[Segments, Blocks, Ints8]:
-    """Segments and blocks with the stacks of what made them, and the allocation in each block."""
-    made_by = _stacks_of_segments(ledger)
-    stack_of = _stacks_of_allocations(ledger)
-    segments: list[tuple[int, ...]] = []
-    blocks: list[tuple[int, ...]] = []
-    for _, head in sorted(ledger.allocator.segments.items()):
-        for run in _mapped_runs(head):
-            first, size = run[0], sum(block.size for block in run)
-            pool, large = interner.pool(first.pool.owner.id), not first.pool.is_small
-            stack, expands = made_by.get(first.address, NO_STACK), first.expandable is not None
-            row = (first.address, size, interner.stream(first.stream), pool, int(large), int(expands), stack)
-            segments.append(row)
-            blocks.extend((len(segments) - 1, *_block_row(block, stack_of)) for block in run)
-    return _segments(segments), *_blocks(blocks)
-
-
-def _mapped_runs(head: Block) -> list[list[Block]]:
-    """One for a plain segment; of a segment that expands, one for each contiguous mapped range."""
-    runs: list[list[Block]] = [[]]
-    block: Block | None = head
-    while block is not None:
-        if block.mapped:
-            runs[-1].append(block)
-        elif runs[-1]:
-            runs.append([])
-        block = block.next
-    return [run for run in runs if run]
-
-
-def _block_row(block: Block, stack_of: dict[int, int]) -> tuple[int, ...]:
-    if not block.in_use:
-        return block.address, block.size, 0, int(State.INACTIVE), NO_STACK, -1
-    stack = stack_of.get(block.cause, NO_STACK)
-    return block.address, block.size, block.requested, int(State.ACTIVE_ALLOCATED), stack, block.cause
+    """With the stacks of what made each segment and block, and the allocation in each block."""
+    segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
+    made_by, stack_of = _stacks_of_segments(ledger), _stacks_of_allocations(ledger)
+    segment_stacks = [made_by.get(each, NO_STACK) for each in segments.address.tolist()]
+    block_stacks = [stack_of.get(each, NO_STACK) for each in cause.tolist()]
+    return (
+        replace(segments, stack=np.array(segment_stacks, dtype=np.int32)),
+        replace(blocks, stack=np.array(block_stacks, dtype=np.int32)),
+        cause,
+    )
 
 
 def _stacks_of_segments(ledger: Ledger) -> dict[int, int]:
@@ -171,33 +146,3 @@ def _stacks_of_segments(ledger: Ledger) -> dict[int, int]:
 def _stacks_of_allocations(ledger: Ledger) -> dict[int, int]:
     rows = zip(ledger.history.action, ledger.history.cause, ledger.stacks, strict=True)
     return {cause: stack for action, cause, stack in rows if action == Action.ALLOC}
-
-
-def _segments(rows: list[tuple[int, ...]]) -> Segments:
-    address, size, stream, pool, large, expands, stack = _columns(rows, 7)
-    return Segments(
-        address=address,
-        size=size,
-        stream=stream.astype(np.int32),
-        pool=pool.astype(np.int32),
-        is_large=large.astype(np.bool_),
-        is_expandable=expands.astype(np.bool_),
-        stack=stack.astype(np.int32),
-    )
-
-
-def _blocks(rows: list[tuple[int, ...]]) -> tuple[Blocks, Ints8]:
-    segment, address, size, requested, state, stack, cause = _columns(rows, 7)
-    blocks = Blocks(
-        segment=segment.astype(np.int32),
-        address=address,
-        size=size,
-        requested=requested,
-        state=state.astype(np.uint8),
-        stack=stack.astype(np.int32),
-    )
-    return blocks, cause
-
-
-def _columns(rows: list[tuple[int, ...]], count: int) -> list[Ints8]:
-    return [np.array([row[i] for row in rows], dtype=np.int64) for i in range(count)]

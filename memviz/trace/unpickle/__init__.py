@@ -19,20 +19,29 @@ from memviz.trace.limits import Limits
 from memviz.trace.unpickle.machine import Machine, RefersToEvent
 from memviz.trace.unpickle.operations import OPERATIONS, STOP
 from memviz.trace.unpickle.refusals import refused_operation
+from memviz.trace.unpickle.runs import EventRuns, Watch
 from memviz.trace.unpickle.stream import AGAIN, Progress, Readable
 
-__all__ = ["RefersToEvent", "unpickle"]
+__all__ = ["RefersToEvent", "Watch", "unpickle"]
 
 
 def unpickle(
-    file: Readable, interner: Interner, limits: Limits, progress: Progress | None = None, *, runs: bool = True
+    file: Readable,
+    interner: Interner,
+    limits: Limits,
+    progress: Progress | None = None,
+    *,
+    runs: bool = True,
+    watch: Watch | None = None,
 ) -> Any:
     """The object in the file. Long rows of events come as `Events` among the items of their list.
 
     `runs=False` reads every event by itself: slower, and the only way for a file that refers back to a
-    whole event.
+    whole event. `watch` sees each row as soon as it is decoded.
     """
-    machine = Machine(file, interner, limits, progress, runs)
+    machine = Machine(file, limits, progress)
+    if runs:
+        machine.runs = EventRuns(interner, machine, watch)
     while True:
         while machine.at >= machine.low_water:
             machine.refill()

@@ -6,11 +6,11 @@ import time
 from typing import Any
 
 from memviz.errors import TraceError
-from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged, too_large
 from memviz.trace.unpickle.runs import EventRuns
-from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Progress, Readable
+from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
+from memviz.trace.unpickle.template import REFERENCE_ROW, REFERENCES
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -26,9 +26,7 @@ class RefersToEvent(Exception):
 
 
 class Machine:
-    def __init__(
-        self, file: Readable, interner: Interner, limits: Limits, progress: Progress | None, runs: bool
-    ) -> None:
+    def __init__(self, file: Readable, limits: Limits, progress: Progress | None) -> None:
         self.limits = limits
         self.progress = progress
         self.stream = PickleStream(file)
@@ -46,7 +44,8 @@ class Machine:
         self.depths: dict[int, int] = {}
         self.newest_dict: dict[str, Any] | None = None
         self.newest_dict_at = -1
-        self.runs = EventRuns(interner, self) if runs else None
+        self.runs: EventRuns | None = None
+        """None where every event is read by itself."""
 
     # -- bytes ---------------------------------------------------------------------------------------
 
@@ -57,9 +56,9 @@ class Machine:
         rest = self.buffer[self.at : len(self.buffer) - MARGIN] if self.buffer else b""
         more = self.stream.read()
         self.ended = not more
-        self._set_window((rest, more))
+        self._set_window([rest, *more])
 
-    def _set_window(self, pieces: tuple[bytes, ...] | list[bytes]) -> None:
+    def _set_window(self, pieces: list[Piece]) -> None:
         self.before += self.at
         self.newest_dict_at = -1
         self.buffer, self.at = b"".join((*pieces, bytes(MARGIN))), 0
@@ -78,14 +77,14 @@ class Machine:
     def _widen(self, count: int) -> None:
         if count > self.limits.memory_bytes:
             raise too_large("memory_bytes", self.limits.memory_bytes)
-        pieces = [self.buffer[self.at : len(self.buffer) - MARGIN]]
+        pieces: list[Piece] = [self.buffer[self.at : len(self.buffer) - MARGIN]]
         have = len(pieces[0])
         while have < count:
             more = self.stream.read()
             if not more:
                 raise TraceError(TRUNCATED, remedy=AGAIN)
-            pieces.append(more)
-            have += len(more)
+            pieces += more
+            have += sum(map(len, more))
         self._set_window(pieces)
 
     def line(self) -> bytes:
@@ -145,6 +144,21 @@ class Machine:
             self.stack.append(self.memo[number])
         except KeyError:
             self.stack.append(self._from_runs(number))
+
+    def take_references(self) -> bool:
+        """A list of what is in the memo already, as stacks are, in one step, where that is what follows a mark."""
+        if not self.stack or type(self.stack[-1]) is not list:
+            return False
+        row = REFERENCE_ROW.match(self.buffer, self.at, len(self.buffer) - MARGIN)
+        if row is None:
+            return False
+        memo, items = self.memo, []
+        for match in REFERENCES.finditer(row[0], 0, len(row[0]) - 1):
+            number = int.from_bytes(match[1] or match[2], "little")
+            items.append(memo[number] if number in memo else self._from_runs(number))
+        self.at = row.end()
+        self.append_to_list(items)
+        return True
 
     def _from_runs(self, number: int) -> Any:
         found = self.runs.recall(number) if self.runs is not None else None

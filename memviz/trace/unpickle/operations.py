@@ -55,6 +55,8 @@ def _frame(machine: Machine) -> None:
 
 @_operation("(")
 def _mark(machine: Machine) -> None:
+    if machine.take_references():
+        return
     if len(machine.marks) > 2 * machine.limits.depth:
         raise too_large("depth", machine.limits.depth)
     machine.marks.append(machine.stack)

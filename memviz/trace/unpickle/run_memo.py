@@ -23,9 +23,10 @@ class RunMemo:
 
     def reserve(self, length: int) -> None:
         if length > len(self.kind):
-            grown = max(length, 2 * len(self.kind))
-            self.kind = np.concatenate([self.kind, np.zeros(grown - len(self.kind), dtype=np.uint8)])
-            self.code = np.concatenate([self.code, np.zeros(grown - len(self.code), dtype=np.int32)])
+            grown, used = max(length, 2 * len(self.kind)), len(self.kind)
+            kind, code = np.zeros(grown, dtype=np.uint8), np.zeros(grown, dtype=np.int32)
+            kind[:used], code[:used] = self.kind, self.code
+            self.kind, self.code = kind, code
 
     def put(self, places: Ints8, kind: int, codes: Ints4 | int) -> None:
         self.kind[places] = kind

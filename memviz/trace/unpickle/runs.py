@@ -13,6 +13,7 @@ run may refer to what was read one event before it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,6 +46,10 @@ class Reader(Protocol):
     def memo_length(self) -> int: ...
 
 
+Watch = Callable[[Events, int], None]
+"""A row of events in the order of the file, and a number that all rows of one device share."""
+
+
 class _AnEvent:
     """Stands for an event inside a run, which exists as columns only."""
 
@@ -52,9 +57,10 @@ class _AnEvent:
 class EventRuns:
     AN_EVENT = _AnEvent()
 
-    def __init__(self, interner: Interner, reader: Reader) -> None:
+    def __init__(self, interner: Interner, reader: Reader, watch: Watch | None = None) -> None:
         self.interner = interner
         self.reader = reader
+        self.watch = watch
         self.count = 0
         self.memo_used = 0
         """Places of the memo that objects inside runs have taken."""
@@ -97,6 +103,8 @@ class EventRuns:
                 reader.at = int(self._window.end[first + len(events) - 1])
                 reader.stack.append(events)
                 self.count += len(events)
+                if self.watch is not None:
+                    self.watch(events, id(reader.marks[-1][-1]))
 
     def _learn(self, event: dict[str, Any]) -> None:
         reader = self.reader

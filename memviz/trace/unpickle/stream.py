@@ -23,6 +23,9 @@ Progress = Callable[[int, int], None]
 """Bytes of the file read so far, and its size."""
 
 
+Piece = bytes | memoryview
+
+
 class Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
@@ -32,42 +35,45 @@ class PickleStream:
 
     def __init__(self, file: Readable) -> None:
         self._file = file
-        self._raw = b""
+        self._raw: Piece = b""
+        self._at = 0
+        """How far the raw bytes are handed out."""
         self._left_in_frame = 0
         self._framed = False
         self.consumed = 0
         """Bytes taken from the file so far."""
 
     def reframe(self, rest: bytes) -> None:
-        self._raw = rest + self._raw
+        self._raw, self._at = rest + bytes(self._raw[self._at :]), 0
         self._framed = True
         self._left_in_frame = 0
 
-    def read(self) -> bytes:
-        """At least one byte unless the file has ended."""
-        pieces: list[bytes | memoryview] = []
+    def read(self) -> list[Piece]:
+        """At least one byte unless the file has ended. Pieces, so that whoever joins them copies them once."""
+        pieces: list[Piece] = []
         size = 0
-        while size < WINDOW:
-            if not self._raw and not self._fill():
+        while size < WINDOW // 2:
+            if self._at == len(self._raw) and not self._fill():
                 break
-            piece = self._framed_piece() if self._framed else self._unframed_piece()
-            pieces.append(piece)
-            size += len(piece)
-        return b"".join(pieces)
+            more = self._framed_pieces() if self._framed else self._unframed_piece()
+            pieces += more
+            size += sum(map(len, more))
+        return pieces
 
     def _fill(self) -> bool:
         more = self._file.read(WINDOW)
         self.consumed += len(more)
-        self._raw += more
+        left = self._raw[self._at :]
+        self._raw, self._at = (bytes(left) + more if len(left) else more), 0
         return bool(more)
 
-    def _unframed_piece(self) -> bytes:
-        piece, self._raw = self._raw, b""
-        return piece
+    def _unframed_piece(self) -> list[Piece]:
+        piece, self._raw, self._at = memoryview(self._raw)[self._at :], b"", 0
+        return [piece]
 
-    def _framed_piece(self) -> bytes:
+    def _framed_pieces(self) -> list[Piece]:
         """Whole frames as far as the raw bytes go, headers left out."""
-        raw, at, pieces = memoryview(self._raw), 0, []
+        raw, at, pieces = memoryview(self._raw), self._at, list[Piece]()
         while at < len(raw):
             if self._left_in_frame:
                 step = min(self._left_in_frame, len(raw) - at)
@@ -83,8 +89,7 @@ class PickleStream:
             else:
                 self._left_in_frame = int.from_bytes(raw[at + 1 : at + _HEADER], "little")
                 at += _HEADER
-        joined = b"".join(pieces)
-        self._raw = bytes(raw[at:])
-        if not joined and self._framed and not self._fill():
+        self._at = at
+        if not pieces and self._framed and not self._fill():
             raise TraceError(TRUNCATED, remedy=AGAIN)
-        return joined
+        return pieces

@@ -66,3 +66,5 @@ def _value_pattern(kind: Kind, memo: bytes) -> bytes:
 _LIST_BODY = rb"(?:\(" + _REFERENCE + rb"*e|" + _REFERENCE + rb"a|)"
 LIST = re.compile(_LIST_BODY, re.DOTALL)
 REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
+REFERENCE_ROW = re.compile(_REFERENCE + rb"{2,}e", re.DOTALL)
+"""What follows the mark of a list of nothing but references."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +15,10 @@ from memviz.trace.unpickle.template import LIST, Kind, Template
 
 Word = npt.NDArray[np.uint64]
 _MOST_CONTENTS = 500_000
+_WIDTHS = (64, 128, 192, 256, 512, 1024, 2048)
+_LONG = _WIDTHS[-1]
+"""Bytes of a list beyond which it is looked at by itself; 400 frames fit."""
+_FACTORS: Word = np.cumprod(np.full(_LONG // 8, 0x9E3779B97F4A7C15, dtype=np.uint64), dtype=np.uint64)
 _BATCH_END = b"e("
 """Picklers close and reopen a list after every 1,000 items."""
 
@@ -102,11 +108,8 @@ class Window:
 
     def _find(self, literal: bytes, at: int) -> Ints8:
         raw, count = self._bytes, self._limit - len(literal) + 1
-        hit = raw[at:count] == literal[0]
-        for i in range(1, min(3, len(literal))):
-            hit &= raw[at + i : count + i] == literal[i]
-        found = np.flatnonzero(hit) + at
-        for i in range(3, len(literal)):
+        found = np.flatnonzero(raw[at:count] == literal[0]) + at
+        for i in range(1, len(literal)):
             found = found[raw[found + i] == literal[i]]
         return found
 
@@ -264,21 +267,61 @@ class Window:
 
         A list that is known by its bytes up to there is complete; any other is matched as a whole.
         """
-        buffer, limit, contents = self._buffer, self._limit, self._lists_seen
+        limit = self._limit
         closes = self._find(b"e" + following, int(start.min(initial=limit)))
         closes = np.append(closes, limit)
-        ends = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
-        numbers = contents.numbers
-        value, end = [], []
-        for at, upto in zip(start.tolist(), ends.tolist(), strict=True):
-            known = numbers.get(buffer[at:upto])
-            if known is None:
-                match = LIST.match(buffer, at) if at <= limit else None
-                upto = match.end() if match else limit + 1
-                known = contents.number(buffer[at:upto]) if upto <= limit else 0
-            value.append(-1 - known)
-            end.append(upto)
-        return np.array(end, dtype=np.int64), np.array(value, dtype=np.int64)
+        end = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
+        size = np.where(start <= limit, end - start, 0)
+        leader = self._leaders(start, size)
+        value = np.zeros(len(start), dtype=np.int64)
+        own = leader == np.arange(len(start))
+        for row in np.flatnonzero(own & (size > 0)).tolist():
+            value[row], end[row] = self._list_at(int(start[row]), int(end[row]))
+        value = value[leader]
+        # Where a list went on behind what looked like its end, others may go on differently.
+        for row in np.flatnonzero(~own & ((end - start)[leader] != size)).tolist():
+            value[row], end[row] = self._list_at(int(start[row]), int(end[row]))
+        return end, value
+
+    def _leaders(self, start: Ints8, size: Ints8) -> Ints8:
+        """For each of these texts a row with the same bytes, or itself. Long ones stand for themselves."""
+        leaders = np.arange(len(start))
+        shorter = 0
+        for width in _WIDTHS:
+            rows = np.flatnonzero((size > shorter) & (size <= width) & (start + width <= len(self._buffer)))
+            if len(rows):
+                leaders[rows] = rows[self._alike(start[rows], size[rows], width)]
+            shorter = width
+        return leaders
+
+    def _alike(self, start: Ints8, size: Ints8, width: int) -> Ints8:
+        """Sums of words, each with its own factor, tell texts apart quickly; only the same bytes make two the same."""
+        every_place: npt.NDArray[Any] = np.ndarray(
+            (len(self._buffer) - width + 1,), dtype=f"V{width}", buffer=self._buffer, strides=(1,)
+        )
+        words: Word = every_place[start].view(np.uint64).reshape(-1, width // 8) & _inside(width)[size]
+        sums = words @ _FACTORS[: width // 8] + size.astype(np.uint64)
+        _, first, group = np.unique(sums, return_index=True, return_inverse=True)
+        leaders = first[group]
+        same = (size == size[leaders]) & (words == words[leaders]).all(axis=1)
+        return np.where(same, leaders, np.arange(len(start)))
+
+    def _list_at(self, start: int, end: int) -> tuple[int, int]:
+        """Its content's number, negative and one less, and where it ends."""
+        contents = self._lists_seen
+        known = contents.numbers.get(self._buffer[start:end]) if end - start <= _LONG else None
+        if known is None:
+            match = LIST.match(self._buffer, start)
+            end = match.end() if match else self._limit + 1
+            known = contents.number(self._buffer[start:end]) if end <= self._limit else 0
+        return -1 - known, end
+
+
+@cache
+def _inside(width: int) -> Word:
+    """By size: as many words as the width has, with ones where a text of that size has bytes."""
+    bits = np.where(np.arange(width) < np.arange(width + 1)[:, None], 0xFF, 0).astype(np.uint8)
+    return bits.view("<u8")
 
 
 def _mask(size: int) -> np.uint64:

@@ -15,6 +15,7 @@ from memviz.analysis.compare import setting_differences
 from memviz.analysis.live import has_times
 from memviz.analysis.scores import scores
 from memviz.figures.colouring import colouring
+from memviz.ui.compare_links import compare_query
 from memviz.ui.compared import LETTERS, CompareView, Side, changed, linked_name, sides_of
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.overlay import Overlay
@@ -26,6 +27,7 @@ from memviz.ui.views.compare_controls import Controls, controls_html
 from memviz.ui.views.compare_empty import compare_empty_html, offer_html
 from memviz.ui.views.compare_verdict import compare_verdict_html
 from memviz.ui.views.linked_timelines import linked_values, overlay_value
+from memviz.ui.views.markup import tag
 from memviz.ui.views.scoreboard import Board, scoreboard_html
 from memviz.ui.views.waterfall import Surroundings, waterfall, waterfall_html
 
@@ -35,7 +37,7 @@ _VIEW: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private",
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
-_PARTS = ("drawn", "empty", "offer", "top", "controls", *LETTERS, "overlay", "differences")
+_PARTS = ("drawn", "empty", "offer", "top", "controls", *LETTERS, "overlay", "differences", "place")
 _DUE = {
     "by": ("differences",),
     "sort": ("differences",),
@@ -60,6 +62,8 @@ class Compare:
     differences: WaterfallTable
     traces: gr.State
     """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
+    place: Panel
+    """What the address says of it; page.js reads it."""
     view: gr.State
     looked_at: gr.State
     drawn: gr.State
@@ -72,7 +76,7 @@ class Compare:
     @property
     def drawing(self) -> list[Any]:
         panels = [self.empty, self.offer, self.top, self.controls]
-        return [self.drawn, *panels, *self.timelines, self.overlay, self.differences]
+        return [self.drawn, *panels, *self.timelines, self.overlay, self.differences, self.place]
 
 
 def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Compare:
@@ -83,6 +87,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
             timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{each}") for each in LETTERS)
         overlay = Overlay(elem_id="compare-overlay")
         differences = WaterfallTable(context.find, elem_id="differences")
+        place = Panel(elem_id="compare-place")
     parts = Compare(
         empty,
         offer,
@@ -92,6 +97,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
         overlay,
         differences,
         traces=gr.State(()),
+        place=place,
         view=gr.State(CompareView()),
         looked_at=gr.State(False),
         drawn=gr.State(()),
@@ -107,7 +113,7 @@ def _wire(context: Context, session: gr.State, parts: Compare) -> None:
         after, then = _session_after(current, data), changed(view, data)
         values = draw(context, after, then)
         if after == current:
-            due = _DUE.get(data.get("act", ""), ())
+            due = (*_DUE.get(data.get("act", ""), ()), "place")
             values = [each if name in due else gr.skip() for name, each in zip(_PARTS, values, strict=True)]
         return [after, _shown(after), then, *values]
 
@@ -162,7 +168,7 @@ def draw(context: Context, session: Session, view: CompareView, drawn: tuple[Any
     sides = sides_of(context, session)
     if len(sides) < 2:
         words = compare_empty_html(session.opened, session.compared)
-        return [shown, words, offer_html(), "", "", *[{}] * len(LETTERS), {}, ""]
+        return [shown, words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
     compared = Compared.of(sides, view)
     values = linked_values(sides, compared.view)
     return [
@@ -175,6 +181,7 @@ def draw(context: Context, session: Session, view: CompareView, drawn: tuple[Any
         *[{}] * (len(LETTERS) - len(values)),
         overlay_value(sides, compared.view),
         compared.differences(),
+        tag("i", data_mv_compare=compare_query(sides, view)),
     ]
 
 

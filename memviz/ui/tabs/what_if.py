@@ -27,7 +27,7 @@ from memviz.ui.session import Session
 from memviz.ui.views.reserved_plot import moment_that_matters
 from memviz.ui.views.settings_form import form_value
 from memviz.ui.views.what_if import Found, refusal_html, waiting_html
-from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, had, skipped, values
+from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, had, skipped, terms_of, values
 from memviz.ui.work import Stopped, Work, Workshop
 
 ID = "what-if"
@@ -66,12 +66,15 @@ class WhatIfTab:
     table: Panel
     blocks: Panel
     save: Panel
+    keep: Panel
+    """Its clicks are the page's affair: they open one more trace."""
     saved: gr.DownloadButton
     timelines: tuple[MemoryTimeline, MemoryTimeline]
     trace: gr.State
     """An `Open`. A change of it answers anew, if the tab is being looked at."""
     looked_at: gr.State
     shown: gr.State
+    answers: Answers
 
     @property
     def outputs(self) -> list[Any]:
@@ -80,11 +83,12 @@ class WhatIfTab:
     @property
     def answer(self) -> list[Any]:
         parts = [self.shown, self.waiting, self.verdict, self.form, self.plot, self.head, self.maps, self.table]
-        return [*parts, self.blocks, self.save, *self.timelines]
+        return [*parts, self.blocks, self.save, self.keep, *self.timelines]
 
 
 def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
     replays = Replays(context)
+    answers = Answers(context, replays)
     waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
     with gr.Row(elem_classes="mv-what-if"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
@@ -96,7 +100,8 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
             head = Panel(elem_id="what-if-segments")
             maps = SegmentPair(replays.find, elem_id="what-if-maps")
             table = Panel(elem_id="what-if-table")
-            save = Panel(elem_id="what-if-save")
+            with gr.Row(elem_classes="mv-what-if-leave"):
+                keep, save = Panel(elem_id="what-if-keep"), Panel(elem_id="what-if-save")
     saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
     parts = WhatIfTab(
         waiting,
@@ -108,14 +113,23 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
         table,
         blocks,
         save,
+        keep,
         saved,
         timelines=(lines[0], lines[1]),
         trace=gr.State(Open()),
         looked_at=gr.State(False),
         shown=gr.State(Shown()),
+        answers=answers,
     )
-    _Wiring(context, replays, parts).wire(session, tabs)
+    _Wiring(context, parts).wire(session, tabs)
     return parts
+
+
+def kept(parts: WhatIfTab, session: Session, shown: Shown, event: gr.EventData) -> tuple[Session, str | None]:
+    """The session with the replay that is shown as one more open trace, and the tab that shows it, if there is one."""
+    tab = "compare" if clicked(event).get("act") == "compare" else "explore"
+    after = parts.answers.kept(shown, session, compared=tab == "compare")
+    return after, tab if after != session else None
 
 
 def show(session: Session, tab: str | None) -> list[Any]:
@@ -133,9 +147,9 @@ class _Wiring:
     Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
     """
 
-    def __init__(self, context: Context, replays: Replays, parts: WhatIfTab) -> None:
+    def __init__(self, context: Context, parts: WhatIfTab) -> None:
         self.context = context
-        self.answers = Answers(context, replays)
+        self.answers = parts.answers
         self.parts = parts
         self.workshop = Workshop()
 
@@ -149,7 +163,7 @@ class _Wiring:
         parts.waiting.click(self._cancel, None, parts.waiting, **_EVENTS)
         parts.plot.select(self._moved, parts.shown, [parts.head, parts.maps], **_EVENTS)
         parts.blocks.click(self._blocks, parts.shown, parts.answer, **_EVENTS)
-        parts.save.click(self.answers.page, parts.shown, parts.saved, **_EVENTS).then(None, js=_SAVE)
+        parts.save.click(self._save, parts.shown, parts.saved, **_EVENTS).then(None, js=_SAVE)
 
     def _follow(self, trace: Open, shown: Shown, looked_at: bool, request: gr.Request) -> Iterator[list[Any]]:
         yield skipped()
@@ -164,9 +178,10 @@ class _Wiring:
                 yield [gr.skip(), *each]
 
     def _opened(self, key: str, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
-        """Another trace begins with the question that most people have; the same one stays as it was left."""
+        """A trace begins with the question that most people have, and stays as it was left."""
         if shown.key != key:
-            yield from self._answer(Shown(key, turn=shown.turn + 1), request, is_first=True)
+            turned, is_first = shown.turned_to(key)
+            yield from self._answer(turned, request, is_first=is_first, is_another=True)
 
     def _changed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         asked = asked_of(said(event))
@@ -184,7 +199,7 @@ class _Wiring:
     def _advised(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
         """What a search found best goes into the form."""
         meant = understood(shown.asked)
-        found = self.answers.replays.known_search(shown.key, (meant.card, meant.release))
+        found = self.answers.replays.known_search(shown.key, terms_of(meant))
         if found is not None and found.advised.settings != meant.settings:
             asked = shown.asked.with_settings(found.advised.settings)
             yield from self._answer(replace(shown, asked=asked, turn=shown.turn + 1), request, is_pressed=True)
@@ -202,6 +217,9 @@ class _Wiring:
         self.workshop.stop(_visitor(request))
         return ""
 
+    def _save(self, shown: Shown, event: gr.EventData) -> str | None:
+        return self.answers.file(shown, clicked(event).get("act", ""))
+
     def _blocks(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
         yield from self._answer(replace(shown, with_blocks=not shown.with_blocks), request, is_pressed=True)
 
@@ -216,6 +234,7 @@ class _Wiring:
         request: gr.Request,
         *,
         is_first: bool = False,
+        is_another: bool = False,
         is_pressed: bool = False,
         searches: bool = False,
     ) -> Iterator[list[Any]]:
@@ -228,7 +247,7 @@ class _Wiring:
             shown = replace(shown, asked=first_question(*pair))
         meant = understood(shown.asked)
         form = form_value(shown.asked, meant, had(device), version=f"{shown.key} {shown.turn}")
-        yield values(shown=shown, form=form, **(EMPTY if is_first else {}))
+        yield values(shown=shown, form=form, **(EMPTY if is_another else {}))
         if meant.settings is None:
             return
         if len(device.events) > _LONG and not is_pressed:

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
-from memviz.analysis.kept import kept
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.live import has_times
-from memviz.analysis.remember import remembered
+from memviz.analysis.remember import kept, remembered
 from memviz.analysis.sites import sites
 from memviz.trace.model import (
     DEFAULT_POOL,

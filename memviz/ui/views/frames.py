@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memviz.analysis.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
-from memviz.analysis.kept import kept
+from memviz.analysis.remember import kept
 from memviz.analysis.stacks import frame_name
 from memviz.trace.model import Trace
 

@@ -31,8 +31,11 @@ def no_source(path: str, line: int) -> str:
 def allocation_html(trace: Trace, found: Allocation, source: SourceLine = no_source) -> Html:
     unpin = tag("button", "Unpin ", tag("kbd", "Esc"), type="button", class_="mv-link", data_mv_pin=found.row)
     head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
+    # Seen on a narrow screen only, where this is a sheet at the bottom.
+    handle = tag("button", type="button", class_="mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
     return tag(
         "section",
+        handle,
         head,
         tag("p", tag("b", bytes_text(found.asked_bytes)), f" {_where(found)}", class_="mv-figure"),
         _facts(_allocation_facts(found)),

@@ -14,7 +14,7 @@ from memviz.ui.views.words import cut, rounded
 from memviz.units import bytes_text, duration_text, percent_text
 
 NOT_IN_FILE = "not in file"
-FACT_COLUMNS = (("step time", "Step"), ("output difference", "Output vs A"), ("loss", "Loss"))
+FACT_COLUMNS = (("step time", "Step"), ("work", "Work"), ("output difference", "Output vs A"), ("loss", "Loss"))
 """Of `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
 _MOST_NAME = 48
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,15 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.fragmentation import Fragmentation, fragmentation_at
-from memviz.analysis.kept import kept
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times
+from memviz.analysis.remember import kept
 from memviz.analysis.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sites import sites
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.packed_timeline import Packed
+from memviz.figures.packed_timeline import Packed, pack
 from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.plain import plain
@@ -28,7 +27,6 @@ from memviz.units import bytes_text, count_text, percent_text
 MOST_ROWS = 200
 """Of the table. The rest is one row, so that its sums stay whole."""
 MOST_GROUPS = 40
-_LEVEL = 1
 
 _PARTS = {
     "live": "live",
@@ -159,7 +157,7 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         "site": site.astype(np.uint32),
         **_ages(device, moment),
     }
-    return packed_columns(
+    return pack(
         columns,
         at=moment.event,
         most_reserved=timeline(device).reserved_peak_bytes,
@@ -212,17 +210,6 @@ def _halves(name: str, values: Ints8) -> dict[str, npt.NDArray[Any]]:
         f"{name}_low": (values & 0xFFFFFFFF).astype(np.uint32),
         f"{name}_high": (values >> 32 & 0xFFFFFFFF).astype(np.uint32),
     }
-
-
-def packed_columns(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
-    """In the layout of `figures.packed_timeline`, which the browser's `memvizRaster.unpack` reads."""
-    parts = [
-        np.ascontiguousarray(each, dtype=each.dtype.newbyteorder("<")).view(np.uint8).reshape(len(each), each.itemsize)
-        for each in columns.values()
-    ]
-    named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
-    body = zlib.compress(b"".join(part.T.tobytes() for part in parts), _LEVEL)
-    return Packed({"columns": named, **more}, body)
 
 
 def figures_html(free: FreeSpace) -> Html:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from memviz.allocator.as_json import environment
 from memviz.allocator.what_if import CARD_BYTES, Card
 from memviz.ui.asked import ANY_CARD, RELEASES, Asked, Understood
 from memviz.ui.views.markup import Html, joined, tag
@@ -64,14 +65,8 @@ def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> di
         "version": version,
         "html": form_html(asked, had),
         "faults": dict(meant.faults),
-        "conf": _pasted(conf) if conf is not None else "",
+        "conf": environment(conf) if conf is not None else "",
     }
-
-
-def _pasted(conf: str) -> str:
-    """As a shell takes it: brackets and > mean something there."""
-    quoted = f'"{conf}"' if any(each in conf for each in "[]>") else conf
-    return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"
 
 
 def form_html(asked: Asked, had: Had) -> Html:

@@ -9,6 +9,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.views.plain import plain
 from memviz.ui.views.verdict import sentences
 from memviz.units import bytes_text
 
@@ -36,7 +37,7 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     found = annotated(device).intervals
     rows = ((found.depth == 0) & (found.end_event >= found.start_event)).nonzero()[0][:_MOST_PHASES]
     return [
-        [trace.strings[found.name[row]][:80], int(found.start_event[row]) + 1, int(found.end_event[row]) + 2]
+        [plain(trace.strings[found.name[row]]), int(found.start_event[row]) + 1, int(found.end_event[row]) + 2]
         for row in rows
     ]
 

@@ -11,9 +11,16 @@ from memviz.allocator.what_if import Card, WhatIf
 from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.words import exact, rounded, when
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, percent_text
 
-_OURS = {"settings_inferred", "start_rebuilt", "start_unplaced", "streams_as_recorded", "replay_differs"}
+_OURS = {
+    "settings_inferred",
+    "settings_not_modelled",
+    "start_rebuilt",
+    "start_unplaced",
+    "streams_as_recorded",
+    "replay_differs",
+}
 """Codes of notes that a replay adds; those of the recording stand in Explore."""
 
 
@@ -52,7 +59,18 @@ def facts_of(found: Found) -> list[tuple[str, str]]:
     words, _, value = exactness(asked.recorded).partition(" exact")
     # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
     provenance, _, how = asked.replayed.trace.about.label.partition(" with ")
-    return [*facts, (f"{provenance} with", how), (words, f"exact{value}")]
+    card = asked.smallest_card or _smallest(found)
+    sizes = [("smallest card", card.name)] if card else []
+    if stopped is not asked.replayed and asked.replayed.oom is None:
+        sizes.insert(0, ("fragmentation", _fragmentation(asked.replayed)))
+    return [*facts, (f"{provenance} with", how), *sizes, (words, f"exact{value}")]
+
+
+def _smallest(found: Found) -> Card | None:
+    """Of a long recording only a search says it."""
+    tried = found.searched.tried if found.searched else ()
+    mine = (each for each in tried if each.settings == found.what_if.replayed.settings)
+    return next((each.smallest_card for each in mine), None)
 
 
 def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
@@ -70,22 +88,18 @@ def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
 
 def _of_a_whole_run(found: Found) -> list[tuple[str, str]]:
     ours = found.what_if.replayed
-    facts = [
+    return [
         ("live at the peak", bytes_text(ours.peak_requested_bytes)),
         ("allocated", bytes_text(ours.peak_allocated_bytes)),
         ("reserved", bytes_text(ours.peak_reserved_bytes)),
-        ("fragmentation", bytes_text(ours.unused_at_peak_bytes)),
+        ("fragmentation", _fragmentation(ours)),
         ("retries", count_text(ours.retries)),
     ]
-    card = _smallest(found)
-    return [*facts, ("smallest card", card)] if card else facts
 
 
-def _smallest(found: Found) -> str:
-    """Known only once the settings were searched."""
-    tried = found.searched.tried if found.searched else ()
-    mine = [each for each in tried if each.settings == found.what_if.replayed.settings]
-    return mine[0].smallest_card.name if mine and mine[0].smallest_card else ""
+def _fragmentation(replayed: Replayed) -> str:
+    unused = replayed.unused_at_peak_bytes
+    return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
 
 
 def _notes(asked: WhatIf) -> list[Note]:
@@ -123,8 +137,19 @@ def blocks_html(are_shown: bool) -> Html:
     return tag("button", words, type="button", class_="mv-quiet", data_act="blocks", aria_expanded=expanded)
 
 
+def keep_html() -> Html:
+    """The replay is a trace like any other."""
+    return joined(
+        tag("button", "Open the replay in Explore", type="button", class_="mv-quiet", data_act="explore"),
+        tag("button", "Compare with the recording", type="button", class_="mv-quiet", data_act="compare"),
+    )
+
+
 def save_html() -> Html:
-    return tag("button", "Save as one HTML page", type="button", class_="mv-quiet", data_act="save")
+    return joined(
+        tag("button", "Save the replay as a snapshot", type="button", class_="mv-quiet", data_act="snapshot"),
+        tag("button", "Save as one HTML page", type="button", class_="mv-quiet", data_act="page"),
+    )
 
 
 def segments_head_html(at: int, *, matters: bool) -> Html:

@@ -27,8 +27,13 @@ Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 
 def scripts() -> str:
     """For the page's head: once, however many timelines there are."""
-    texts = ((_HERE / name).read_text(encoding="utf-8") for name in ("raster.js", "timeline.js"))
-    return "".join(f"<script>{text}</script>" for text in texts)
+    texts = ((_HERE / name).read_text(encoding="utf-8") for name in ("timeline.js", "total.js"))
+    return "".join(f"<script>{text}</script>" for text in (raster(), *texts))
+
+
+def raster() -> str:
+    """What draws and unpacks; it needs no page."""
+    return (_HERE / "raster.js").read_text(encoding="utf-8")
 
 
 def style() -> str:

@@ -10,6 +10,13 @@
   const INSTANT_BLOCK = 256;
   const BYTES = { uint8: 1, uint32: 4 };
 
+  function bytesOf(base64) {
+    const raw = atob(base64);
+    const bytes = new Uint8Array(raw.length);
+    for (let i = 0; i < raw.length; i++) bytes[i] = raw.charCodeAt(i);
+    return bytes;
+  }
+
   /** Columns of a piece made by packed_timeline.py, by name. */
   async function unpack(header, buffer) {
     const stream = new Blob([buffer]).stream().pipeThrough(new DecompressionStream("deflate"));
@@ -31,6 +38,14 @@
       made[i] = raw[at + i] | (raw[b + i] << 8) | (raw[c + i] << 16) | (raw[d + i] << 24);
     }
     return made;
+  }
+
+  /** A piece as it is drawn from, and the memory of it that another thread can be given instead of a copy. */
+  async function ready(piece, header, buffer) {
+    const columns = await unpack(header, buffer);
+    if (piece !== "timeline") return { made: { header, columns }, owned: Object.values(columns).map((each) => each.buffer) };
+    const spans = new Spans(columns, header.events);
+    return { made: { header, spans }, owned: Object.values(spans).filter(ArrayBuffer.isView).map((each) => each.buffer) };
   }
 
   function wide(low, high) {
@@ -62,6 +77,11 @@
       this._blockEnds = this._largestEnds();
       this._blockPeaks = this._largestLive();
       this.peak = this.largestIn(0, this.instants);
+    }
+
+    /** From what another thread has made: only its columns come across. */
+    static of(made) {
+      return Object.assign(Object.create(Spans.prototype), made);
     }
 
     _live() {
@@ -304,5 +324,5 @@
     }
   }
 
-  globalThis.memvizRaster = { NOTHING, SHADES, Spans, columnInstants, columnInstantsByTime, lastNotAfter, paint, summed, unpack, wide };
+  globalThis.memvizRaster = { NOTHING, SHADES, Spans, bytesOf, columnInstants, columnInstantsByTime, lastNotAfter, paint, ready, summed, unpack, wide };
 })();

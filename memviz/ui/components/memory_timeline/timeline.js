@@ -10,6 +10,9 @@
   const CROWDED_MS = 7;
   const TELL_MS = 90;
   const FOLD_SHARE = 0.002;
+  const MOST_AT_ONCE = 1 << 21;
+  const MOST_GIVEN = 3;
+  const MOST_PATIENCE_MS = 3000;
   const SVG = "http://www.w3.org/2000/svg";
   let made = 0;
 
@@ -101,12 +104,21 @@
   const pixels = (list) => Uint32Array.from(list, pixel);
   const css = (rgb) => `#${rgb.toString(16).padStart(6, "0")}`;
 
+  /** {header, columns}, or {header, spans} of the piece "timeline". */
   async function piece(server, request) {
     const { header, body } = await server.timeline_piece(request);
-    const raw = atob(body);
-    const buffer = new Uint8Array(raw.length);
-    for (let i = 0; i < raw.length; i++) buffer[i] = raw.charCodeAt(i);
-    return { header, columns: await R.unpack(header, buffer) };
+    if (body.length > MOST_AT_ONCE && globalThis.memvizAside) return globalThis.memvizAside(request.piece, header, body);
+    return (await R.ready(request.piece, header, R.bytesOf(body))).made;
+  }
+
+  /** Pieces that came before anybody asked for them, by trace, until they are drawn. */
+  const given = new Map();
+
+  function give(key, name, made) {
+    if (!given.has(key)) given.set(key, {});
+    given.get(key)[name] = made;
+    while (given.size > MOST_GIVEN) given.delete(given.keys().next().value);
+    for (const each of mounted) each.hearOf(key);
   }
 
   // -- the component ----------------------------------------------------------------------------------
@@ -175,6 +187,8 @@
     async load(value) {
       this.attach();
       if (!value || !value.key) {
+        // Nothing is open yet; but what is being read is shown.
+        if (this.total) return;
         this.root.hidden = true;
         this.value = null;
         return;
@@ -184,27 +198,78 @@
       this.root.classList.toggle("mvt-plain", Boolean(value.plain));
       if (this.value && this.value.key === value.key) {
         this.value = { ...this.value, ...value };
+        this.describe(this.value);
         this.applyState(value.state || {});
         this.joinOthers();
         return;
       }
-      this.waiting.textContent = "Drawing the timeline…";
+      this.waiting.textContent = this.total ? "" : "Drawing the timeline…";
       try {
-        const [timeline, groups] = await Promise.all([
-          piece(this.server, { key: value.key, piece: "timeline" }),
-          piece(this.server, { key: value.key, piece: "groups", meaning: (value.state || {}).colour || "category" }),
-        ]);
+        const [timeline, groups] = this.givenPieces(value) || (await this.askedPieces(value));
         if (ticket !== this.ticket) return;
+        given.delete(value.key);
         this.value = value;
         this.times = null;
         this.sites = null;
-        this.spans = new R.Spans(timeline.columns, timeline.header.events);
+        this.total = null;
+        delete this.root.dataset.total;
+        this.spans = R.Spans.of(timeline.spans);
         this.useGroups(groups);
         this.waiting.textContent = "";
         this.start(value);
       } catch (error) {
         if (ticket === this.ticket) this.waiting.textContent = `The timeline could not be drawn (${error.message || error}). Open the trace again.`;
       }
+    }
+
+    givenPieces({ key, state }) {
+      const { timeline, groups } = given.get(key) || {};
+      return timeline && groups && ((state || {}).colour || "category") === groups.header.meaning ? [timeline, groups] : null;
+    }
+
+    askedPieces({ key, state }) {
+      const meaning = (state || {}).colour || "category";
+      return Promise.all([piece(this.server, { key, piece: "timeline" }), piece(this.server, { key, piece: "groups", meaning })]);
+    }
+
+    // -- while a file is being read
+
+    /** The total alone, in grey, of a trace that is not whole yet; see total.js. */
+    showTotal(total) {
+      this.attach();
+      this.ticket = (this.ticket || 0) + 1;
+      [this.value, this.spans, this.total] = [null, null, total];
+      this.root.hidden = false;
+      this.root.classList.remove("mvt-plain");
+      this.title.hidden = true;
+      this.root.dataset.total = "";
+      delete this.root.dataset.drawn;
+      this.waiting.textContent = total.words;
+      this.schedule();
+    }
+
+    endTotal() {
+      if (!this.total) return;
+      this.total = null;
+      delete this.root.dataset.total;
+      this.load(null);
+    }
+
+    /** Resolves when this trace's allocations are on the screen, or some time later anyhow. */
+    drawnOf(key) {
+      const begun = performance.now();
+      return new Promise((done) => {
+        const look = () => {
+          const isDrawn = this.value && this.value.key === key && this.root.dataset.drawn;
+          if (isDrawn || performance.now() - begun > MOST_PATIENCE_MS) requestAnimationFrame(() => setTimeout(done));
+          else setTimeout(look, 10);
+        };
+        look();
+      });
+    }
+
+    hearOf(key) {
+      if (this.total && this.total.key === key && this.givenPieces({ key })) this.load({ key });
     }
 
     useGroups({ header, columns }) {
@@ -218,11 +283,17 @@
       this.meaningChoice.select.value = header.meaning;
     }
 
-    start(value) {
-      const { spans } = this;
+    /** What is known besides the picture; it may come after it. */
+    describe(value) {
       this.hasTimes = Boolean(value.has_times);
       this.axisTime.disabled = !this.hasTimes;
       this.axisTime.title = this.hasTimes ? "" : "This file has no times (torch before 2.2)";
+      this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
+    }
+
+    start(value) {
+      const { spans } = this;
+      this.describe(value);
       this.axis = "event";
       this.pin = -1;
       this.range = null;
@@ -233,7 +304,6 @@
       this.view = { first: 0, last: spans.instants };
       const largestReserved = spans.reserved.reduce((a, b) => Math.max(a, b), 0);
       this.top = value.top || Math.max(largestReserved, spans.live[spans.peak], 1) * 1.06;
-      this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
       this.applyState(value.state || {});
       this.showAxis();
       this.joinOthers();
@@ -406,6 +476,7 @@
       const width = Math.floor(this.plot.clientWidth);
       const height = Math.floor(this.plot.clientHeight);
       this.away = !width || !height;
+      if (this.total) this.schedule();
       if (this.away || !this.spans || !this.value) return;
       this.size = { width, height };
       this.svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
@@ -428,6 +499,7 @@
       if (this.frame) return;
       this.frame = requestAnimationFrame(() => {
         this.frame = 0;
+        if (this.total) return globalThis.memvizTotal(this, this.total);
         if (!this.value) return;
         const started = performance.now();
         this.drawPlot(this.sharp);
@@ -1240,5 +1312,5 @@
     timeline.load(props.value);
   }
 
-  globalThis.memvizTimeline = { mount, linked, piece, MemoryTimeline, el, shape, clamp, isDark, spread, bytesText, durationText, byteTicks };
+  globalThis.memvizTimeline = { mount, mounted, linked, give, piece, MemoryTimeline, el, shape, clamp, isDark, spread, bytesText, durationText, byteTicks };
 })();

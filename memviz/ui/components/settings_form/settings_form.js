@@ -3,7 +3,7 @@
 (() => {
   "use strict";
   const REST_MS = 250;
-  const narrow = matchMedia("(max-width: 760px)");
+  const narrow = matchMedia("(max-width: 1000px)");
 
   class SettingsForm {
     constructor(host, { tell }) {

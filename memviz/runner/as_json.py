@@ -1,0 +1,27 @@
+"""A run as JSON: what `python -m memviz run --json` prints, and what programs that ask the page get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from memviz.runner.run import Run
+
+
+def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
+    request = run.request
+    return {
+        "workload": request.workload,
+        "settings": dict(request.settings),
+        "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
+        "mode": run.mode,
+        "device": run.device,
+        "peak_allocated_bytes": run.peak_allocated_bytes,
+        "peak_reserved_bytes": run.peak_reserved_bytes,
+        "weights_bytes": run.weights_bytes,
+        "seconds": None if run.seconds is None else run.seconds.median,
+        "flops": run.flops,
+        "numerics": run.numerics,
+        "trace": None if path is None else str(path),
+        "run": run.as_json(),
+    }

@@ -1,0 +1,49 @@
+"""A form in plain HTML: its fields are told a moment after the last change, its buttons at once.
+
+`value` is a dict: `html` is drawn when `version` changes, `faults` go by field to what has `data-fault`, and `parts`,
+made by our views, replace what is inside the elements with `data-part`. So a visitor is never interrupted while typing.
+
+It travels as one text. Of an object Gradio would send the differences from one yield to the next and apply them in
+the page to the very object that it has handed over, and a value that is not drawn yet when `gr.skip()` follows is lost.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+_HERE = Path(__file__).parent
+
+
+def scripts() -> str:
+    return f"<script>{(_HERE / 'plain_form.js').read_text(encoding='utf-8')}</script>"
+
+
+class PlainForm(gr.HTML):
+    """`input` carries the fields after a change, `click` the fields and the data of the button (`act` and more)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(
+            html_template='<div class="mv-form-place"></div>',
+            js_on_load="""memvizPlainForm.mount(element, { props, watch, trigger: (name, data) => {
+                if (name === 'input') trigger('input', data);
+                if (name === 'click') trigger('click', data);
+            } });""",
+            apply_default_css=False,
+            **options,
+        )
+
+    def postprocess(self, value: Any) -> str:
+        return json.dumps(value) if isinstance(value, dict) else ""
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "object"}
+
+
+def told(event: gr.EventData) -> dict[str, Any]:
+    """The fields by name. They come from a browser: texts and booleans only."""
+    data = event._data if isinstance(event._data, dict) else {}
+    return {str(key): value if isinstance(value, bool) else str(value) for key, value in data.items()}

@@ -1,0 +1,148 @@
+"""What the browser asks for beside Gradio: a file on its way in, and what is read of it on its way out.
+
+Gradio's own upload takes a file whole before anything is done with it, and stays for programs and for browsers that
+cannot do this. Here it comes in parts that are read as they arrive (`reading`). Every route asks Gradio who may
+use the page, and answers only the page itself, never another site in the same browser.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from memviz.errors import UsageError
+from memviz.ui.reading import Busy, Reading, Readings, TooLarge
+
+PATH = "/gradio_api/memviz/readings"
+"""Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
+MOST_BYTES_ON_A_SPACE = 200 << 20
+_PACKED_MORE = 1 << 16
+"""Packed, a part may be a little larger than it was; no part has a reason to be larger than all of its file."""
+_LONGEST_NAME = 300
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def most_bytes() -> int | None:
+    """A visitor of a Space shares it with others; on a person's own machine only their own limits count."""
+    return MOST_BYTES_ON_A_SPACE if os.environ.get("SPACE_ID") else None
+
+
+def routes() -> list[Route]:
+    one = PATH + "/{ticket}"
+    return [
+        Route(PATH, _guarded(_begin), methods=["POST"]),
+        Route(one, _guarded(_part), methods=["POST"]),
+        Route(one, _guarded(_listen), methods=["GET"]),
+        Route(one, _guarded(_drop), methods=["DELETE"]),
+    ]
+
+
+def _guarded(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        if not _is_from_the_page(request):
+            return _refusal("Only the page itself may ask for this.", 403)
+        if not await _may_use_the_page(request):
+            return _refusal("Log in first.", 401)
+        try:
+            return await handler(request)
+        except (UsageError, ValueError, KeyError, TypeError):
+            return _refusal("This is not what the page would ask.", 400)
+
+    return answer
+
+
+def _refusal(words: str, status: int) -> Response:
+    return JSONResponse({"reason": words}, status)
+
+
+def _is_from_the_page(request: Request) -> bool:
+    """Browsers say which site a request comes from; older ones at least their origin; programs neither."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+async def _may_use_the_page(request: Request) -> bool:
+    """As Gradio's own routes ask it."""
+    app = request.app
+    if app.auth is None and app.auth_dependency is None:
+        return True
+    ask = next((each.endpoint for each in app.routes if getattr(each, "path", "") == "/gradio_api/user"), None)
+    user = ask(request) if ask is not None else None
+    return (await user if inspect.isawaitable(user) else user) is not None
+
+
+def _readings(request: Request) -> Readings:
+    found: Readings = request.app.get_blocks().readings
+    return found
+
+
+def _reading(request: Request) -> Reading:
+    found = _readings(request).get(request.path_params["ticket"])
+    if found is None:
+        raise UsageError("No file is on its way under this ticket.")
+    return found
+
+
+async def _begin(request: Request) -> Response:
+    said = await request.json()
+    name, size, packed = str(said["name"])[-_LONGEST_NAME:], int(said["size"]), said["packed"] is True
+    try:
+        ticket = _readings(request).begin(name.replace("\\", "/").rsplit("/", 1)[-1], size, packed=packed)
+    except TooLarge as fault:
+        return _refusal(str(fault), 413)
+    except Busy:
+        return _refusal("Too many files are being read here right now. Open it again in a moment.", 429)
+    return JSONResponse({"ticket": ticket})
+
+
+async def _part(request: Request) -> Response:
+    """Bodies as they are, one after the other; the last one says so."""
+    reading = _reading(request)
+    arriving = reading.arriving
+    if int(request.headers["memviz-part"]) != reading.next_part:
+        raise UsageError("Parts come in their order.")
+    reading.next_part += 1
+    most = arriving.size + arriving.size // 8 + _PACKED_MORE - arriving.arrived
+    if int(request.headers["content-length"]) > most:
+        arriving.end("More of it came than was announced.")
+        raise UsageError("More than was announced.")
+    try:
+        async for chunk in request.stream():
+            arriving.add(chunk)
+    except ClientDisconnect:
+        arriving.end("Its upload broke off.")
+        raise
+    if request.headers.get("memviz-last") == "1":
+        arriving.end()
+    return Response(status_code=204)
+
+
+async def _listen(request: Request) -> Response:
+    reading, ticket = _reading(request), request.path_params["ticket"]
+
+    async def messages() -> AsyncIterator[bytes]:
+        """Whoever listens to the end has the trace; where nobody listens any more, it is not kept."""
+        heard = False
+        try:
+            async for each in reading.outbox.messages():
+                yield each
+            heard = True
+        finally:
+            _readings(request).drop(ticket, heard=heard)
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(messages(), headers=headers, media_type="application/octet-stream")
+
+
+async def _drop(request: Request) -> Response:
+    _readings(request).drop(request.path_params["ticket"])
+    return Response(status_code=204)

@@ -1,0 +1,47 @@
+"""The table of real recordings in `memviz/allocator/README.md` says what comes out now."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Figures
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import Card, figures_on
+from memviz.trace.load import load_trace
+from tests.allocator.driver import MiB
+from tests.real import real_files, requires_real
+
+README = Path(__file__).parents[2] / "memviz" / "allocator" / "README.md"
+
+
+def fate(figures: Figures) -> str:
+    if figures.oom is None:
+        return f"fits, {figures.retries} {'retry' if figures.retries == 1 else 'retries'}"
+    return f"runs out at event {figures.oom.event:,}" if figures.oom.event >= 0 else "too little before the first event"
+
+
+def row(path: Path) -> str:
+    """Of a history of one event or none there is nothing to ask."""
+    source = source_of(load_trace(path))
+    recorded = replay_as_recorded(source)
+    assert recorded.agreement is not None
+    asked = ["–", "–", "–"]
+    if len(source.device.events) > 1:
+        # Nine tenths of the recorded peak, and no overhead: it is the process's own memory.
+        card, expandable = Card(recorded.peak_reserved_bytes * 9 // 10, 0), parse_settings("expandable_segments:True")
+        free = figures_on(source, expandable)
+        asked = [f"{free.peak_reserved_bytes // MiB:,}"]
+        asked += [fate(figures_on(source, None, card)), fate(figures_on(source, expandable, card))]
+    cells = [path.stem, f"{len(source.device.events):,}", str(recorded.agreement.address_mismatches)]
+    cells += ["yes" if recorded.exact else "no", f"{recorded.peak_reserved_bytes // MiB:,}", *asked]
+    return f"| {' | '.join(cells)} |"
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_the_row_of_a_real_recording_is_what_comes_out(path: Path) -> None:
+    assert row(path) in README.read_text(encoding="utf-8").splitlines()

@@ -1,0 +1,187 @@
+"""The allocator's replay beside the floor, each task in a process of its own, and the table of them.
+
+    python -m tests.benchmarks.replay --files A.pickle B.pickle [--once C.pickle] [--write]
+
+Seconds are processor time of the task itself, in one thread: the file is read before. Memory is the whole
+process's peak. Files named with `--once` are run once, without the search: they are those that take long.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from tests.benchmarks.task import floor
+
+README = Path(__file__).parent / "README.md"
+BEGIN, END = "<!-- replay: begin -->", "<!-- replay: end -->"
+_EXPANDABLE = "expandable_segments:True"
+
+
+def _floor(path: str) -> Callable[[], Any]:
+    return lambda: floor(path)
+
+
+def _load(path: str) -> Callable[[], Any]:
+    from memviz.trace.load import load_trace
+
+    return lambda: load_trace(path)
+
+
+def _source(path: str) -> Any:
+    from memviz.allocator.replay import source_of
+    from memviz.trace.load import load_trace
+
+    return source_of(load_trace(path))
+
+
+def _recorded(path: str) -> Callable[[], Any]:
+    from memviz.allocator.as_recorded import replay_as_recorded
+
+    source = _source(path)
+    return lambda: f"{replay_as_recorded(source).agreement.address_mismatches} addresses off"  # type: ignore[union-attr]
+
+
+def _expandable(path: str) -> Callable[[], Any]:
+    from memviz.allocator.settings import parse_settings
+    from memviz.allocator.what_if import replay_on
+
+    source, settings = _source(path), parse_settings(_EXPANDABLE)
+    return lambda: replay_on(source, settings)
+
+
+def _figures(path: str) -> Callable[[], Any]:
+    from memviz.allocator.settings import parse_settings
+    from memviz.allocator.what_if import figures_on
+
+    source, settings = _source(path), parse_settings(_EXPANDABLE)
+    return lambda: figures_on(source, settings)
+
+
+def _search(path: str) -> Callable[[], Any]:
+    from memviz.allocator.search import search
+
+    source = _source(path)
+    return lambda: f"{len(search(source).tried)} settings"
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    prepare: Callable[[str], Callable[[], Any]]
+    is_long: bool = False
+
+
+TASKS = {
+    "floor": Task("floor: restricted pickle.load, gc off", _floor),
+    "load": Task("memviz load", _load),
+    "recorded": Task("replay under the recorded settings", _recorded),
+    "expandable": Task(f"replay with {_EXPANDABLE}", _expandable),
+    "figures": Task("the same, only its figures, as a search does", _figures),
+    "search": Task("search over the settings that matter", _search, is_long=True),
+}
+
+
+@dataclass(frozen=True)
+class Measured:
+    seconds: float
+    peak_mib: float
+    said: str
+
+
+def main() -> None:
+    args = _arguments()
+    if args.task:
+        _do(TASKS[args.task], args.files[0])
+        return
+    columns = [*((path, args.runs) for path in args.files), *((path, 1) for path in args.once)]
+    rows = {key: [_measure(key, path, runs) for path, runs in columns] for key in TASKS}
+    table = _table(rows, [_events(path) for path, _ in columns])
+    print(table)
+    if args.write:
+        _write(table)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.replay", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--files", nargs="*", type=Path, default=[])
+    parser.add_argument("--once", nargs="*", type=Path, default=[], help="long files: one run each, and no search")
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--write", action="store_true", help=f"into {README.name}")
+    parser.add_argument("--task", choices=TASKS, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _do(task: Task, path: Path) -> None:
+    """In a process of its own."""
+    work = task.prepare(str(path))
+    started = time.process_time()
+    said = work()
+    seconds = time.process_time() - started
+    print(json.dumps({"seconds": seconds, "said": said if isinstance(said, str) else ""}))
+
+
+def _measure(key: str, path: Path, runs: int) -> Measured | None:
+    if TASKS[key].is_long and runs == 1:
+        return None
+    taken = [_run(key, path) for _ in range(1 if TASKS[key].is_long else runs)]
+    middle = statistics.median_low([each.seconds for each in taken])
+    return next(each for each in taken if each.seconds == middle)
+
+
+def _run(key: str, path: Path) -> Measured:
+    command = [sys.executable, "-m", "tests.benchmarks.replay", "--task", key, "--files", str(path)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    said = process.stdout.read() if process.stdout else b""
+    _, status, usage = os.wait4(process.pid, 0)
+    if status:
+        raise SystemExit(f"{key} failed on {path.name}")
+    answer = json.loads(said)
+    return Measured(answer["seconds"], usage.ru_maxrss / 1024, answer["said"])
+
+
+def _events(path: Path) -> int:
+    from memviz.trace.load import load_trace
+
+    return load_trace(path).event_count
+
+
+def _table(rows: dict[str, list[Measured | None]], counts: list[int]) -> str:
+    python = f"{platform.python_implementation()} {platform.python_version()}"
+    where = f"{date.today():%-d %B %Y}, {python}, {os.cpu_count()} cores, {platform.system()}"
+    heads = " | ".join(f"{count:,} events" for count in counts)
+    lines = [f"Measured on {where}. Seconds of processor time (times the floor) / peak MiB of the process.", ""]
+    lines += [f"| task | {heads} |", f"|---|{'---|' * len(counts)}"]
+    for key, cells in rows.items():
+        texts = [_cell(cell, floor) for cell, floor in zip(cells, rows["floor"], strict=True)]
+        lines.append(f"| {TASKS[key].name} | {' | '.join(texts)} |")
+    return "\n".join(lines)
+
+
+def _cell(cell: Measured | None, floor: Measured | None) -> str:
+    if cell is None:
+        return "–"
+    ratio = f" ({cell.seconds / floor.seconds:.2f}x)" if floor else ""
+    said = f", {cell.said}" if cell.said else ""
+    return f"{cell.seconds:.2f}{ratio} / {cell.peak_mib:,.0f}{said}"
+
+
+def _write(table: str) -> None:
+    text = README.read_text(encoding="utf-8")
+    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
+    README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

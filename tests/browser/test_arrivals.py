@@ -1,0 +1,152 @@
+"""A file dropped on the page: drawn before it is understood, cancelled, refused, and where our way does not answer."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import random
+import re
+import urllib.error
+import urllib.request
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
+from memviz.ui.routes import PATH
+from memviz.units import bytes_text
+from tests.traces import alloc, frame, free, snapshot
+
+COMPONENTS = Path(__file__).parents[2] / "memviz" / "ui" / "components"
+SEEN = """
+() => {
+  window.seen = [];
+  const note = (what) => window.seen.includes(what) || window.seen.push(what);
+  // The colours of a file as small as this one come with its total: held back, so that both can be seen.
+  const { give } = memvizTimeline;
+  memvizTimeline.give = (...piece) => setTimeout(() => give(...piece), 600);
+  new MutationObserver(() => {
+    const plot = document.querySelector("#timeline .mvt");
+    if (plot?.dataset.total) note(plot.dataset.total);
+    if (plot?.dataset.drawn) note("drawn");
+    if (document.querySelector("#verdict .mv-verdict")) note("verdict");
+  }).observe(document.documentElement, { subtree: true, childList: true, attributes: true });
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Large enough to come in several parts."""
+    path = tmp_path_factory.mktemp("files") / "large.pickle"
+    frames = [frame(f"function_{i}", "model.py", i) for i in range(40)]
+    events = []
+    for i in range(40_000):
+        size = 4096 * (1 + i % 97)
+        stack = frames[i % 13 :]
+        events += [alloc((i % 500) << 20, size, frames=stack, time_us=4 * i)]
+        events += free((i % 500) << 20, size, frames=stack, time_us=4 * i + 1) if i % 500 else []
+        events += [alloc(i << 30, 512, frames=list(reversed(stack)), time_us=4 * i + 3)]
+    path.write_bytes(pickle.dumps(snapshot(events)))
+    return path
+
+
+def started(page: Any, server: str) -> None:
+    page.goto(server)
+    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+
+
+def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, server: str, large: Path) -> None:
+    started(page, server)
+    page.evaluate(SEEN)
+    page.set_input_files("#first-files input[type=file]", large)
+    page.locator("#verdict .mv-verdict").wait_for()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    seen = page.evaluate("window.seen")
+    # What is drawn before the file is whole may be skipped, where that was quicker than the eye.
+    first, *then = [each for each in seen if each != "part"]
+    assert (first, set(then)) == ("whole", {"drawn", "verdict"})
+    peak = timeline(load_trace(large).devices[0]).peak_bytes
+    assert bytes_text(peak) in page.locator("#verdict .mv-verdict").inner_text()
+    page.get_by_role("button", name=re.compile("^large")).first.wait_for()
+    assert page.locator(".mv-arrival").count() == 0
+    assert not page.locator("#home").is_visible()
+
+
+def test_a_second_file_leaves_the_open_one_usable_until_it_is_there(page: Any, server: str, large: Path) -> None:
+    started(page, server)
+    page.locator("[data-sample=training]").click()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    page.route("**/memviz/readings/*", lambda route: None if route.request.method == "POST" else route.continue_())
+    page.set_input_files("#files input[type=file]", large)
+    row = page.locator(".mv-arrival")
+    row.get_by_text("reading").wait_for()
+    page.locator("#timeline .mvt-plot").focus()
+    page.keyboard.press("Shift+ArrowLeft")
+    page.wait_for_url(re.compile("trace=sample"))
+    row.get_by_role("button", name="Cancel large.pickle").click()
+    row.wait_for(state="detached")
+    assert page.locator(".mv-trace").count() == 1
+    page.unroute("**/memviz/readings/*")
+    page.set_input_files("#files input[type=file]", large)
+    page.get_by_role("button", name=re.compile("^large")).first.wait_for()
+    assert page.locator(".mv-trace").count() == 2
+
+
+def test_where_our_way_does_not_answer_gradio_takes_the_file(page: Any, server: str, large: Path) -> None:
+    started(page, server)
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.route("**/memviz/readings", lambda route: route.fulfill(status=200, body="<html>a proxy's page</html>"))
+    page.set_input_files("#first-files input[type=file]", large)
+    page.locator("#verdict .mv-verdict").wait_for()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    assert any("/upload" in each for each in asked)
+
+
+@pytest.mark.parametrize("kind", ["noise", "repeats", "runs", "pickle"])
+def test_what_the_browser_packs_unpacks_to_the_same_bytes(page: Any, kind: str) -> None:
+    rare = random.Random(3)
+    raw = {
+        "noise": rare.randbytes(70_001),
+        "repeats": bytes(rare.choices(b"abc", k=90_000)),
+        "runs": b"".join(bytes([i % 256]) * (i * 37 % 900) for i in range(300)) + b"end",
+        "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
+    }[kind]
+    page.goto("about:blank")
+    page.add_script_tag(path=str(COMPONENTS / "arrivals" / "deflate.js"))
+    sent = page.evaluate(
+        """({ text, step }) => {
+          const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+          const parts = [];
+          for (let at = 0; at === 0 || at < raw.length; at += step) {
+            const part = memvizDeflate(raw.subarray(at, at + step), at + step >= raw.length);
+            parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
+          }
+          return parts;
+        }""",
+        {"text": base64.b64encode(raw).decode(), "step": 40_000},
+    )
+    parts = [base64.b64decode(each) for each in sent]
+    assert zlib.decompress(b"".join(parts), -zlib.MAX_WBITS) == raw
+    if kind != "noise":
+        assert sum(map(len, parts)) < len(raw) / 2
+
+
+def test_other_sites_and_wild_guesses_get_nothing(server: str) -> None:
+    def status(path: str, method: str, **headers: str) -> int:
+        request = urllib.request.Request(server.rstrip("/") + PATH + path, b"{}", headers, method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=20) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    assert status("", "POST", **{"Sec-Fetch-Site": "cross-site"}) == 403
+    assert status("", "POST", Origin="https://evil.example") == 403
+    assert status("", "POST") == 400
+    for method in ("GET", "POST"):
+        assert status("/AAAAAAAAAAAAAAAAAAAAAAAA", method) == 400

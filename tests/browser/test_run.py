@@ -1,0 +1,233 @@
+"""Run, as somebody meets it: what would fit on a card, what it costs, whether the outputs stay, and what fails."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import started
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+expect.set_options(timeout=150_000)
+
+SMALL = {"sequence": "256", "layers": "2"}
+"""Of the feed-forward stack: a fraction of a second each."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.fixture(scope="module")
+def runs(folder: Path) -> Iterator[Any]:
+    """A page whose runs are kept in a folder of the tests."""
+    with started({"MEMVIZ_RUNS": str(folder)}) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(page: Any, runs: Any) -> Any:
+    return opened(page, runs.address)
+
+
+def opened(page: Any, address: str) -> Any:
+    page.goto(address)
+    page.get_by_role("tab", name="Run").click()
+    expect(page.locator("#run-form .mv-opt")).to_have_count(6)
+    return page
+
+
+def field(page: Any, name: str) -> Any:
+    return page.locator(f"#run-form [name='{name}']")
+
+
+def fill(page: Any, **texts: str) -> None:
+    page.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
+    for name, text in texts.items():
+        field(page, f"w:{name}").fill(text)
+
+
+def row(page: Any, number: int) -> Any:
+    return page.locator("#run-results .mv-variant").nth(number)
+
+
+def verdict(page: Any) -> Any:
+    return page.locator("#run-head h1")
+
+
+def press(page: Any, words: str | re.Pattern[str]) -> None:
+    page.locator("#run-form").get_by_role("button", name=words).click()
+
+
+def done(page: Any) -> None:
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
+    expect(page.locator("#run-results .mv-is-waiting, #run-results .mv-is-running")).to_have_count(0)
+
+
+def workers(server: Any) -> list[int]:
+    """Processes of runs that this page has started."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            is_theirs = f"PPid:\t{server.pid}\n" in (each / "status").read_text()
+            if is_theirs and b"memviz.runner.worker" in (each / "cmdline").read_bytes():
+                found.append(int(each.name))
+        except OSError:
+            continue
+    return found
+
+
+def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any) -> None:
+    field(tab, "workload").select_option("ltx_video")
+    expect(field(tab, "w:frames")).to_have_value("81")
+    assert field(tab, "w:mode").input_value() == "training"
+    field(tab, "card").select_option("NVIDIA GeForce RTX 4090")
+    field(tab, "w:frames").fill("113")
+    field(tab, "o:checkpointing").check()
+    press(tab, "Predict 2 variants")
+    expect(row(tab, 0)).to_contain_text("does not fit")
+    expect(row(tab, 1)).to_contain_text("✓ fits")
+    expect(verdict(tab)).to_contain_text(re.compile(r"Checkpoint blocks makes the step fit\. It saves .* more work\."))
+    done(tab)
+    expect(row(tab, 1)).to_contain_text("output bitwise equal")
+    expect(tab.locator("#run-results table")).to_contain_text("bitwise equal, as claimed")
+    expect(tab.locator(".mv-take-away")).to_contain_text("Checkpointing().apply(model)")
+    expect(tab.locator(".mv-take-away")).to_contain_text("python -m memviz run ltx_video --set frames=113 --with")
+    tab.get_by_role("button", name="Compare both").click()
+    scores = tab.locator("#compare-top .mv-scores")
+    expect(scores).to_contain_text("TFLOP")
+    expect(scores).to_contain_text("bitwise equal")
+    drawn = "[...document.querySelectorAll('#compare *')].filter((each) => each.memvizTimeline?.spans)"
+    tab.wait_for_function(f"{drawn}.length === 2")
+    tab.locator("#compare .mvt-plot").first.focus()
+    tab.keyboard.press("+")
+    tab.wait_for_function(f"{drawn}.filter((each) => each.memvizTimeline.view.first > 0).length === 2")
+
+
+def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:
+    fill(tab, **SMALL)
+    field(tab, "w:activation").select_option("several …")
+    boxes = tab.locator("#run-form fieldset.mv-several input")
+    expect(boxes).to_have_count(6)
+    assert [each.is_checked() for each in boxes.all()] == [True] * 6
+    field(tab, "o:split_feed_forward").check()
+    press(tab, "Predict 12 variants")
+    expect(tab.locator("#run-said")).to_contain_text("These are 12 variants")
+    tab.get_by_role("button", name="Run all 12").click()
+    done(tab)
+    expect(row(tab, 11)).to_contain_text("linear-silu: Split feed-forwards")
+    expect(tab.locator("#run-results .mv-variant").filter(has_text="equal up to rounding")).to_have_count(6)
+    expect(verdict(tab)).to_contain_text("glu: Split feed-forwards saves")
+    for each in boxes.all()[1:]:
+        each.uncheck()
+    expect(tab.get_by_role("button", name="Predict 2 variants")).to_be_visible()
+    boxes.first.uncheck()
+    expect(tab.locator("#run-form select[name='w:activation']")).to_have_value("gelu")
+
+
+def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, runs: Any) -> None:
+    field(tab, "workload").select_option("gpt2")
+    expect(field(tab, "w:sequence")).to_have_value("1024")
+    fill(tab, batch="1, 2, 3", sequence="256")
+    press(tab, "Predict 3 variants")
+    expect(row(tab, 0).locator(".mv-phase")).to_contain_text(re.compile("building|warm|step"))
+    for pid in workers(runs):
+        os.kill(pid, signal.SIGKILL)
+    expect(row(tab, 0)).to_contain_text("its process died")
+    expect(row(tab, 0)).to_contain_text("SIGKILL")
+    done(tab)
+    for number in (1, 2):
+        expect(row(tab, number)).to_contain_text("fits")
+    tab.get_by_role("tab", name="Explore").click()
+    expect(tab.locator("#home")).to_be_visible()
+
+
+def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
+    field(tab, "workload").select_option("ltx_video")
+    expect(field(tab, "w:frames")).to_have_value("81")
+    press(tab, "Predict")
+    expect(row(tab, 0).locator(".mv-phase")).to_be_visible()
+    tab.get_by_role("button", name="Cancel").click()
+    expect(row(tab, 0)).to_contain_text("cancelled")
+    field(tab, "workload").select_option("feed_forward")
+    expect(field(tab, "w:layers")).to_have_value("5")
+    fill(tab, **SMALL)
+    press(tab, "Predict")
+    expect(verdict(tab)).to_contain_text("This forward pass reserves")
+    done(tab)
+
+
+def test_runs_are_kept_for_their_visitor_alone(browser: Any, folder: Path, watched: Callable[..., Any]) -> None:
+    context = browser.new_context(viewport={"width": 1440, "height": 1000})
+    with started({"MEMVIZ_RUNS": str(folder)}) as first:
+        page = opened(watched(context), first.address)
+        fill(page, **SMALL)
+        press(page, "Predict")
+        done(page)
+        page.close()
+    with started({"MEMVIZ_RUNS": str(folder)}, port=first.port) as again:
+        page = opened(watched(context), again.address)
+        kept = page.locator("#run-kept")
+        kept.get_by_text("Kept runs, 1").click()
+        kept.locator("input").fill("my first run")
+        kept.get_by_role("button", name="Rename").click()
+        expect(kept.get_by_role("button", name="Delete my first run")).to_be_visible()
+        kept.get_by_role("button", name="Open my first run").click()
+        expect(page.locator("#traces")).to_contain_text("my first run")
+        expect(page.locator("#verdict h1")).to_contain_text("The peak is")
+        stranger = browser.new_context()
+        other = opened(watched(stranger), again.address)
+        expect(other.locator("#run-kept summary")).to_have_count(0)
+        stranger.close()
+        page.get_by_role("tab", name="Run").click()
+        kept.get_by_role("button", name="Delete my first run").click()
+        expect(kept.locator("tbody tr")).to_have_count(0)
+    context.close()
+
+
+def test_keys_alone_are_enough(tab: Any) -> None:
+    fill(tab, **SMALL)
+    story = tab.locator("[data-story=flat-gradients]")
+    field(tab, "workload").focus()
+    for _ in range(10):
+        tab.keyboard.press("Shift+Tab")
+        if story.evaluate("(each) => each === document.activeElement"):
+            break
+    expect(story).to_be_focused()
+    tab.keyboard.press("Enter")
+    done(tab)
+    expect(row(tab, 3)).to_contain_text("Gradients flat")
+    expect(field(tab, "o:flat_gradients")).to_be_checked()
+
+
+def test_what_cannot_be_explains_itself_where_it_stands(tab: Any) -> None:
+    field(tab, "o:checkpointing").check()
+    reason = tab.locator("#run-form [data-fault='o:checkpointing']")
+    expect(reason).to_have_text("It has an effect in training only, and this is inference.")
+    press(tab, "Predict 2 variants")
+    expect(tab.locator("#run-said")).to_contain_text("Nothing was run")
+    expect(tab.locator("#run-results .mv-variant")).to_have_count(0)
+    field(tab, "o:checkpointing").uncheck()
+    expect(reason).to_be_empty()
+    field(tab, "workload").select_option("ltx_video")
+    expect(field(tab, "w:frames")).to_have_value("81")
+    field(tab, "w:frames").fill("80")
+    expect(tab.locator("#run-form [data-fault='knobs']")).to_contain_text("it must be 1 more than a multiple of 8")
+    field(tab, "w:frames").fill("81")
+    expect(tab.locator("#run-form [data-fault='knobs']")).to_be_empty()
+
+
+def test_the_estimate_follows_what_is_switched_on(tab: Any) -> None:
+    fill(tab, **SMALL)
+    said = tab.locator("#run-said")
+    expect(said).to_contain_text(re.compile(r"Estimate\. Baseline: [\d,.]+ MiB reserved, fits"))
+    field(tab, "o:split_feed_forward").check()
+    expect(said).to_contain_text(re.compile(r"Estimate\. Split feed-forwards: [\d,.]+ MiB reserved, fits"))

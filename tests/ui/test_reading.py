@@ -1,0 +1,106 @@
+"""What a visitor's browser is told of a file that it sends, in order and to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import pickle
+import time
+from typing import Any
+
+import pytest
+
+from memviz.analysis.timeline import timeline
+from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
+from memviz.ui.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.store import TraceStore
+from tests.traces import alloc, free, snapshot
+
+EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
+RAW = pickle.dumps(snapshot(EVENTS))
+
+
+def told(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
+    """Every message, taken apart."""
+
+    async def listen() -> bytes:
+        return b"".join([each async for each in reading.outbox.messages()])
+
+    raw, messages = asyncio.run(asyncio.wait_for(listen(), 20)), []
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        header = json.loads(raw[4 : 4 + length])
+        body = raw[4 + length : 4 + length + header["bytes"]]
+        messages.append((header, body))
+        raw = raw[4 + length + header["bytes"] :]
+    return messages
+
+
+def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle") -> Reading:
+    reading = readings.get(readings.begin(name, len(raw), packed=False))
+    assert reading is not None
+    return reading
+
+
+def test_first_the_total_then_every_allocation_then_the_colours():
+    store = TraceStore()
+    reading = begun(Readings(store), RAW)
+    for at in range(0, len(RAW), 4000):
+        reading.arriving.add(RAW[at : at + 4000])
+    reading.arriving.end()
+    messages = [each for each in told(reading) if each[0]["kind"] != "reading"]
+    assert [header["kind"] for header, _ in messages] == ["curve", "piece", "piece", "opened"]
+    (curve, _), (first, columns), (second, _), (opened, _) = messages
+    trace = store.get(opened["stored"])
+    assert trace is not None
+    line = timeline(trace.devices[0])
+    assert max(curve["live"]) == curve["peak_bytes"] == line.peak_bytes
+    assert (curve["live"], curve["reserved"]) == (line.live.tolist(), line.reserved.tolist())
+    sent, expected = unpack(Packed(first["header"], columns)), unpack(pack_timeline(trace.devices[0]))
+    assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
+    assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
+    assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
+
+
+def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
+    store = TraceStore()
+    reading = begun(Readings(store), RAW)
+    reading.arriving.add(RAW[:-100])
+    reading.arriving.end()
+    assert [(header["name"], header["reason"]) for header, _ in told(reading) if header["kind"] != "reading"] == [
+        (
+            "run.pickle",
+            "The file ends in the middle of its data; it was cut off while it was written or copied. "
+            "Dump or copy it again.",
+        )
+    ]
+    assert not store._kept
+
+
+def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
+    store = TraceStore()
+    readings = Readings(store)
+    ticket = readings.begin("run.pickle", len(RAW), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+    reading.arriving.add(RAW)
+    readings.drop(ticket)
+    assert readings.get(ticket) is None
+    deadline = time.monotonic() + 10
+    while not reading.arriving.closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reading.arriving.closed
+    assert not store._kept
+
+
+def test_limits_are_said_before_anything_is_sent():
+    readings = Readings(TraceStore(), most_bytes=1 << 20)
+    with pytest.raises(TooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
+        readings.begin("run.pickle", 2 << 20, packed=True)
+    tickets = [readings.begin("run.pickle", 100, packed=True) for _ in range(48)]
+    assert len(set(tickets)) == 48
+    with pytest.raises(Busy):
+        readings.begin("run.pickle", 100, packed=True)
+    for each in tickets:
+        readings.drop(each)
+    readings.drop(readings.begin("run.pickle", 100, packed=True))

@@ -1,0 +1,198 @@
+"""What the Run tab says about an order: the verdict in a sentence, a row for each variant, and nothing as markup."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.runner.kept_runs import KeptRun
+from memviz.runner.request import Request
+from memviz.runner.run import Fit, Run, Seconds
+from memviz.runner.standing import Standing, Variant
+from memviz.ui.run_verdict import run_verdict
+from memviz.ui.views.run_form import estimate_html, refused_html
+from memviz.ui.views.run_kept import kept_value
+from memviz.ui.views.run_results import head_html, results_html
+from memviz.ui.views.run_table import table_html
+from tests.runner.runs import GIB, run
+from tests.ui.page import rows, words
+
+
+def predicted(reserved: float, flops: int, usable: float = 23.5, **changes: Any) -> Run:
+    fits = reserved <= usable
+    fit = Fit(
+        usable_bytes=int(usable * GIB),
+        fits=fits,
+        peak_reserved_bytes=int(min(reserved, usable) * GIB),
+        event=None if fits else 812,
+        requested_bytes=None if fits else 5,
+        allocated_bytes=None if fits else 7,
+        too_much_bytes=int((reserved - usable) * GIB),
+    )
+    peak = int(reserved * GIB)
+    return run(peak_reserved_bytes=peak, peak_allocated_bytes=peak - GIB, flops=flops, fit=fit, seconds=None, **changes)
+
+
+def variant(label: str, found: Run | None, **more: Any) -> Variant:
+    state = "done" if found is not None else "waiting"
+    changes = () if label.endswith("Baseline") else (("half", {}),)
+    return Variant(Request("tiny", optimizations=changes), label, **{"state": state, "run": found, **more})
+
+
+LTX = (
+    variant("Baseline", predicted(26.5, 610)),
+    variant("Every 4th", predicted(22, 661)),
+    variant("Every block", predicted(9.25, 813)),
+)
+
+
+@pytest.mark.parametrize(
+    ("variants", "verdict"),
+    [
+        (LTX, ("Every 4th makes the step fit.", "It saves 4,608 MiB for 8.4 % more work.")),
+        (
+            (variant("Baseline", predicted(20, 100)), variant("Half", predicted(10, 100))),
+            ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more work."),
+        ),
+        (
+            (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
+            ("Nothing here makes the step fit in 23.50 GiB.", "The least that any variant reserves is 25.00 GiB."),
+        ),
+        (
+            (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100))),
+            ("Nothing here saves memory: the baseline reserves 10.00 GiB.", ""),
+        ),
+        ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB.")),
+        (
+            (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Half", predicted(9, 100))),
+            ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more work."),
+        ),
+        ((variant("Baseline", None),), ("", "")),
+        (
+            (variant("Baseline", None, state="failed", phase="There is no workload x."),),
+            ("There is no workload x.", ""),
+        ),
+    ],
+)
+def test_the_verdict(variants: tuple[Variant, ...], verdict: tuple[str, str]) -> None:
+    assert run_verdict(variants) == verdict
+
+
+def test_each_size_has_a_baseline_of_its_own() -> None:
+    def sized(label: str, batch: str, reserved: float) -> Variant:
+        made = variant(label, predicted(reserved, 100))
+        return replace(made, request=replace(made.request, settings={"batch": batch}))
+
+    variants = (
+        sized("1: Baseline", "1", 8),
+        sized("1: Half", "1", 6),
+        sized("2: Baseline", "2", 20),
+        sized("2: Half", "2", 10),
+    )
+    assert run_verdict(variants)[0] == "2: Half saves 10.00 GiB, 50 % of what is reserved."
+    html = words(results_html(Standing("x", variants)))
+    assert html.count("baseline") == 2
+    assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
+
+
+def test_sizes_alone_are_held_against_the_first() -> None:
+    small, large = variant("Baseline", predicted(8, 100)), variant("Baseline", predicted(6, 100))
+    sizes = tuple(
+        replace(each, request=replace(each.request, settings={"batch": str(at)}))
+        for at, each in enumerate((small, large))
+    )
+    assert run_verdict(sizes)[0] == "Baseline saves 2,048 MiB, 25 % of what is reserved."
+
+
+def test_variants_with_equal_outputs_share_a_row() -> None:
+    verdict = {
+        "verdict": {"ok": True, "words": "bitwise equal, as claimed"},
+        "outputs": [{"difference": {"absmax": 0}}],
+    }
+    alike = tuple(variant(name, predicted(9, 1, numerics=verdict)) for name in ("Every 4th", "Every 2nd"))
+    html = results_html(Standing("x", (LTX[0], *alike)))
+    assert [each[0] for each in rows(html)[1:]] == ["same run twice", "Every 4th, Every 2nd"]
+    assert words(html).count("output bitwise equal") == 2
+
+
+def test_measured_runs_are_compared_by_their_seconds() -> None:
+    slow = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0, 10, "cuda events"))
+    fast = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0, 10, "cuda events"))
+    both = (variant("Baseline", fast), variant("Small", slow))
+    assert run_verdict(both) == ("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time.")
+
+
+def test_a_bug_comes_before_any_saving() -> None:
+    verdict = {
+        "ok": False,
+        "words": "suspicious",
+        "finding": "claims equal output up to rounding, but layer 0 differs.",
+    }
+    wrong = predicted(9, 100, numerics={"verdict": verdict})
+    assert run_verdict((LTX[0], variant("Split", wrong))) == (
+        "Split does not keep its word.",
+        "It claims equal output up to rounding, but layer 0 differs.",
+    )
+
+
+def test_every_state_has_its_row(tmp_path: Path) -> None:
+    variants = (
+        replace(LTX[0], file=tmp_path / "a"),
+        replace(LTX[1], file=tmp_path / "b", state="running", phase="comparing the outputs"),
+        variant("waits", None),
+        variant("runs", None, state="running", phase="building the model"),
+        variant(
+            "dies", None, state="failed", what="killed", phase="Its process was ended by SIGKILL.", where="last words"
+        ),
+        variant("stops", None, state="failed", what="exception", phase="boom", file=tmp_path / "c"),
+    )
+    html = results_html(Standing("x", variants))
+    assert html.count("<li ") == len(variants)
+    for each in ("does not fit", "3,072 MiB too much", "1,536 MiB to spare", "waiting", "building the model …"):
+        assert each in html
+    for each in ("its process died", "SIGKILL", "last words", "Open what was recorded", "Compare both"):
+        assert each in html
+
+
+def test_what_models_say_never_becomes_markup() -> None:
+    bad = "<img src=x onerror=alert(1)>"
+    numerics = {"verdict": {"ok": True, "words": bad, "caution": bad}, "on": bad, "outputs": [{"difference": {}}]}
+    known = predicted(9, 100, numerics=numerics, describes=bad, device=bad, notes=(bad,), command=bad, code=bad)
+    died = variant("b", None, state="failed", what="killed", phase=bad, where=bad)
+    standing = Standing("x", (variant(bad, known, amiss=bad), died))
+    estimate = estimate_html(variant(bad, known))
+    kept = kept_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
+    row = {"case": bad, "figure": bad, "published": None, "ours": 1.0, "difference_percent": None, "note": bad}
+    table = table_html("checkpointing", [row], fault=bad)
+    for html in (head_html(standing), results_html(standing), estimate, refused_html(bad), kept, table):
+        assert "<img" not in html
+        assert "&lt;img" in html
+
+
+@pytest.mark.parametrize(
+    "numerics",
+    [{"error": "no loss"}, {}, {"verdict": 3}, {"outputs": [3]}, {"outputs": [{"difference": {"absmax": "inf"}}]}],
+)
+def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
+    """A run that comes out of a file can say anything."""
+    assert "<li" in results_html(Standing("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
+
+
+def test_the_published_table_is_computed_on_demand() -> None:
+    assert table_html("", None) == ""
+    assert "Compute it" in table_html("checkpointing", None)
+    row = {"case": "none", "figure": "reserved GiB", "published": 26.719, "ours": 26.5, "difference_percent": -0.82}
+    html = table_html(
+        "checkpointing", [{**row, "note": "<b>"}, {**row, "published": None, "difference_percent": None, "note": ""}]
+    )
+    assert "26.719" in html and "-0.82 %" in html and "&lt;b&gt;" in html
+    assert "it broke" in table_html("checkpointing", [], fault="it broke")
+    half = table_html("checkpointing", [{**row, "note": ""}], waiting=True)
+    assert "26.719" in half and "1 done" in half
+
+
+def test_without_kept_runs_nothing_is_shown() -> None:
+    assert kept_value(())["html"] == ""
