@@ -144,6 +144,7 @@ class Desk:
             batch = requests[number : number + 1] if alone else requests[number:]
             if not alone:
                 batch = batch[: next((at for at, each in enumerate(batch) if each.on != "predict"), len(batch))]
+            order.change(number, state="running", phase="starting")
             worker = self._worker(order, batch[0], alone)
             try:
                 order.worker = worker

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import tempfile
 import threading
+import time
 import zlib
 from typing import Any
 
@@ -28,6 +29,8 @@ class Arriving(io.BufferedIOBase):
         self.size = size
         self.arrived = 0
         """Bytes so far, as they came."""
+        self.touched = time.monotonic()
+        """When the newest of them came."""
         self._packed = packed
         self._gate = gate
         self._patience_seconds = patience_seconds
@@ -51,6 +54,7 @@ class Arriving(io.BufferedIOBase):
             self._kept.seek(0, io.SEEK_END)
             self._kept.write(part)
             self.arrived += len(part)
+            self.touched = time.monotonic()
             self._changed.notify_all()
 
     def end(self, fault: str = "") -> None:

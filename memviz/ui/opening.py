@@ -15,7 +15,7 @@ from memviz.ui.store import TraceStore
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 Say = Callable[[float, str], None]
-_MOST_NAME, _MOST_REASON = 300, 1000
+_MOST_NAME, _MOST_REASON, _MOST_REFUSED = 300, 1000, 5
 
 
 @dataclass(frozen=True)
@@ -80,13 +80,20 @@ def open_files(store: TraceStore, session: Session, paths: Sequence[str], say: S
 
 
 def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Session:
-    """What the visitor's own browser says of a file that it has sent: that it is open, or why not."""
-    session = session.without_refused()
+    """What the visitor's own browser says of a file that it has sent: that it is open, or why not.
+
+    Files come one by one: what was refused before stays on the page until it is dismissed, or opened after all.
+    """
     if "refused" in said:
-        return session.with_refused(Refused(said["refused"][:_MOST_NAME], said.get("reason", "")[:_MOST_REASON]))
+        refused = Refused(said["refused"][:_MOST_NAME], said.get("reason", "")[:_MOST_REASON])
+        before = [each for each in session.refused if each.name != refused.name]
+        return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     key = said.get("stored", "")
     trace = store.get(key)
-    return session if trace is None or session.of(key) else session.with_opened(_described(trace, key))
+    if trace is None or session.of(key):
+        return session
+    still = tuple(each for each in session.refused if each.name != trace.about.source)
+    return replace(session, refused=still).with_opened(_described(trace, key))
 
 
 def open_sample(store: TraceStore, session: Session, sample: Sample) -> Session:

@@ -114,7 +114,12 @@ class Run:
         """
         try:
             return run_asked(
-                self._answers, workload, settings or {}, optimizations or [], card or "", request.session_hash or ""
+                self._answers,
+                workload,
+                settings or {},
+                optimizations or [],
+                card=card or "",
+                owner=request.session_hash or "",
             )
         except MemvizError as error:
             raise gr.Error(str(error), print_exception=False) from None

@@ -51,7 +51,7 @@ class Reading:
         self.name = name
         self.arriving = arriving
         self.outbox = Outbox()
-        self.used = time.monotonic()
+        self._used = time.monotonic()
         self.next_part = 0
         self._store = store
         self._gate = gate
@@ -61,6 +61,14 @@ class Reading:
         self._cancelled = False
         # A daemon: whoever ends the page does not wait for it.
         threading.Thread(target=self._run, daemon=True).start()
+
+    def use(self) -> None:
+        self._used = time.monotonic()
+
+    @property
+    def used(self) -> float:
+        """When somebody last had to do with it."""
+        return max(self._used, self.arriving.touched)
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
@@ -109,6 +117,7 @@ class Reading:
         if now - self._said < _SAY_SECONDS:
             return
         self._said = now
+        self.use()
         share = done / max(self.arriving.size, 1)
         self.outbox.put("reading", share=share, live=self._total.largest(_COLUMNS).tolist(), events=self._total.events)
 
@@ -142,7 +151,7 @@ class Readings:
         with self._lock:
             reading = self._under_way.get(ticket)
             if reading is not None:
-                reading.used = time.monotonic()
+                reading.use()
             return reading
 
     def drop(self, ticket: str, *, heard: bool = False) -> None:

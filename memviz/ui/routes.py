@@ -7,7 +7,6 @@ use the page, and answers only the page itself, never another site in the same b
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Message
 
 from memviz.errors import UsageError
 from memviz.ui.reading import Busy, Reading, Readings, TooLarge
@@ -22,6 +22,8 @@ from memviz.ui.reading import Busy, Reading, Readings, TooLarge
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
 MOST_BYTES_ON_A_SPACE = 200 << 20
+_LOGIN_CHECK = "/gradio_api/login_check"
+_OF_THE_VISITOR = ("type", "asgi", "http_version", "scheme", "headers", "client", "server", "root_path", "state")
 _PACKED_MORE = 1 << 16
 """Packed, a part may be a little larger than it was; no part has a reason to be larger than all of its file."""
 _LONGEST_NAME = 300
@@ -71,13 +73,23 @@ def _is_from_the_page(request: Request) -> bool:
 
 
 async def _may_use_the_page(request: Request) -> bool:
-    """As Gradio's own routes ask it."""
+    """Asked of Gradio, as by a request of the same visitor: its login does not cover routes beside its own."""
     app = request.app
     if app.auth is None and app.auth_dependency is None:
         return True
-    ask = next((each.endpoint for each in app.routes if getattr(each, "path", "") == "/gradio_api/user"), None)
-    user = ask(request) if ask is not None else None
-    return (await user if inspect.isawaitable(user) else user) is not None
+    kept = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
+    scope = {**kept, "method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
+    heard: list[int] = []
+
+    async def nothing_more() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def hear(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            heard.append(message["status"])
+
+    await app(scope, nothing_more, hear)
+    return heard == [200]
 
 
 def _readings(request: Request) -> Readings:

@@ -18,7 +18,7 @@ class RunFailed(MemvizError):
 
 
 def run_asked(
-    answers: RunAnswers, workload: str, settings: object, optimizations: object, card: str, owner: str
+    answers: RunAnswers, workload: str, settings: object, optimizations: object, *, card: str, owner: str
 ) -> dict[str, Any]:
     """The same JSON as on the command line. A file of one's own is for the command line alone."""
     names = [each["name"] for each in answers.listing()["workloads"]]

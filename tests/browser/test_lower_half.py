@@ -139,6 +139,7 @@ def test_names_from_a_file_stay_text_everywhere(page, server, tmp_path):
 
 
 def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(run):
+    run.locator(".sidebar.open .toggle-button").first.click()
     run.set_viewport_size({"width": 420, "height": 900})
     plot = run.locator("#timeline .mvt-plot")
     plot.focus()

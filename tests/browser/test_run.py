@@ -67,9 +67,9 @@ def press(page: Any, words: str | re.Pattern[str]) -> None:
     page.locator("#run-form").get_by_role("button", name=words).click()
 
 
-def done(page: Any) -> None:
+def done(page: Any, count: int) -> None:
+    expect(page.locator("#run-results :is(.mv-is-done, .mv-is-failed)")).to_have_count(count)
     expect(page.get_by_role("button", name="Cancel")).to_have_count(0)
-    expect(page.locator("#run-results .mv-is-waiting, #run-results .mv-is-running")).to_have_count(0)
 
 
 def workers(server: Any) -> list[int]:
@@ -96,7 +96,7 @@ def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any)
     expect(row(tab, 0)).to_contain_text("does not fit")
     expect(row(tab, 1)).to_contain_text("✓ fits")
     expect(verdict(tab)).to_contain_text(re.compile(r"Checkpoint blocks makes the step fit\. It saves .* more work\."))
-    done(tab)
+    done(tab, 2)
     expect(row(tab, 1)).to_contain_text("output bitwise equal")
     expect(tab.locator("#run-results table")).to_contain_text("bitwise equal, as claimed")
     expect(tab.locator(".mv-take-away")).to_contain_text("Checkpointing().apply(model)")
@@ -105,9 +105,9 @@ def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any)
     scores = tab.locator("#compare-top .mv-scores")
     expect(scores).to_contain_text("TFLOP")
     expect(scores).to_contain_text("bitwise equal")
-    drawn = "[...document.querySelectorAll('#compare *')].filter((each) => each.memvizTimeline?.spans)"
+    drawn = "[...document.querySelectorAll('.mv-linked *')].filter((each) => each.memvizTimeline?.spans)"
     tab.wait_for_function(f"{drawn}.length === 2")
-    tab.locator("#compare .mvt-plot").first.focus()
+    tab.locator("#compare-A .mvt-plot").focus()
     tab.keyboard.press("+")
     tab.wait_for_function(f"{drawn}.filter((each) => each.memvizTimeline.view.first > 0).length === 2")
 
@@ -122,7 +122,7 @@ def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:
     press(tab, "Predict 12 variants")
     expect(tab.locator("#run-said")).to_contain_text("These are 12 variants")
     tab.get_by_role("button", name="Run all 12").click()
-    done(tab)
+    done(tab, 12)
     expect(row(tab, 11)).to_contain_text("linear-silu: Split feed-forwards")
     expect(tab.locator("#run-results .mv-variant").filter(has_text="equal up to rounding")).to_have_count(6)
     expect(verdict(tab)).to_contain_text("glu: Split feed-forwards saves")
@@ -143,7 +143,7 @@ def test_a_run_that_is_killed_half_way_says_so_and_the_others_go_on(tab: Any, ru
         os.kill(pid, signal.SIGKILL)
     expect(row(tab, 0)).to_contain_text("its process died")
     expect(row(tab, 0)).to_contain_text("SIGKILL")
-    done(tab)
+    done(tab, 3)
     for number in (1, 2):
         expect(row(tab, number)).to_contain_text("fits")
     tab.get_by_role("tab", name="Explore").click()
@@ -162,7 +162,7 @@ def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
     fill(tab, **SMALL)
     press(tab, "Predict")
     expect(verdict(tab)).to_contain_text("This forward pass reserves")
-    done(tab)
+    done(tab, 1)
 
 
 def test_runs_are_kept_for_their_visitor_alone(browser: Any, folder: Path, watched: Callable[..., Any]) -> None:
@@ -171,7 +171,7 @@ def test_runs_are_kept_for_their_visitor_alone(browser: Any, folder: Path, watch
         page = opened(watched(context), first.address)
         fill(page, **SMALL)
         press(page, "Predict")
-        done(page)
+        done(page, 1)
         page.close()
     with started({"MEMVIZ_RUNS": str(folder)}, port=first.port) as again:
         page = opened(watched(context), again.address)
@@ -190,7 +190,7 @@ def test_runs_are_kept_for_their_visitor_alone(browser: Any, folder: Path, watch
         page.get_by_role("tab", name="Run").click()
         kept.get_by_role("button", name="Delete my first run").click()
         expect(kept.locator("tbody tr")).to_have_count(0)
-    context.close()
+        context.close()
 
 
 def test_keys_alone_are_enough(tab: Any) -> None:
@@ -203,9 +203,12 @@ def test_keys_alone_are_enough(tab: Any) -> None:
             break
     expect(story).to_be_focused()
     tab.keyboard.press("Enter")
-    done(tab)
+    done(tab, 4)
     expect(row(tab, 3)).to_contain_text("Gradients flat")
     expect(field(tab, "o:flat_gradients")).to_be_checked()
+    tab.get_by_role("button", name="Compute it").press("Enter")
+    expect(tab.locator("#run-table tbody tr")).to_have_count(5)
+    expect(tab.locator("#run-table")).to_contain_text("17.400")
 
 
 def test_what_cannot_be_explains_itself_where_it_stands(tab: Any) -> None:

@@ -12,6 +12,7 @@ from memviz.ui.links import link_name, named, view_state
 from memviz.ui.opening import (
     SAMPLE_LIST,
     SAMPLES,
+    arrived,
     open_files,
     open_sample,
     opened,
@@ -208,3 +209,25 @@ def test_the_verdict_names_a_failed_allocation() -> None:
     assert "It ran out of memory: 1,024 MiB were asked for in m.py:2" in html
     assert "1.00 KiB were live, and 2.00 MiB reserved and not live." in html
     assert "<img" not in html
+
+
+def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opened_after_all():
+    store = TraceStore()
+    said = {"refused": "a.pickle", "reason": "It is cut off."}
+    refused = arrived(store, Session(), said)
+    twice = arrived(store, refused, {**said, "reason": "It is empty."})
+    assert twice.refused == (Refused("a.pickle", "It is empty."),)
+    other = trace_of([alloc(1, 512)])
+    session = arrived(
+        store, twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
+    )
+    assert ([each.name for each in session.opened], session.refused) == (["b"], twice.refused)
+    key = store.add(replace(other, about=replace(other.about, source="a.pickle")))
+    session = arrived(store, session, {"stored": key})
+    assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
+    assert arrived(store, session, {"stored": key}) is session
+    assert arrived(store, session, {"stored": "a guess"}) is session
+    many = session
+    for i in range(9):
+        many = arrived(store, many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
+    assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5

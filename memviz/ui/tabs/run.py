@@ -142,6 +142,8 @@ class _Wiring:
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields = told(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
+        # Nobody waits for an estimate any more, and it must not speak over what is said now.
+        self.answers.estimates.leave(visitor)
         yield _values()
         if act == "story":
             state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)

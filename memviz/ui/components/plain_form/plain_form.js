@@ -19,7 +19,7 @@
       const place = this.host.querySelector(".mv-form-place") || this.host;
       if (this.form.parentNode !== place) place.append(this.form);
       this.form.hidden = !value || !value.html;
-      if (this.form.hidden) return;
+      if (!value) return;
       if (value.version !== this.version) this.draw(value);
       for (const node of this.form.querySelectorAll("[data-fault]")) node.textContent = value.faults[node.dataset.fault] || "";
       for (const node of this.form.querySelectorAll("[data-part]")) {

@@ -1,0 +1,114 @@
+"""Runs and programs recorded on this GPU, each in a process of its own: its snapshot, and the peaks torch reports.
+
+Runs go through what `python -m memviz run --on cuda` goes through; only their weights are drawn on the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from tests.gpu.case import Case
+from tests.gpu.results import Results
+from tests.gpu.runs import RUNS, Run
+
+NEEDS_GPU = True
+AT_ONCE = 1
+
+
+def cases(_results: Results, *, small: bool) -> list[Case]:
+    from tests.gpu.programs import PROGRAMS
+
+    programs = [Case("capture", each.name, {"program": each.name}, 8, 4, dict(each.environment)) for each in PROGRAMS]
+    return [*programs, *(case_of(each) for each in RUNS if each.small or not small)]
+
+
+def case_of(run: Run) -> Case:
+    from memviz.runner.process import environment_of
+    from memviz.runner.request import Request
+
+    environment = environment_of(Request.from_json(run.request))
+    return Case("capture", run.name, {"request": run.request}, run.seconds, run.gib, environment, run.libraries)
+
+
+def prepare() -> None:
+    """Imports what most runs need. CUDA is not touched: the case before this one has the GPU."""
+    from memviz.runner.worker import warm_up
+
+    warm_up()
+
+
+def run(case: Case, out: Path) -> dict[str, Any]:
+    return take(case.arguments, Results(out).folder_of("capture") / f"{case.name}.pickle.gz")
+
+
+def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """A program by name or a run by its request; `limit` leaves the process so many bytes of the card."""
+    import torch
+
+    total, limit = torch.cuda.get_device_properties(0).total_memory, wanted.get("limit")
+    if "program" in wanted:
+        from tests.gpu.programs import program_named
+        from tests.gpu.recorded import record
+
+        program = program_named(wanted["program"])
+        limit = program.limit_bytes if limit is None else limit
+        return record(program, path, torch.cuda, torch.device("cuda", 0), total=total, limit=limit)
+    if limit is not None:
+        torch.cuda.init()
+        torch.cuda.set_per_process_memory_fraction(limit / total)
+    return {**take_run(wanted["request"], path, "cuda"), "fraction": None if limit is None else limit / total}
+
+
+def take_run(request: Mapping[str, Any], path: Path, kind: str, accelerator: Any = None) -> dict[str, Any]:
+    from memviz.runner.accelerator import find_accelerator
+    from memviz.runner.execute import Interrupted, measure
+    from memviz.runner.plan import plan_of
+    from memviz.runner.request import Request
+    from memviz.runner.run import save_run
+    from tests.gpu.building import drawn_on
+
+    plan = plan_of(Request.from_json({**request, "on": "cuda", "numerics": False}))
+    try:
+        with drawn_on(kind):
+            done = measure(plan, _say, accelerator or find_accelerator())
+    except Interrupted as ended:
+        return _until_it_ran_out(ended, path)
+    save_run(done.trace, done.run, path)
+    run = done.run
+    return {
+        "peak_allocated_bytes": run.peak_allocated_bytes,
+        "peak_reserved_bytes": run.peak_reserved_bytes,
+        "peak_requested_bytes": run.peak_requested_bytes,
+        "seconds": None if run.seconds is None else asdict(run.seconds),
+        "notes": list(run.notes),
+        "label": run.label,
+        "describes": run.describes,
+        "as_run": run.command,
+        "events": done.trace.event_count,
+        "ran_out": "",
+        "file": path.name,
+    }
+
+
+def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
+    from memviz.trace.formats.replacing import replacing
+    from memviz.trace.formats.write_snapshot import write_pickle
+
+    cause = ended.__cause__
+    if ended.trace is None or "OutOfMemory" not in type(cause).__name__:
+        raise cause
+    with replacing(path) as file:
+        write_pickle(ended.trace, file)
+    return {"ran_out": str(cause), "live_bytes": ended.live_bytes, "events": ended.trace.event_count, "file": path.name}
+
+
+def _say(phase: str) -> None:
+    import sys
+
+    with suppress(OSError):
+        sys.stderr.write(f"{phase}\n")
+        sys.stderr.flush()

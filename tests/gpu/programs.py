@@ -1,0 +1,190 @@
+"""Small programs in plain torch, nothing of memviz in them: what the allocator does where no workload shows it.
+
+Each begins before the recording and may hand over what is recorded as a function; what that returns stays alive
+until the snapshot is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+MiB = 1 << 20
+_WORDS, _WIDTH, _HEADS, _LAYERS = 8192, 512, 8, 6
+_LENGTHS = (384, 512, 256, 448, 512, 320, 416, 288)
+_BATCH = 16
+
+Recorded = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Program:
+    name: str
+    shows: str
+    begin: Callable[[torch.device], Recorded]
+    environment: tuple[tuple[str, str], ...] = ()
+    limit_bytes: int | None = None
+    """Of the card, by a memory fraction: for one that is to run out."""
+    needs_cuda: bool = False
+
+
+class Language(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(_WORDS, _WIDTH)
+        self.blocks = nn.ModuleList(Block() for _ in range(_LAYERS))
+        self.head = nn.Linear(_WIDTH, _WORDS, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embedding(tokens)
+        for block in self.blocks:
+            x = block(x)
+        return functional.cross_entropy(self.head(x).flatten(0, 1), tokens.flatten())
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(_WIDTH), nn.LayerNorm(_WIDTH)
+        self.attention = nn.Linear(_WIDTH, 3 * _WIDTH)
+        self.out = nn.Linear(_WIDTH, _WIDTH)
+        self.up, self.down = nn.Linear(_WIDTH, 4 * _WIDTH), nn.Linear(4 * _WIDTH, _WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        heads = (
+            each.unflatten(-1, (_HEADS, -1)).transpose(1, 2) for each in self.attention(self.first(x)).chunk(3, -1)
+        )
+        attended = functional.scaled_dot_product_attention(*heads, is_causal=True)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
+        return x + self.down(functional.gelu(self.up(self.second(x))))
+
+
+class Trainer:
+    """Batches of the lengths that texts happen to have."""
+
+    def __init__(self, device: torch.device) -> None:
+        torch.manual_seed(0)
+        self.device = device
+        self.model = Language().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4, foreach=True)
+
+    def step(self, length: int, batch: int = _BATCH) -> None:
+        tokens = torch.randint(_WORDS, (batch, length), device=self.device)
+        self.model(tokens).backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def steps(self, count: int, batch: int = _BATCH) -> Trainer:
+        for number in range(count):
+            self.step(_LENGTHS[number % len(_LENGTHS)], batch)
+        return self
+
+
+def _lengths(device: torch.device) -> Recorded:
+    return lambda: Trainer(device).steps(8)
+
+
+def _late(device: torch.device) -> Recorded:
+    trainer = Trainer(device).steps(3)
+    return lambda: trainer.steps(2)
+
+
+def _runs_out(device: torch.device) -> Recorded:
+    def grow() -> None:
+        trainer = Trainer(device)
+        for batch in range(4, 400, 4):
+            trainer.steps(1, batch)
+
+    return grow
+
+
+def _feed_forward(splits: int) -> Callable[[torch.device], Recorded]:
+    def begin(device: torch.device) -> Recorded:
+        def run() -> Any:
+            first, last = nn.Linear(1024, 8192), nn.Linear(8192, 1024)
+            first, last = first.to(device), last.to(device)
+            x = torch.randn(8, 1024, 1024, device=device)
+            with torch.no_grad():
+                for _ in range(3):
+                    x = _split(first, last, x, splits)
+            return first, last, x
+
+        return run
+
+    return begin
+
+
+def _split(first: nn.Linear, last: nn.Linear, x: Tensor, splits: int) -> Tensor:
+    if splits == 1:
+        return last(functional.gelu(first(x)))
+    out = last.bias.expand(x.shape).clone()
+    ways = zip(first.weight.chunk(splits), first.bias.chunk(splits), last.weight.chunk(splits, 1), strict=True)
+    for weight, bias, back in ways:
+        out += functional.linear(functional.gelu(functional.linear(x, weight, bias)), back)
+    return out
+
+
+def _graph(device: torch.device) -> Recorded:
+    """Captured work has a pool of its own, which keeps its memory between replays."""
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        model, x = Block().to(device), torch.randn(8, 512, _WIDTH, device=device)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side), torch.no_grad():
+            for _ in range(3):
+                model(x)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.no_grad(), torch.cuda.graph(graph):
+            out = model(x)
+        for _ in range(3):
+            x.copy_(torch.randn_like(x))
+            graph.replay()
+        return model, x, out, graph
+
+    return run
+
+
+def _streams(device: torch.device) -> Recorded:
+    """Batches are copied on a stream of their own while the one before is worked on, and handed over."""
+
+    def run() -> Any:
+        torch.manual_seed(0)
+        model, copies = Block().to(device), torch.cuda.Stream()
+        host = [torch.randn(16, length, _WIDTH).pin_memory() for length in _LENGTHS]
+        for batch in host:
+            with torch.cuda.stream(copies):
+                x = batch.to(device, non_blocking=True)
+                ready = copies.record_event()
+            torch.cuda.current_stream().wait_event(ready)
+            x.record_stream(torch.cuda.current_stream())
+            model(x).mean().backward()
+            del x
+        return model
+
+    return run
+
+
+_EXPANDABLE = tuple((name, "expandable_segments:True") for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"))
+
+PROGRAMS = (
+    Program("plain-feed-forward", "Three passes through a feed-forward, its inner tensor whole", _feed_forward(1)),
+    Program("plain-feed-forward-split", "The same in four slices that are added up", _feed_forward(4)),
+    Program("lengths", "Training with batches whose lengths change: what is cached does not fit", _lengths),
+    Program("lengths-expandable", "The same with expandable segments", _lengths, _EXPANDABLE),
+    Program("out-of-memory", "Batches grow until memory runs out", _runs_out, limit_bytes=3 << 30),
+    Program("graph", "A CUDA graph, whose private pool keeps its memory", _graph, needs_cuda=True),
+    Program("streams", "Two streams that hand tensors over by record_stream", _streams, needs_cuda=True),
+    Program("late", "The recording began when training was under way", _late),
+)
+
+
+def program_named(name: str) -> Program:
+    return next(each for each in PROGRAMS if each.name == name)

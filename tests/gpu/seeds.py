@@ -1,0 +1,254 @@
+"""The four published tables on this GPU: peaks in each table's own order of steps, seconds, and outputs compared."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from tests.gpu.case import Case
+from tests.gpu.results import Results
+
+NEEDS_GPU = True
+AT_ONCE = 1
+_STEPS, _WARMUP = 5, 2
+Knobs = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Way:
+    name: str
+    optimizations: tuple[tuple[str, Knobs], ...] = ()
+    published_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Of one published table: its models, each timed in all ways, the first being what the others are held against."""
+
+    seed: str
+    workload: str
+    ways: Mapping[str, tuple[Way, ...]]
+    """By what is set of the workload, as 'activation=gelu'."""
+    gib: float
+    seconds: tuple[float, float]
+    """About how long peaks and seconds take."""
+
+
+def _split(whole: float, split: float) -> tuple[Way, ...]:
+    how = (("split_feed_forward", {"as_published": "true"}),)
+    return Way("whole", published_seconds=whole), Way("split", how, split)
+
+
+def _checkpointed(name: str, every: str, per_second: float) -> Way:
+    return Way(name, (("checkpointing", {"every": every}),), 1 / per_second)
+
+
+def _joined(how: str) -> Way:
+    return Way(how, (("flat_gradients", {"how": how}),))
+
+
+TABLES = (
+    Table(
+        "split-feed-forward",
+        "feed_forward",
+        {
+            "activation=gelu": _split(1.29, 1.40),
+            "activation=gelu-approximate": _split(1.29, 1.28),
+            "activation=geglu": _split(1.92, 1.92),
+            "activation=geglu-approximate": _split(1.30, 1.70),
+            "activation=swiglu": _split(1.92, 1.92),
+            "activation=linear-silu": _split(1.29, 1.29),
+        },
+        10,
+        (40, 80),
+    ),
+    Table(
+        "checkpointing",
+        "ltx_video",
+        {
+            "mode=training": (
+                Way("none", published_seconds=1 / 1.680),
+                _checkpointed("every block", "1", 1.358),
+                _checkpointed("every 2nd block", "2", 1.539),
+                _checkpointed("every 4th block", "4", 1.658),
+            )
+        },
+        29,
+        (40, 40),
+    ),
+    Table(
+        "flat-gradients",
+        "transformer_block",
+        {
+            "seed=0": tuple(
+                Way(each, (("flat_gradients", {"how": each}),)) for each in ("plain", "list_then_cat", "flat")
+            )
+        },
+        13,
+        (20, 25),
+    ),
+    Table(
+        "layerwise-casting",
+        "flux",
+        {
+            "mode=inference": (
+                Way("bf16"),
+                Way("fp8, by default", (("layerwise_casting", {}),)),
+                Way("fp8, nothing skipped", (("layerwise_casting", {"skip": ""}),)),
+            )
+        },
+        27,
+        (110, 60),
+    ),
+)
+
+
+def cases(_results: Results, *, small: bool) -> list[Case]:
+    found = []
+    for table in TABLES:
+        library = ("diffusers",) if table.workload != "transformer_block" else ()
+        for what, seconds in zip(("peaks", "seconds"), table.seconds, strict=True):
+            if small and (what == "seconds" or table.gib > 20):
+                continue
+            more = {"seed": table.seed, "what": what}
+            found.append(Case("seeds", f"{table.seed}-{what}", more, seconds, table.gib, libraries=library))
+    return found
+
+
+def prepare() -> None:
+    from tests.gpu.capture import prepare as prepare_capture
+
+    prepare_capture()
+    import memviz.runner.numerics.compare
+    import memviz.runner.reproduce  # noqa: F401
+
+
+def run(case: Case, out: Path) -> dict[str, Any]:
+    from memviz.runner.accelerator import find_accelerator
+    from tests.gpu.building import drawn_on
+    from tests.gpu.on_the_card import on_the_card
+
+    table = next(each for each in TABLES if each.seed == case.arguments["seed"])
+    accelerator = find_accelerator()
+    with drawn_on("cuda"):
+        if case.arguments["what"] == "peaks":
+            return {"rows": rows_of(table.seed, PretendedDevice=on_the_card(accelerator))}
+        rows = (each for settings in table.ways for each in timed(table, settings, accelerator))
+        return {"ways": [{**row, "twin": twin(plan, accelerator.kind)} for plan, row in rows]}
+
+
+def rows_of(seed: str, **instead: Any) -> list[dict[str, Any]]:
+    """The published table computed anew, with other things in the place of its device, its card or its release."""
+    from memviz.runner.reproduce import SEEDS
+
+    table = next(each for each in SEEDS if each.name == seed)
+    with _replaced(importlib.import_module(f"memviz.runner.reproduce.{seed.replace('-', '_')}"), instead):
+        return [table.as_json(row) for row in table.rows(lambda case: None)]
+
+
+@contextmanager
+def _replaced(module: ModuleType, instead: Mapping[str, Any]) -> Iterator[None]:
+    kept = {name: getattr(module, name) for name in instead}
+    vars(module).update(instead)
+    try:
+        yield
+    finally:
+        vars(module).update(kept)
+
+
+def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
+    from memviz.runner.cuda_device import CudaDevice
+    from memviz.runner.numerics.flatten import cloned, flatten
+    from memviz.runner.step import Step
+    from optimizations import apply_all
+
+    ways = [(way, _plan(table.workload, settings, way)) for way in table.ways[settings]]
+    workload = ways[0][1].workload
+    model, reference = workload.build(), None
+    with CudaDevice(accelerator=accelerator, record=False) as device:
+        model = device.place(model)
+        inputs = device.inputs(workload)
+        for way, plan in ways:
+            undo = apply_all(model, plan.optimizations)
+            step = Step(workload, device, model, inputs, None)
+            timing = device.seconds(step, steps=_STEPS, warmup=_WARMUP)
+            output = cloned(flatten(step()))
+            noise = None if reference is not None else _apart(output, flatten(step()))
+            reference = output if reference is None else reference
+            undo()
+            row = {
+                "settings": settings,
+                "way": way.name,
+                "published_seconds": way.published_seconds,
+                "seconds": timing.median,
+                "spread": timing.spread,
+                "steps": timing.count,
+                "noise": noise,
+                "apart": _apart(reference, output),
+            }
+            yield plan, row
+
+
+def _apart(reference: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """In the dtype of the run: what differs most of all outputs."""
+    from memviz.runner.numerics.difference import differences
+    from memviz.runner.numerics.plain import to_plain
+
+    found = differences(reference, ours)
+    plain: dict[str, Any] = to_plain(max(found.values(), key=lambda each: each.relative_l2))
+    return plain
+
+
+def _plan(workload: str, settings: str, way: Way) -> Any:
+    from memviz.runner.plan import plan_of
+    from memviz.runner.request import Request
+
+    knobs = dict(each.split("=") for each in settings.split(","))
+    return plan_of(Request(workload, knobs, way.optimizations, on="cuda"))
+
+
+def small_of(plan: Any) -> Any:
+    """Twins are in fp32 otherwise, where rounding hides nothing; here rounding is what is asked about."""
+    return replace(plan.workload.small(), dtype=plan.workload.dtype)
+
+
+def twin(plan: Any, kind: str) -> dict[str, Any] | None:
+    """The verdict on a small twin that computes in the dtype of the run, where its kernels are."""
+    import torch
+
+    from memviz.runner.numerics.compare import compare_outputs
+    from memviz.runner.plan import fitted
+    from optimizations import apply_all
+
+    if not plan.optimizations:
+        return None
+    small = small_of(plan)
+    place = torch.device(kind)
+    changes = tuple(fitted(each, {}, small) for each in plan.optimizations)
+
+    def build() -> Any:
+        torch.manual_seed(small.seed)
+        return small.build().to(place)
+
+    inputs = [small.inputs(place, number) for number in range(small.micro_batches)]
+    found = compare_outputs(
+        build,
+        inputs,
+        lambda model: apply_all(model, changes),
+        loss=small.loss,
+        training=small.training,
+        claim=plan.claim,
+    )
+    worst = found.worst
+    return {
+        "on": small.describe(),
+        "verdict": asdict(found.verdict),
+        "relative_l2": None if worst is None else worst.difference.relative_l2,
+        "noise_relative_l2": None if worst is None else worst.noise.relative_l2,
+    }
