@@ -69,7 +69,7 @@ class KeptRuns:
     def keep(self, made: Path, run: Run, name: str = "") -> KeptRun:
         """Takes a copy of the trace in `made`. Raises where it cannot be written; `made` is untouched then."""
         self._make_room(made.stat().st_size)
-        id = f"{time.strftime('%Y%m%d%H%M%S', time.gmtime())}-{secrets.token_hex(4)}"
+        id = _new_id(time.time())
         path = self._folder / f"{id}.pickle"
         kept = KeptRun(id, _named(name or run.label), run, path)
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -150,6 +150,12 @@ class KeptRuns:
             with suppress(OSError):
                 about = path.stat()
                 yield about.st_mtime, about.st_size, path
+
+
+def _new_id(now: float) -> str:
+    """Sorted by name they are sorted by time, within a second too."""
+    within = int(now % 1 * 0x10000)
+    return f"{time.strftime('%Y%m%d%H%M%S', time.gmtime(now))}-{within:04x}{secrets.token_hex(2)}"
 
 
 def _named(text: object) -> str:

@@ -21,7 +21,7 @@ MOST_VARIANTS = 32
 BASELINE = "Baseline"
 EVERY_CHOICE = "*"
 """As the value of a knob with choices: each of them."""
-_OPTIONS = ("optimizer", "warmup", "steps", "conversion")
+_OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,8 @@ STORIES: Mapping[str, Mapping[str, Any]] = {
     "checkpointing": {
         "workload": "ltx_video",
         "w:mode": "training",
+        # Newer releases fuse RMSNorm, and the baseline then fits on a card of 24 GiB.
+        "torch": "2.6",
         "o:checkpointing": True,
         "o:checkpointing:every": "4, 2, 1",
     },

@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -112,3 +116,46 @@ def test_a_spoiled_summary_hides_its_run_and_no_other(folder: Path, made: Path, 
     spoiled, whole = runs.keep(made, run()), runs.keep(made, run())
     spoiled.path.with_suffix(".json").write_text(text)
     assert [each.id for each in runs.all()] == [whole.id]
+
+
+def test_runs_of_one_second_are_listed_in_the_order_in_which_they_were_kept(folder: Path, made: Path) -> None:
+    runs = KeptRuns(folder, "ann")
+    ids = [runs.keep(made, run()).id for _ in range(12)]
+    assert [each.id for each in runs.all()] == ids[::-1]
+
+
+def test_pages_that_share_a_folder_never_list_a_run_that_cannot_be_opened(folder: Path, made: Path) -> None:
+    """One keeps more than there is room for and another deletes, while a third reads."""
+    bounds, ended = Bounds(runs=5), threading.Event()
+    faults: list[BaseException] = []
+
+    def page(act: Callable[[KeptRuns], object]) -> None:
+        runs = KeptRuns(folder, "ann", bounds)
+        try:
+            while not ended.is_set():
+                act(runs)
+        except BaseException as error:
+            faults.append(error)
+
+    def delete(runs: KeptRuns) -> None:
+        for each in runs.all()[2:]:
+            with suppress(UsageError):
+                runs.delete(each.id)
+
+    def look(runs: KeptRuns) -> None:
+        for each in runs.all():
+            with suppress(UsageError, FileNotFoundError):
+                assert runs.get(each.id).path.read_bytes() == b"x" * 1000
+
+    acts = (lambda runs: runs.keep(made, run()), lambda runs: runs.keep(made, run()), delete, look)
+    threads = [threading.Thread(target=page, args=(act,)) for act in acts]
+    for each in threads:
+        each.start()
+    time.sleep(0.5)
+    ended.set()
+    for each in threads:
+        each.join()
+    assert faults == []
+    left = KeptRuns(folder, "ann", bounds).all()
+    assert left and {each.path for each in left} == set(folder.rglob("*.pickle"))
+    assert not list(folder.rglob("*.part"))

@@ -185,6 +185,9 @@ def _where(form: Filled, listing: Mapping[str, Any]) -> Html:
     )
 
 
+_RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]
+
+
 def _step(form: Filled) -> Html:
     value = form.options.get
     windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
@@ -202,6 +205,13 @@ def _step(form: Filled) -> Html:
             tag("span", "Applying the optimizations"),
             _select("conversion", value("conversion", "before"), windows),
             class_="mv-wide",
+        ),
+        tag(
+            "label",
+            tag("span", "Kernels of torch"),
+            _select("torch", value("torch", ""), _RELEASES),
+            class_="mv-wide",
+            title="Of a prediction: newer releases fuse what older ones did in several steps",
         ),
         _tick("keep_output", form.keep_output, "The warm-up's output stays alive"),
         _tick("numerics", form.numerics, "Compare the outputs on a small twin"),
