@@ -22,6 +22,8 @@ from memviz.runner.request import Request
 from memviz.runner.run import Run
 
 _CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_DEFAULT_CONF = "expandable_segments:True"
+"""That of the optimization, which this process does not import."""
 _ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
@@ -56,8 +58,8 @@ def happened(message: Mapping[str, Any], folder: Path) -> Happened:
 
 def environment_of(request: Request) -> dict[str, str]:
     """What a measured run must find set when CUDA starts; a prediction reads the same from the optimization."""
-    conf = dict(request.optimizations).get("allocator_settings", {}).get("conf")
-    return {} if conf is None else dict.fromkeys(_CONF, conf)
+    chosen = dict(request.optimizations).get("allocator_settings")
+    return {} if chosen is None else dict.fromkeys(_CONF, chosen.get("conf", _DEFAULT_CONF))
 
 
 def listing() -> dict[str, Any]:

@@ -29,7 +29,10 @@ def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Modu
     if plan.optimizations:
         tell("applying the optimizations")
         with device.phase("conversion"):
-            apply_all(model, plan.optimizations)
+            # Settings of the environment are the pretended device's own from the start.
+            is_pretended = device.torch_device.type == "meta"
+            changes = [each for each in plan.optimizations if not (is_pretended and each.environment)]
+            apply_all(model, changes)
     if plan.request.conversion == "before":
         device.empty_cache()
         device.reset_peak()

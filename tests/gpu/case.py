@@ -83,7 +83,9 @@ def main() -> None:
 
 
 def _end_with_whoever_started() -> None:
-    sys.stdin.read()
+    """Past `sys.stdin`, whose lock a thread that waits would still hold when the process wants to end."""
+    while os.read(0, 1):
+        pass
     os._exit(1)
 
 

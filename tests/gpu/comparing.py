@@ -59,4 +59,7 @@ def most_different(measured: Trace, predicted: Trace, by: str, top: int = 3) -> 
 
 
 def gpu_of(trace: Trace) -> DeviceTrace:
-    return next(each for each in trace.devices if each.kind == "gpu" and len(each.events))
+    found = next((each for each in trace.devices if each.kind == "gpu" and len(each.events)), None)
+    if found is None:
+        raise LookupError("The snapshot holds no event of a GPU.")
+    return found

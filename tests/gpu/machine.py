@@ -6,6 +6,7 @@ import hashlib
 import os
 import platform
 import subprocess
+import sys
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -67,14 +68,8 @@ def release_of(machine: Mapping[str, Any]) -> str:
 
 def has_gpu() -> bool:
     """Asked of a process of its own: a context of the one that waits would take memory of the card all the while."""
-    done = subprocess.run(_said_command(), cwd=ROOT, capture_output=True, text=True)
-    return done.stdout.strip() == "True"
-
-
-def _said_command() -> list[str]:
-    import sys
-
-    return [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    asks = [sys.executable, "-c", "import torch; print(torch.cuda.is_available())"]
+    return _said(asks, seconds=120) == "True"
 
 
 def _version(name: str) -> str | None:
@@ -98,8 +93,8 @@ def _source() -> str:
     return digest.hexdigest()[:16]
 
 
-def _said(command: list[str]) -> str:
+def _said(command: list[str], *, seconds: float = 20) -> str:
     try:
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20).stdout.strip()
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=seconds).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return ""

@@ -85,7 +85,7 @@ def beside(base: Any, repeated: Any, *, conf: str | None, fraction: float | None
         settings = replace(settings, per_process_memory_fraction=fraction)
     # As the card has it, so that the process is limited by its fraction and by nothing else.
     predicted = replay(base, gpu_of(base), settings=settings, total=total)
-    really, imagined = gpu_of(repeated), gpu_of(predicted.trace)
+    really, imagined = gpu_of(repeated), predicted.trace.devices[0]
     short = predicted.oom
     ran_out = None if short is None else {"served": len(requests_of(imagined)), "asked": short.requested_bytes}
     return {

@@ -7,11 +7,12 @@ import resource
 import signal
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from memviz.runner.process import Happened, RunError, Worker, _lines_of
+from memviz.runner.process import Happened, RunError, Worker, _lines_of, environment_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
 
@@ -163,3 +164,15 @@ def test_a_kill_from_outside_is_noticed(tmp_path: Path, own: Path) -> None:
         threading.Timer(2.0, os.kill, (worker.pid, signal.SIGKILL)).start()
         (only,) = last_of(worker, Request(f"{own}:endless"))
     assert (only.what, "SIGKILL" in only.text) == ("killed", True)
+
+
+def test_allocator_settings_reach_the_environment_and_a_prediction(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    from optimizations.allocator_settings import AllocatorSettings
+
+    asked = replace(SMALL, optimizations=(("allocator_settings", {}),))
+    assert environment_of(asked) == dict(AllocatorSettings().environment)
+    with Worker(tmp_path) as worker:
+        (only,) = last_of(worker, asked)
+    assert only.kind == "done" and only.file is not None
+    assert load_run(only.file)[0].settings["expandable_segments"] is True
