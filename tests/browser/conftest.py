@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,15 @@ _ARGUMENTS = [
 ]
 _PATIENCE_SECONDS = 120
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
+
+
+@pytest.fixture(autouse=True)
+def patience(request: pytest.FixtureRequest) -> None:
+    """How long `expect` waits is one setting for all modules, so each test sets it anew."""
+    with suppress(ImportError):
+        from playwright.sync_api import expect
+
+        expect.set_options(timeout=getattr(request.module, "PATIENCE_MS", 20_000))
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,8 @@ from tests.browser.conftest import started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=150_000)
+PATIENCE_MS = 150_000
+"""A first run imports PyTorch and the libraries of models."""
 
 SMALL = {"sequence": "256", "layers": "2"}
 """Of the feed-forward stack: a fraction of a second each."""

@@ -12,7 +12,7 @@ from memviz.trace.load import load_trace
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-expect.set_options(timeout=20_000)
+PATIENCE_MS = 20_000
 
 
 @pytest.fixture
