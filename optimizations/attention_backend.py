@@ -12,7 +12,7 @@ computes again during backward. A CPU has no efficient and no cuDNN kernel; its 
 from __future__ import annotations
 
 import contextlib
-import os
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -170,17 +170,29 @@ def _not_sdpa(model: nn.Module) -> Iterator[Any]:
             yield each
 
 
+def _diffusers_backend(processor: Any) -> str:
+    """That of the processor, else that of the process: diffusers sets both when one model is given a backend."""
+    if not hasattr(processor, "_attention_backend"):
+        return "native"
+    own = processor._attention_backend
+    if own is None:
+        dispatch: Any = sys.modules.get("diffusers.models.attention_dispatch")
+        registry = getattr(dispatch, "_AttentionBackendRegistry", None)
+        own = "native" if registry is None else registry.get_active_backend()[0]
+    return str(getattr(own, "value", own))
+
+
 def _refuse_other_ways(model: nn.Module) -> None:
     for each in _not_sdpa(model):
         if not getattr(each, "_supports_sdpa", False):
             raise ValueError(f"{type(each).__name__} computes attention by itself, so PyTorch's kernels have no say.")
     for name, each in model.named_modules():
         processor = getattr(each, "processor", None)
-        own = getattr(processor, "_attention_backend", None) or os.environ.get("DIFFUSERS_ATTN_BACKEND", "native")
-        if hasattr(processor, "_attention_backend") and getattr(own, "value", own) != "native":
+        own = _diffusers_backend(processor)
+        if own != "native":
             raise ValueError(
-                f"{name} has the attention backend {getattr(own, 'value', own)} of diffusers: unset "
-                "DIFFUSERS_ATTN_BACKEND and call the model's reset_attention_backend() first."
+                f"{name} has the attention backend {own} of diffusers: call the model's "
+                'set_attention_backend("native") first.'
             )
         if type(processor).__name__ in _OWN_WAYS or type(processor).__name__.startswith("XFormers"):
             raise ValueError(

@@ -47,8 +47,9 @@ def patience(request: pytest.FixtureRequest) -> None:
         expect.set_options(timeout=getattr(request.module, "PATIENCE_MS", 20_000))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(chromium: str) -> Iterator[Any]:
+    """Closed after the last story: Playwright keeps a loop running in this thread, and other tests start their own."""
     with playwright.sync_playwright() as engine:
         opened = engine.chromium.launch(executable_path=chromium, args=_ARGUMENTS)
         yield opened
@@ -88,7 +89,7 @@ class Server:
     pid: int
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the page, started as people start it."""
     with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs"))}) as found:

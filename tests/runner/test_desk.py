@@ -120,10 +120,17 @@ def test_a_page_that_ends_leaves_nothing(endless: Request, tmp_path: Path, monke
     desk = Desk()
     order = desk.order([endless], ["endless"])
     running(desk, order, 0)
+    until = time.monotonic() + 60
+    while (worker := desk._orders[order.id].worker) is None:
+        assert time.monotonic() < until
+        time.sleep(0.05)
     desk.warm_up()
-    workers = [desk._orders[order.id].worker, desk._spare]
+    spare = desk._spare
+    assert isinstance(worker, Worker)
+    assert spare is not None
+    assert (worker.is_alive, spare.is_alive) == (True, True)
     desk.close()
-    assert [each.is_alive for each in workers if each is not None] == [False, False]
+    assert (worker.is_alive, spare.is_alive) == (False, False)
     assert not list(tmp_path.glob("memviz-runs-*"))
 
 
