@@ -163,10 +163,10 @@ def _head_size(module: nn.Module) -> int:
 
 
 def _not_sdpa(model: nn.Module) -> Iterator[Any]:
-    """Models of transformers that compute attention otherwise now."""
+    """Models of transformers that compute attention otherwise now; `sdpa_paged` and the like differ in masks alone."""
     for each in model.modules():
         config: Any = getattr(each, "config", None)
-        if hasattr(each, "set_attn_implementation") and config._attn_implementation != "sdpa":
+        if hasattr(each, "set_attn_implementation") and not config._attn_implementation.startswith("sdpa"):
             yield each
 
 

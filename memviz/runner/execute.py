@@ -17,11 +17,14 @@ from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
 from memviz.runner.accelerator import Accelerator, find_accelerator
 from memviz.runner.cuda_device import CudaDevice
+from memviz.runner.drawing import drawn_on
 from memviz.runner.fit import fit_on
 from memviz.runner.plan import Plan, command_of
 from memviz.runner.pretend.device import PretendedDevice
 from memviz.runner.run import Run, Seconds
 from memviz.runner.step import Step, Tell, make_optimizer, prepare, take_steps
+from memviz.runner.workloads import Workload
+from memviz.runner.workloads.model import FromConfiguration
 from memviz.trace.model import Trace
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
@@ -89,7 +92,7 @@ def measure(plan: Plan, tell: Tell, accelerator: Accelerator) -> Executed:
     begun = time.perf_counter()
     tell("building the model")
     torch.manual_seed(plan.workload.seed)
-    model = plan.workload.build()
+    model = _drawn(plan.workload, accelerator)
     check(plan, model)
     with CudaDevice(accelerator=accelerator) as device, _keeping_what_was_recorded(device):
         model = prepare(plan, device, model, tell)
@@ -107,6 +110,13 @@ def measure(plan: Plan, tell: Tell, accelerator: Accelerator) -> Executed:
         "took_seconds": time.perf_counter() - begun,
     }
     return Executed(_run(plan, "measured", device.name, known), trace)
+
+
+def _drawn(workload: Workload, accelerator: Accelerator) -> nn.Module:
+    """A file of somebody's own says itself where its tensors begin."""
+    if isinstance(workload, FromConfiguration):
+        return drawn_on(accelerator, workload.build)
+    return workload.build()
 
 
 @contextmanager

@@ -102,6 +102,9 @@ def parse_named(text: str) -> tuple[str, dict[str, str]]:
     name, _, rest = text.partition(":")
     if not name.strip():
         raise UsageError(f"Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; {text!r} names nothing.")
+    if "=" in name:
+        title, _, value = name.partition("=")
+        raise UsageError(f"Write {title.strip()}:KNOB={value.strip()} to set a knob of it.")
     pairs: dict[str, str] = {}
     last = ""
     for piece in rest.split(",") if rest.strip() else ():

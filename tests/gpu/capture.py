@@ -60,21 +60,19 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if limit is not None:
         torch.cuda.init()
         torch.cuda.set_per_process_memory_fraction(limit / total)
-    return {**take_run(wanted["request"], path, "cuda"), "fraction": None if limit is None else limit / total}
+    return {**take_run(wanted["request"], path), "fraction": None if limit is None else limit / total}
 
 
-def take_run(request: Mapping[str, Any], path: Path, kind: str, accelerator: Any = None) -> dict[str, Any]:
+def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
     from memviz.runner.accelerator import find_accelerator
     from memviz.runner.execute import Interrupted, measure
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.run import save_run
-    from tests.gpu.building import drawn_on
 
     plan = plan_of(Request.from_json({**request, "on": "cuda", "numerics": False}))
     try:
-        with drawn_on(kind):
-            done = measure(plan, _say, accelerator or find_accelerator())
+        done = measure(plan, _say, accelerator or find_accelerator())
     except Interrupted as ended:
         return _until_it_ran_out(ended, path)
     save_run(done.trace, done.run, path)

@@ -39,15 +39,14 @@ def prepare() -> None:
 
 def run(case: Case, out: Path) -> dict[str, Any]:
     from memviz.runner.accelerator import find_accelerator
+    from memviz.runner.drawing import drawn_on
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.timing import EventStopwatch
-    from tests.gpu.building import drawn_on
 
     plan = plan_of(Request.from_json({**case.arguments["request"], "on": "cuda"}))
-    with drawn_on("cuda"):
-        model = plan.workload.build()
     accelerator = find_accelerator()
+    model = drawn_on(accelerator, plan.workload.build)
     seconds = compared(plan, model, accelerator, EventStopwatch, case.arguments["rounds"])
     return {"label": plan.label, "describes": plan.workload.describe(), **as_ratios(seconds)}
 

@@ -130,12 +130,12 @@ def prepare() -> None:
 
 def run(case: Case, out: Path) -> dict[str, Any]:
     from memviz.runner.accelerator import find_accelerator
-    from tests.gpu.building import drawn_on
+    from tests.gpu.building import all_drawn_on
     from tests.gpu.on_the_card import on_the_card
 
     table = next(each for each in TABLES if each.seed == case.arguments["seed"])
     accelerator = find_accelerator()
-    with drawn_on("cuda"):
+    with all_drawn_on(accelerator):
         if case.arguments["what"] == "peaks":
             return {"rows": rows_of(table.seed, PretendedDevice=on_the_card(accelerator))}
         rows = (each for settings in table.ways for each in timed(table, settings, accelerator))

@@ -10,11 +10,9 @@ import torch
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
-from memviz.runner.workloads.transformer_block import TransformerBlock
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action
 from tests.gpu import programs
-from tests.gpu.building import drawn_on
 from tests.gpu.capture import cases, take_run
 from tests.gpu.comparing import gpu_of, out_of_memory_at
 from tests.gpu.not_there import NotThere
@@ -64,21 +62,12 @@ def test_a_run_is_kept_with_its_peaks_and_its_trace(tmp_path):
     gpu = NotThere()
     request = {"workload": "transformer_block", "settings": TINY}
     with watching_torch(gpu):
-        found = take_run(request, tmp_path / "a.pickle.gz", "cpu", gpu.accelerator)
+        found = take_run(request, tmp_path / "a.pickle.gz", gpu.accelerator)
     trace, run = load_run(tmp_path / found["file"])
     assert (found["ran_out"], found["events"]) == ("", trace.event_count)
     assert found["peak_allocated_bytes"] == run.peak_allocated_bytes > run.weights_bytes
     assert run.mode == "measured"
     assert found["seconds"]["median"] > 0
-
-
-def test_weights_are_drawn_elsewhere_and_handed_over_in_host_memory():
-    tiny = TransformerBlock(width=128, inner=128, vocabulary=64, key_value_heads=1, parts=1)
-    with torch.device("meta"), drawn_on("cpu"):
-        model = tiny.build()
-    assert {str(each.device) for each in model.parameters()} == {"cpu"}
-    with torch.device("meta"):
-        assert {str(each.device) for each in tiny.build().parameters()} == {"meta"}
 
 
 def recorded(program: Program, gpu: NotThere, path: Any, **limit: Any) -> tuple[dict[str, Any], Any]:

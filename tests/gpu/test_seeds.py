@@ -15,7 +15,7 @@ from memviz.runner.request import Request
 from memviz.runner.timing import ProcessorStopwatch
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from tests.gpu import cost, seeds
-from tests.gpu.building import drawn_on
+from tests.gpu.building import all_drawn_on
 from tests.gpu.not_there import NotThere
 from tests.gpu.on_the_card import on_the_card
 from tests.gpu.results import Results
@@ -44,7 +44,7 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))
     gpu, pretended = NotThere(), module.PretendedDevice
-    with watching_torch(gpu), drawn_on("cpu"):
+    with watching_torch(gpu), all_drawn_on(gpu.accelerator):
         rows = seeds.rows_of("flat-gradients", PretendedDevice=on_the_card(gpu.accelerator))
     assert module.PretendedDevice is pretended
     assert len(rows) == 5
@@ -56,7 +56,7 @@ def test_ways_are_timed_and_their_outputs_compared_with_the_noise():
     ways = (seeds.Way("plain", (("flat_gradients", {"how": "plain"}),)), seeds._joined("flat"))
     table = seeds.Table("flat-gradients", "transformer_block", {SETTINGS: ways}, 1, (1, 1))
     gpu = NotThere()
-    with watching_torch(gpu), drawn_on("cpu"):
+    with watching_torch(gpu), all_drawn_on(gpu.accelerator):
         (_, first), (_, second) = seeds.timed(table, SETTINGS, gpu.accelerator)
     assert first["seconds"] > 0
     assert (first["noise"]["bitwise"], second["noise"], second["apart"]["bitwise"]) == (True, None, True)

@@ -149,6 +149,7 @@ def test_a_name_with_its_knobs(text, parsed):
     [
         ("", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; '' names nothing."),
         (":every=2", "Write NAME or NAME:KNOB=VALUE,KNOB=VALUE; ':every=2' names nothing."),
+        ("checkpointing=2", "Write checkpointing:KNOB=2 to set a knob of it."),
         ("checkpointing:offload", "checkpointing: 'offload' has no value; write KNOB=VALUE."),
         ("checkpointing:every=2,every=3", "checkpointing: every is given twice."),
     ],

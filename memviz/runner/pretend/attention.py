@@ -196,4 +196,5 @@ def _fitting(mask: Tensor, call: Call) -> Tensor:
 
 def _described(call: Call) -> str:
     sizes = " ".join(str(tuple(each.shape)) for each in (call.query, call.key, call.value))
-    return f"{call.query.dtype} of {sizes}{', with a mask' if call.mask is not None else ''}"
+    mask = ", with a mask" if call.mask is not None else ""
+    return f"{call.query.dtype} of {sizes}{mask}{f', dropout {call.dropout:g}' if call.dropout else ''}"

@@ -8,6 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memviz.runner.execute import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
 
 CPU = torch.device("cpu")
@@ -67,3 +70,15 @@ def test_dropout_is_published_and_its_twin_has_none():
     with torch.device("meta"):
         model = workload.build()
     assert {each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)} == {0.1}
+
+
+@BOTH
+def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
+    """Also on a card: a mask would ask for values there, and the choice of a kernel must not bring one in."""
+    settings = {"layers": "1", "batch": "1", "sequence": "512"}
+    peaks = {}
+    for backend in ("math", "flash"):
+        chosen = (("attention_backend", {"backend": backend}),)
+        plan = plan_of(Request(name, settings, chosen, on="predict"))
+        peaks[backend] = predict(plan, lambda phase: None).run.peak_allocated_bytes
+    assert peaks["flash"] < peaks["math"]
