@@ -21,7 +21,6 @@ from memviz.ui.components import (
     reserved_plot,
     segment_map,
     segment_pair,
-    settings_form,
     waterfall,
 )
 from memviz.ui.components.arrivals import Arrivals
@@ -61,7 +60,6 @@ SCRIPTED = (
     waterfall,
     reserved_plot,
     segment_pair,
-    settings_form,
     arrivals,
 )
 STYLED = (arrivals, memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
@@ -168,7 +166,7 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **_PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
-        begun = [*outputs, self.compare.view]
+        begun = [*outputs, self.compare.view, self.what_if.shown]
         page.load(self._begin, [self.browser], begun, show_progress="hidden", api_visibility="private")
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
@@ -234,21 +232,22 @@ class _Page:
         if query.get("tab") == TAB:
             compared = compare_session(session, query, self._sample)
             if compared is not None:
-                return [*self._shown(compared, tab=TAB), compare_view(compared, query)]
-        return [*self._explored(session, query), gr.skip()]
-
-    def _explored(self, session: Session, query: dict[str, str]) -> list[Any]:
-        wanted = query.get("trace", "")
-        if not wanted and "traces" not in query:
-            return self._shown(replace(session, home=not session.opened))
-        found = named(session, wanted) or self._sample(session, wanted)
-        if isinstance(found, Session):
-            return self._shown(found, state=view_state(query))
+                return [*self._shown(compared, tab=TAB), compare_view(compared, query), gr.skip()]
+        found = self._linked(session, query)
+        if found is not None and query.get("tab") == what_if.ID:
+            return [*self._shown(found, tab=what_if.ID), gr.skip(), what_if.asking(found, query)]
         if found is not None:
-            return self._shown(session.choosing(found.key), state=view_state(query))
-        values = self._shown(replace(session, home=True))
-        values[3] = missing_html()
-        return values
+            return [*self._shown(found, state=view_state(query)), gr.skip(), gr.skip()]
+        is_missing = bool(query.get("trace")) or "traces" in query
+        values = self._shown(replace(session, home=is_missing or not session.opened))
+        values[3] = missing_html() if is_missing else values[3]
+        return [*values, gr.skip(), gr.skip()]
+
+    def _linked(self, session: Session, query: dict[str, str]) -> Session | None:
+        """With the trace that a link names open and chosen."""
+        wanted = query.get("trace", "")
+        found = named(session, wanted)
+        return self._sample(session, wanted) if found is None else session.choosing(found.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Samples may be named by anybody."""

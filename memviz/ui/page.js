@@ -116,18 +116,24 @@
   if (document.body) startDark();
   else document.addEventListener("DOMContentLoaded", startDark);
 
-  // -- the address, replaced and not pushed: of the one trace that is explored, or of the comparison that is seen
-  const OURS = ["trace", "at", "from", "to", "pin", "order", "colour", "axis", "tab", "traces", "other", "by", "sort", "align", "step", "name", "overlay"];
+  // -- the address, replaced and not pushed: of the one trace that is explored, or of what a tab says of itself in
+  //    [data-mv-query], whose trace is the open one unless it names several
+  const OURS = [
+    ...["trace", "at", "from", "to", "pin", "order", "colour", "axis", "tab"],
+    ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],
+    ...["memory", "card", "overhead", "expandable", "max_split", "roundup", "threshold", "more", "release"],
+  ];
   let explored = null;
 
   function follow() {
-    const compared = [...document.querySelectorAll("[data-mv-compare]")].find((each) => each.parentElement.offsetParent);
+    const seen = [...document.querySelectorAll("[data-mv-query]")].find((each) => each.parentElement.offsetParent);
     const link = document.querySelector("[data-mv-link]")?.dataset.mvLink;
     const query = new URLSearchParams(location.search);
-    // Untouched, the address stays as it was typed; but it never speaks of a comparison that is not seen.
-    if (!compared && !(link && (explored || query.has("traces")))) return;
+    // Untouched, the address stays as it was typed; but it never speaks of another tab than the one that is seen.
+    if (!seen && !(link && (explored || query.has("tab")))) return;
     for (const key of OURS) query.delete(key);
-    const said = compared ? new URLSearchParams(compared.dataset.mvCompare) : [["trace", link], ...Object.entries(explored || {})];
+    const said = seen ? new URLSearchParams(seen.dataset.mvQuery) : new URLSearchParams(explored || {});
+    if (link && !said.has("traces")) query.set("trace", link);
     for (const [key, value] of said) query.set(key, value);
     history.replaceState(null, "", `${location.pathname}?${query}`);
   }
@@ -161,8 +167,8 @@
     follow();
   }, 120);
   new MutationObserver((changes) => {
-    if (changes.some(({ target }) => target instanceof Element && target.closest("#traces, #compare-place, .tab-container"))) redrawn();
-  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-selected", "data-mv-compare"] });
+    if (changes.some(({ target }) => target instanceof Element && target.closest("#traces, #compare-place, #what-if-form, .tab-container"))) redrawn();
+  }).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-selected", "data-mv-query"] });
 
   // -- the pinned allocation on a narrow screen is a sheet: half the screen or nearly all of it, by its handle
   const tall = (yes) => document.body.classList.toggle("mv-tall", yes);

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
@@ -121,3 +122,21 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     assert field(tab, "max_split").input_value() == "64"
     tab.get_by_role("button", name="Compare with the recording").click()
     expect(tab.locator("#compare-top")).to_contain_text("32.0 MiB higher than out-of-memory")
+
+
+def test_the_address_holds_the_question_and_a_link_asks_it_again(tab: Any, browser: Any, watched: Any) -> None:
+    field(tab, "expandable").uncheck()
+    field(tab, "max_split").fill("128")
+    expect(verdict(tab)).to_contain_text("max_split_size_mb:128 would carry it through")
+    tab.wait_for_url(re.compile("max_split=128"))
+    asked = parse_qs(urlsplit(tab.url).query)
+    assert asked.pop("trace")[0].startswith("sample:")
+    assert asked == {"tab": ["what-if"], "memory": ["2,400 MiB"], "max_split": ["128"]}
+    visitor = browser.new_context(viewport={"width": 1440, "height": 1000})
+    other = watched(visitor)
+    other.goto(tab.url)
+    expect(verdict(other)).to_contain_text("max_split_size_mb:128 would carry it through")
+    assert (field(other, "max_split").input_value(), field(other, "memory").input_value()) == ("128", "2,400 MiB")
+    other.get_by_role("tab", name="Explore").click()
+    other.wait_for_url(lambda url: "tab=" not in url and "max_split" not in url)
+    visitor.close()

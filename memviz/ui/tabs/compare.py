@@ -181,7 +181,7 @@ def draw(context: Context, session: Session, view: CompareView, drawn: tuple[Any
         *[{}] * (len(LETTERS) - len(values)),
         overlay_value(sides, compared.view),
         compared.differences(),
-        tag("i", data_mv_compare=compare_query(sides, view)),
+        tag("i", data_mv_query=compare_query(sides, view)),
     ]
 
 

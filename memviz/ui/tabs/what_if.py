@@ -6,7 +6,7 @@ a new question ends the one before. Recordings of millions of events are replaye
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,9 +18,9 @@ from memviz.trace.model import DeviceTrace
 from memviz.ui.asked import asked_of, understood
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.plain_form import PlainForm, told
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.components.settings_form import SettingsForm, said
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.replays import Replays
 from memviz.ui.session import Session
@@ -28,6 +28,7 @@ from memviz.ui.views.reserved_plot import moment_that_matters
 from memviz.ui.views.settings_form import form_value
 from memviz.ui.views.what_if import Found, refusal_html, waiting_html
 from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, had, skipped, terms_of, values
+from memviz.ui.what_if_links import asked_in
 from memviz.ui.work import Stopped, Work, Workshop
 
 ID = "what-if"
@@ -59,7 +60,7 @@ class Open:
 class WhatIfTab:
     waiting: Panel
     verdict: Panel
-    form: SettingsForm
+    form: PlainForm
     plot: ReservedPlot
     head: Panel
     maps: SegmentPair
@@ -92,7 +93,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
     waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
     with gr.Row(elem_classes="mv-what-if"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
-            form = SettingsForm(elem_id="what-if-form")
+            form = PlainForm(elem_id="what-if-form")
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
             plot = ReservedPlot(elem_id="what-if-plot")
             blocks = Panel(elem_id="what-if-blocks")
@@ -141,6 +142,12 @@ def show(session: Session, tab: str | None) -> list[Any]:
     return [tab == ID if tab else gr.skip(), Open(key, tab == ID)]
 
 
+def asking(session: Session, query: Mapping[str, str]) -> Shown:
+    """What a link asks of the trace that is open, as if it had been asked before."""
+    assert session.current is not None
+    return Shown(left=((timeline_key(session.current), asked_in(query)),))
+
+
 class _Wiring:
     """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
 
@@ -184,13 +191,13 @@ class _Wiring:
             yield from self._answer(turned, request, is_first=is_first, is_another=True)
 
     def _changed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        asked = asked_of(said(event))
+        asked = asked_of(told(event))
         is_redrawn = asked.card != shown.asked.card or asked.overhead != shown.asked.overhead
         turned = replace(shown, asked=asked, turn=shown.turn + (is_redrawn and asked.card.isdigit()))
         yield from self._answer(turned, request)
 
     def _pressed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        form = said(event)
+        form = told(event)
         turned, finds_best = replace(shown, asked=asked_of(form)), form.get("act") == "best"
         yield from self._answer(turned, request, is_pressed=True, searches=finds_best)
         if finds_best:
@@ -224,7 +231,7 @@ class _Wiring:
         yield from self._answer(replace(shown, with_blocks=not shown.with_blocks), request, is_pressed=True)
 
     def _moved(self, shown: Shown, event: gr.EventData) -> list[Any]:
-        return self.answers.moved(shown, str(said(event).get("at", "")))
+        return self.answers.moved(shown, str(told(event).get("at", "")))
 
     # -- answering
 

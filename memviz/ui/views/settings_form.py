@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from memviz.allocator.as_json import environment
 from memviz.allocator.what_if import CARD_BYTES, Card
 from memviz.ui.asked import ANY_CARD, RELEASES, Asked, Understood
 from memviz.ui.views.markup import Html, joined, tag
+from memviz.ui.what_if_links import what_if_query
 from memviz.units import bytes_text, parse_bytes
 
 
@@ -61,11 +63,12 @@ class Had:
 def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> dict[str, Any]:
     """The form itself is drawn anew only with another `version`, so that nobody is interrupted while typing."""
     conf = meant.settings.to_text() if meant.settings is not None else None
+    pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
         "html": form_html(asked, had),
         "faults": dict(meant.faults),
-        "conf": environment(conf) if conf is not None else "",
+        "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(asked))},
     }
 
 
@@ -78,9 +81,18 @@ def form_html(asked: Asked, had: Had) -> Html:
         tag("button", "Find the best", type="button", data_act="best"),
     )
     return joined(
-        tag("details", tag("summary", "Memory and settings"), *fields, class_="mv-fields", open=True),
+        tag("details", tag("summary", "Memory and settings"), *fields, class_="mv-fields"),
         tag("p", *buttons, class_="mv-buttons"),
+        tag("div", class_="mv-pasted", data_part="pasted"),
+        tag("div", data_part="link"),
     )
+
+
+def pasted_html(line: str) -> Html:
+    """It may break where a person would break it."""
+    copy = tag("button", "Copy", type="button", data_mv_copy=line)
+    parts = [part for each in re.split("(?<=[=,])", line) for part in (each, Html("<wbr>"))]
+    return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
 def _memory(asked: Asked, had: Had) -> Html:
@@ -97,7 +109,8 @@ def _memory(asked: Asked, had: Had) -> Html:
         spellcheck="false",
         aria_label="Memory for this process",
     )
-    row = tag("div", field, tag("select", *cards, name_="card", aria_label="Card"), class_="mv-combo mv-memory")
+    card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
+    row = tag("div", field, card, class_="mv-combo mv-memory")
     return tag("div", tag("h3", "Memory for this process"), row, _fault("memory"), _had(had), class_="mv-field")
 
 

@@ -10,7 +10,7 @@
       this.tell = tell;
       this.form = Object.assign(document.createElement("form"), { className: "mv-settings", noValidate: true });
       this.form.addEventListener("submit", (event) => event.preventDefault());
-      this.form.addEventListener("input", () => this.changed());
+      this.form.addEventListener("input", (event) => this.changed(event.target));
       this.form.addEventListener("click", (event) => this.clicked(event));
       narrow.addEventListener("change", () => this.fold());
     }
@@ -21,7 +21,7 @@
       this.form.hidden = !value || !value.html;
       if (!value) return;
       if (value.version !== this.version) this.draw(value);
-      for (const node of this.form.querySelectorAll("[data-fault]")) node.textContent = value.faults[node.dataset.fault] || "";
+      for (const node of this.form.querySelectorAll("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault] || "");
       for (const node of this.form.querySelectorAll("[data-part]")) {
         const html = value.parts[node.dataset.part] || "";
         if (this.shown.get(node) === html) continue;
@@ -49,7 +49,22 @@
       if (all) all.open = !narrow.matches || all.open;
     }
 
-    changed() {
+    refuse(node, words) {
+      node.textContent = words;
+      const field = this.form.elements[node.dataset.fault];
+      if (field?.setAttribute) field.setAttribute("aria-invalid", String(Boolean(words)));
+    }
+
+    changed(field) {
+      const fields = this.form.elements;
+      const picked = field.dataset.for;
+      const filled = field.dataset.fills;
+      if (picked) {
+        fields[picked].value = field.value === "off" ? "" : field.value;
+        field.selectedIndex = 0;
+      }
+      if (filled) fields[filled].value = field.selectedOptions[0].dataset.usable || "";
+      for (const each of fields) if (each.dataset.fills === field.name) each.value = "";
       clearTimeout(this.resting);
       this.resting = setTimeout(() => this.tell("input", this.values()), REST_MS);
     }
