@@ -155,7 +155,7 @@ class _Page:
                 show_progress_on=[files],
                 api_visibility="private",
             )
-        self.arrivals.click(self._arrived, [self.session], outputs, **_PRIVATE)
+        self.arrivals.click(self._arrived, [self.session], outputs, trigger_mode="multiple", **_PRIVATE)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer):
             panel.click(self._act, [self.session], outputs, **_PRIVATE)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **_PRIVATE).then(

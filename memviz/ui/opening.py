@@ -15,7 +15,7 @@ from memviz.ui.store import TraceStore
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 Say = Callable[[float, str], None]
-_MOST_NAME, _MOST_REASON, _MOST_REFUSED = 300, 1000, 5
+_MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,8 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
     Files come one by one: what was refused before stays on the page until it is dismissed, or opened after all.
     """
     if "refused" in said:
-        refused = Refused(said["refused"][:_MOST_NAME], said.get("reason", "")[:_MOST_REASON])
+        name, reason, turn = (said.get(each, "") for each in ("refused", "reason", "turn"))
+        refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN])
         before = [each for each in session.refused if each.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     key = said.get("stored", "")

@@ -101,6 +101,10 @@ class Reading:
             return
         found = opened(self._store, trace)
         self._stored = found.key
+        # `cancel` may have come between the two, and found nothing to take away.
+        if self._cancelled:
+            self._store.drop(found.key)
+            return
         key = timeline_key(found)
         device = next(each for each in trace.devices if each.name == found.device)
         self.outbox.put("curve", key=key, **_curve(device))

@@ -22,6 +22,8 @@ class Opened:
 class Refused:
     name: str
     reason: str
+    turn: str = ""
+    """Which one it is for the browser that sent it, and waits to see it here."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +60,8 @@ def browser(chromium: str) -> Iterator[Any]:
 def context(browser: Any) -> Iterator[Any]:
     """One visitor: cookies, storage and all."""
     opened = browser.new_context(viewport={"width": 1440, "height": 1000})
+    # A machine that runs tests for others may be slow; who waits for what never comes learns of it later.
+    opened.set_default_timeout(_PATIENCE_SECONDS * 1000)
     opened.grant_permissions(["clipboard-read", "clipboard-write"])
     yield opened
     opened.close()
@@ -97,7 +99,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @contextmanager
-def started(more: Mapping[str, str], port: int = 0) -> Iterator[Server]:
+def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",)) -> Iterator[Server]:
     """A page of its own, with `more` in its environment."""
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
@@ -106,7 +108,7 @@ def started(more: Mapping[str, str], port: int = 0) -> Iterator[Server]:
         environment["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
         with log.open("wb") as output:
             process = subprocess.Popen(
-                [sys.executable, "app.py"], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+                [sys.executable, *program], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
             )
         try:
             address = f"http://127.0.0.1:{port}/"

@@ -11,13 +11,16 @@ import urllib.request
 import zlib
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.routes import PATH
 from memviz.units import bytes_text
+from tests.browser.conftest import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
 COMPONENTS = Path(__file__).parents[2] / "memviz" / "ui" / "components"
@@ -34,6 +37,22 @@ SEEN = """
     if (plot?.dataset.drawn) note("drawn");
     if (document.querySelector("#verdict .mv-verdict")) note("verdict");
   }).observe(document.documentElement, { subtree: true, childList: true, attributes: true });
+}
+"""
+
+
+TOPS = """
+() => {
+  const canvas = document.querySelector("#timeline .mvt-plot canvas");
+  const { width, height } = canvas;
+  const alpha = canvas.getContext("2d").getImageData(0, 0, width, height).data;
+  const y = [];
+  for (let x = 0; x < width; x++) {
+    let top = 0;
+    while (top < height && !alpha[4 * (top * width + x) + 3]) top++;
+    y.push(top);
+  }
+  return { y, height };
 }
 """
 
@@ -105,6 +124,68 @@ def test_where_our_way_does_not_answer_gradio_takes_the_file(page: Any, server: 
     page.locator("#verdict .mv-verdict").wait_for()
     page.locator("#timeline .mvt[data-drawn]").wait_for()
     assert any("/upload" in each for each in asked)
+
+
+def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: Path) -> None:
+    """In every column its top is that of the run's bytes, on the scale of the picture to come."""
+    started(page, server)
+    # The colours are kept back for good.
+    page.evaluate("() => { memvizTimeline.give = () => {}; }")
+    page.set_input_files("#first-files input[type=file]", large)
+    page.locator("#timeline .mvt[data-total=whole]").wait_for()
+    tops = page.evaluate(TOPS)
+    line = timeline(load_trace(large).devices[0])
+    top = max(int(line.reserved.max()), line.peak_bytes) * 1.06
+    columns = np.array_split(line.live, len(tops["y"]))
+    expected = [tops["height"] * (1 - int(each.max()) / top) for each in columns]
+    # A column of the screen is one of those sent or two, so a neighbour's may show.
+    low = np.minimum.reduce([np.roll(expected, shift) for shift in (-2, -1, 0, 1, 2)])
+    high = np.maximum.reduce([np.roll(expected, shift) for shift in (-2, -1, 0, 1, 2)])
+    inner = slice(3, -3)
+    found = np.array(tops["y"])[inner]
+    assert np.all(found >= low[inner] - 2)
+    assert np.all(found <= high[inner] + 2)
+    assert found.max() - found.min() > 20
+    assert bytes_text(line.peak_bytes) in page.locator("#timeline .mvt svg").first.text_content()
+
+
+LOGIN = """
+from memviz.ui.app import build_app, launch_options
+
+build_app().launch(auth=("ann", "a secret"), **launch_options())
+"""
+
+
+def test_behind_a_login_files_arrive_all_the_same(page: Any, large: Path) -> None:
+    with started_page({}, program=("-c", LOGIN)) as own:
+        page.goto(own.address)
+        page.get_by_label("username").fill("ann")
+        page.get_by_label("password").fill("a secret")
+        page.get_by_role("button", name="Login").click()
+        page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+        asked: list[str] = []
+        page.on("request", lambda request: asked.append(urlsplit(request.url).path))
+        page.set_input_files("#first-files input[type=file]", large)
+        page.locator("#verdict .mv-verdict").wait_for()
+        page.locator("#timeline .mvt[data-drawn]").wait_for()
+        assert PATH in asked
+        assert not [each for each in asked if each.endswith("/upload")]
+
+
+def test_several_files_come_one_after_the_other(page: Any, server: str, large: Path, tmp_path: Path) -> None:
+    files = [large]
+    for name in ("second.pickle", "third.pickle"):
+        files.append(tmp_path / name)
+        files[-1].write_bytes(pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(200)])))
+    broken = tmp_path / "broken.pickle"
+    broken.write_bytes(large.read_bytes()[:5000])
+    started(page, server)
+    page.set_input_files("#first-files input[type=file]", [*files, broken])
+    page.locator(".mv-trace").nth(2).wait_for()
+    page.get_by_text("cut off while it was written or copied").first.wait_for()
+    names = [each.split("\n")[0] for each in page.locator(".mv-trace").all_inner_texts()]
+    assert [name.split(".")[0] for name in names] == ["large", "second", "third"]
+    assert page.locator(".mv-arrival").count() == 0
 
 
 @pytest.mark.parametrize("kind", ["noise", "repeats", "runs", "pickle"])

@@ -12,6 +12,8 @@ import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
+from memviz.ui.opening import opened
+from memviz.ui.outbox import Outbox
 from memviz.ui.reading import Busy, Reading, Readings, TooLarge
 from memviz.ui.store import TraceStore
 from tests.traces import alloc, free, snapshot
@@ -40,6 +42,13 @@ def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle") -> Readin
     reading = readings.get(readings.begin(name, len(raw), packed=False))
     assert reading is not None
     return reading
+
+
+def wait_for_the_end(reading: Reading) -> None:
+    deadline = time.monotonic() + 10
+    while not reading.arriving.closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reading.arriving.closed
 
 
 def test_first_the_total_then_every_allocation_then_the_colours():
@@ -86,11 +95,46 @@ def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
     reading.arriving.add(RAW)
     readings.drop(ticket)
     assert readings.get(ticket) is None
-    deadline = time.monotonic() + 10
-    while not reading.arriving.closed and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert reading.arriving.closed
+    wait_for_the_end(reading)
     assert not store._kept
+
+
+def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
+    store = TraceStore()
+    readings = Readings(store)
+    ticket = readings.begin("run.pickle", len(RAW), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+
+    def opened_too_late(*given: Any) -> Any:
+        found = opened(*given)
+        readings.drop(ticket)
+        return found
+
+    monkeypatch.setattr("memviz.ui.reading.opened", opened_too_late)
+    reading.arriving.add(RAW)
+    reading.arriving.end()
+    assert [header["kind"] for header, _ in told(reading) if header["kind"] != "reading"] == []
+    wait_for_the_end(reading)
+    assert not store._kept
+
+
+def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
+    """A visitor with a slow line hears how far it is now, not how far it was."""
+    outbox = Outbox()
+    for share in (0.1, 0.2, 0.3):
+        outbox.put("reading", share=share)
+    outbox.put("piece", b"first")
+    outbox.put("piece", b"second")
+    outbox.close()
+    outbox.put("reading", share=0.9)
+
+    async def listen() -> bytes:
+        return b"".join([each async for each in outbox.messages()])
+
+    raw = asyncio.run(listen())
+    assert (raw.count(b'"kind": "reading"'), raw.count(b'"share": 0.3')) == (1, 1)
+    assert raw.index(b"first") < raw.index(b"second")
 
 
 def test_limits_are_said_before_anything_is_sent():

@@ -159,7 +159,12 @@ def refused_html(session: Session) -> Html:
     others = len(session.opened)
     safe = f" Your {others} open trace{'s are' if others > 1 else ' is'} untouched." if others else ""
     rows = [
-        tag("p", tag("b", f"{each.name} was not opened. "), each.reason, f" Nothing in the file was run.{safe}")
+        tag(
+            "p",
+            tag("b", f"{each.name} was not opened. "),
+            f"{each.reason} Nothing in the file was run.{safe}",
+            data_refused=each.turn,
+        )
         for each in session.refused
     ]
     dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")

@@ -5,7 +5,8 @@
   "use strict";
   const T = globalThis.memvizTimeline;
   const TARGETS = "#files, #first-files";
-  const PATIENCE_MS = 20000;
+  const PATIENCE_MS = 8000;
+  const TURNS = 4;
 
   const isSupported = () => Boolean(globalThis.Worker && globalThis.DecompressionStream && globalThis.gradio_config);
   const address = () => `${(globalThis.gradio_config.root || location.origin).replace(/\/$/, "")}/gradio_api/memviz/readings`;
@@ -94,17 +95,16 @@
     }
 
     /** Gradio is told once the colours are on the screen: the words may take what the picture leaves of the machine. */
-    async opened({ stored, key }) {
+    opened({ stored, key }) {
       this.finish();
-      if (this.isFirst) await explored()?.drawnOf(key);
-      this.arrivals.tell({ stored });
-      this.leaveWhen(() => document.querySelector(`#traces [data-key="${CSS.escape(stored)}"]`));
+      const ready = this.isFirst ? explored()?.drawnOf(key) : null;
+      this.leaveOnceShown({ stored }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
     }
 
     refused(reason) {
       this.finish();
-      this.arrivals.tell({ refused: this.file.name, reason });
-      this.leaveWhen(() => document.querySelector("#band .mv-band"));
+      const turn = String(++this.arrivals.refusals);
+      this.leaveOnceShown({ refused: this.file.name, reason, turn }, `#band [data-refused="${turn}"]`);
       explored()?.endTotal();
     }
 
@@ -118,7 +118,7 @@
     }
 
     cancel() {
-      if (this.over) return;
+      if (this.over) return this.leave();
       this.worker?.postMessage("stop");
       // It still tells the server.
       const stopping = this.worker;
@@ -136,13 +136,10 @@
     }
 
     /** Until Gradio shows what we told it, the row stays. */
-    leaveWhen(isShown) {
-      const begun = performance.now();
-      const look = () => {
-        if (isShown() || performance.now() - begun > PATIENCE_MS) this.leave();
-        else setTimeout(look, 30);
-      };
-      look();
+    async leaveOnceShown(message, where, ready = null) {
+      if (await this.arrivals.told(message, where, ready)) return this.leave();
+      this.say("The page does not answer. Reload it, then open this again.", 1);
+      if (this.isFirst) document.body.classList.remove("mv-first");
     }
 
     leave() {
@@ -169,6 +166,8 @@
       this.place = element.querySelector(".mv-arrivals");
       this.tell = tell;
       this.waiting = [];
+      this.refusals = 0;
+      this.telling = Promise.resolve();
       const take = (event, list) => {
         if (event.detail === "gradio" || !isSupported() || !list?.length || !(event.target instanceof Element) || !event.target.closest(TARGETS)) return;
         event.preventDefault();
@@ -191,6 +190,23 @@
         this.waiting.push(arrival);
       }
       if (!this.isBusy) this.work();
+    }
+
+    /** One after the other: every answer is the whole page anew, and of two at once one would be lost. */
+    told(message, where, ready) {
+      return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
+    }
+
+    async tellUntilShown(message, where) {
+      for (let turn = 0; turn < TURNS; turn++) {
+        this.tell(message);
+        const begun = performance.now();
+        while (performance.now() - begun < PATIENCE_MS) {
+          if (document.querySelector(where)) return true;
+          await new Promise((next) => setTimeout(next, 30));
+        }
+      }
+      return false;
     }
 
     async work() {
