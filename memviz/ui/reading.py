@@ -58,7 +58,7 @@ class Reading:
         self._total = RunningTotal()
         self._said = 0.0
         self._stored = ""
-        self._cancelled = False
+        self._cancelled = threading.Event()
         # A daemon: whoever ends the page does not wait for it.
         threading.Thread(target=self._run, daemon=True).start()
 
@@ -72,7 +72,7 @@ class Reading:
 
     def cancel(self) -> None:
         """Nobody waits for it any more."""
-        self._cancelled = True
+        self._cancelled.set()
         self.arriving.end("It was cancelled.")
         self.outbox.close()
         if self._stored:
@@ -97,12 +97,12 @@ class Reading:
     def _read(self) -> None:
         source = cast(BinaryIO, self.arriving)
         trace = read_trace(source, self.name, self.arriving.size, progress=self._say, watch=self._total.watch)
-        if self._cancelled:
+        if self._cancelled.is_set():
             return
         found = opened(self._store, trace)
         self._stored = found.key
         # `cancel` may have come between the two, and found nothing to take away.
-        if self._cancelled:
+        if self._cancelled.is_set():
             self._store.drop(found.key)
             return
         key = timeline_key(found)

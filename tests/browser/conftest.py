@@ -24,7 +24,8 @@ import pytest
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-ROOT = Path(__file__).parents[2]
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -36,6 +37,13 @@ _ARGUMENTS = [
 ]
 _PATIENCE_SECONDS = 120
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All in one process: two browsers at once would only make each other wait."""
+    for each in items:
+        if HERE in each.path.parents:
+            each.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.fixture(autouse=True)

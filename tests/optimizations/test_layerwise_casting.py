@@ -114,7 +114,7 @@ def test_matrices_and_their_biases_are_cast_and_vectors_and_buffers_left_alone()
         ),
         ({"skip": "", "skip_classes": "_ConvNd"}, {"mix"}),
     ],
-    ids=str,
+    ids=lambda given: str(sorted(given)) if isinstance(given, set) else str(given),
 )
 def test_patterns_and_classes_leave_modules_alone_with_all_below_them(knobs, left):
     case = model(depth=2)

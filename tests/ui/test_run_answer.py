@@ -95,10 +95,10 @@ def test_a_form_that_asks_for_too_much_has_no_requests(answers: RunAnswers) -> N
 
 
 def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answers.listing()["device"] is None
     monkeypatch.setenv("SPACES_ZERO_GPU", "1")
     made = RunAnswers(TraceStore(), Path("unused"))
     assert made.listing()["device"] == "a GPU of this Space"
-    assert answers.listing()["device"] is None
 
 
 def ask(answers: RunAnswers, workload: str = "feed_forward", settings: Any = None, optimizations: Any = None) -> Any:
