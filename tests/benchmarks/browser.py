@@ -1,15 +1,16 @@
 """The page in a real browser, beside MemoryViz.js (the page behind PyTorch's memory_viz) in the same browser.
 
-    python -m tests.benchmarks.browser --files A.pickle B.pickle [--memoryviz BUNDLE.js] [--write]
+    python -m tests.benchmarks.browser --files A.pickle [--alone LARGE.pickle] [--memoryviz BUNDLE.js] [--write]
 
 Ours, from the choice of a file, upload, reading and packing on the server included: *total* is the first picture of
 the whole file, its live bytes over all its events in grey, exact, beside the reserved line; *coloured* is every
-allocation in its place. What is drawn while the file is still being read counts as neither. Then from the start of a
-page that has the file open to *coloured*. Each until two frames after the page itself says that it has drawn; a mark
-in the page takes the time, because whoever asks the page again and again takes half of the machine from it.
+allocation in its place. *So far* is the first of what is drawn while the file is still being read. Then from the start
+of a page that has the file open to *coloured*. Each until two frames after the page itself says that it has drawn; a
+mark in the page takes the time, because whoever asks the page again and again takes half of the machine from it.
 MemoryViz.js: from the start of its page, which fetches the file from this machine, to two frames after its polygons
-stand, which is its first picture. Then the same wheel steps over both, each from the turn to the picture on the screen.
-BUNDLE.js is MemoryViz.js with its d3 in one module, made by any bundler; it is not part of this project.
+stand, which is its first picture. Then the same turns of the wheel over both, one after the other, each until the
+frame after the one that draws it. BUNDLE.js is MemoryViz.js with d3 of version 5, made one module by any bundler (with
+version 7 its zoom does nothing); it is not part of this project.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from memviz.trace.load import load_trace
 
 README = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- browser: begin -->", "<!-- browser: end -->"
-STEPS = 15
+STEPS = 30
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -69,13 +70,30 @@ _MARKS = """
   new MutationObserver(note).observe(document, what);
 }
 """
-_OURS = {"total": ".mvt[data-total=whole]", "coloured": ".mvt[data-drawn]:not([data-total])"}
+_OURS = {
+    "begun": ".mvt[data-total=part]",
+    "total": ".mvt[data-total=whole]",
+    "coloured": ".mvt[data-drawn]:not([data-total])",
+}
 _THEIRS = {"coloured": "svg polygon"}
-_LARGEST = """
-(selector) => {
-  const box = (each) => each.getBoundingClientRect();
-  const all = [...document.querySelectorAll(selector)].map(box).sort((a, b) => b.width * b.height - a.width * a.height);
-  return { x: all[0].x, y: all[0].y, width: all[0].width, height: Math.min(all[0].height, 900 - all[0].y) };
+_TURNS = """
+async ([selector, steps]) => {
+  const area = ({ width, height }) => width * height;
+  const boxes = [...document.querySelectorAll(selector)].map((each) => each.getBoundingClientRect());
+  const box = boxes.sort((a, b) => area(b) - area(a))[0];
+  const where = { clientX: box.x + 0.4 * box.width, clientY: box.y + 0.5 * Math.min(box.height, 900 - box.y) };
+  const target = document.elementFromPoint(where.clientX, where.clientY);
+  const frame = () => new Promise((done) => requestAnimationFrame(done));
+  const turns = [];
+  for (let step = 0; step < steps; step++) {
+    const begun = performance.now();
+    const deltaY = step % 3 === 2 ? 100 : -100;
+    target.dispatchEvent(new WheelEvent("wheel", { ...where, deltaY, bubbles: true, cancelable: true }));
+    await frame();
+    await frame();
+    turns.push([performance.now() - begun, Number(document.querySelector(".mvt")?.dataset.drawMs || 0)]);
+  }
+  return turns;
 }
 """
 
@@ -85,12 +103,12 @@ def main() -> None:
     rows = []
     with sync_playwright() as engine:
         path = shutil.which("chromium") or shutil.which("google-chrome")
-        for file in args.files:
+        for file in (*args.files, *args.alone):
             events = load_trace(file).event_count
             browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
             rows.append([f"memviz, {events:,} events", *_ours(browser, file)])
             browser.close()
-            if args.memoryviz:
+            if args.memoryviz and file in args.files:
                 browser = engine.chromium.launch(executable_path=path, args=_ARGUMENTS)
                 rows.append([f"MemoryViz.js, {events:,} events", *_theirs(browser, file, args.memoryviz)])
                 browser.close()
@@ -105,6 +123,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.browser")
     parser.add_argument("--files", nargs="+", type=Path, required=True)
+    parser.add_argument("--alone", nargs="+", type=Path, default=[], help="too large for MemoryViz.js")
     parser.add_argument("--memoryviz", type=Path)
     parser.add_argument("--write", action="store_true")
     return parser.parse_args()
@@ -124,10 +143,13 @@ def _ours(browser: Any, file: Path) -> list[str]:
         before = sum(sent)
         page.set_input_files("#first-files input[type=file]", file)
         uploaded = _marked(page)
+        for _ in range(20):
+            page.wait_for_timeout(1000)
+            if sum(sent) > before:
+                break
         page.wait_for_timeout(3000)
         received = sum(sent) - before
         steps = _zoom(page, ".mvt-plot")
-        draws = page.evaluate("() => Number(document.querySelector('.mvt').dataset.drawMs)")
         page.close()
     with _serving([sys.executable, "-m", "memviz", "open", str(file)]) as address:
         page = browser.new_page(viewport={"width": 1440, "height": 1000})
@@ -136,8 +158,14 @@ def _ours(browser: Any, file: Path) -> list[str]:
         given = _marked(page)
         page.close()
     total = uploaded.get("total") or uploaded["coloured"]
-    shown = [f"{total / 1000:.2f} s", f"{uploaded['coloured'] / 1000:.2f} s", f"{given['coloured'] / 1000:.2f} s"]
-    return [*shown, *_steps(steps), f"{draws:.1f} ms", f"{received / 1e6:.2f} MB", f"{opens:.2f} s"]
+    begun = uploaded.get("begun")
+    shown = [
+        "" if begun is None else f"{begun / 1000:.2f} s",
+        f"{total / 1000:.2f} s",
+        f"{uploaded['coloured'] / 1000:.2f} s",
+        f"{given['coloured'] / 1000:.2f} s",
+    ]
+    return [*shown, *_steps(steps), f"{received / 1e6:.2f} MB", f"{opens:.2f} s"]
 
 
 def _marked(page: Page) -> dict[str, float]:
@@ -196,8 +224,9 @@ def _theirs(browser: Any, file: Path, bundle: Path) -> list[str]:
             return [
                 "",
                 "",
+                "",
                 f"{first:.2f} s",
-                *_steps(_zoom(page, "svg")),
+                *_steps(_zoom(page, "svg"))[:2],
                 "",
                 f"{file.stat().st_size / 1e6:.2f} MB",
                 "",
@@ -211,33 +240,19 @@ class _Quiet(http.server.SimpleHTTPRequestHandler):
         pass
 
 
-def _zoom(page: Page, selector: str) -> list[float]:
-    """Milliseconds from a turn of the wheel to the picture of it, less what such a picture takes by itself.
+def _zoom(page: Page, selector: str) -> list[list[float]]:
+    """Milliseconds of each step, and of what the page's script drew in it; one after the other, without a rest.
 
-    A picture of the page waits until all is drawn, also by threads that a script in the page does not see.
+    A browser paints a frame while the page goes on; the next step then waits for it, so that nothing is left out.
     """
-    box = page.evaluate(_LARGEST, selector)
-    page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 0.5 * box["height"])
-    page.wait_for_timeout(500)
-
-    def picture() -> float:
-        started = time.perf_counter()
-        page.screenshot(clip=box, type="jpeg", quality=30)
-        return 1000 * (time.perf_counter() - started)
-
-    idle = statistics.median([picture() for _ in range(STEPS)])
-    taken = []
-    for step in range(STEPS):
-        started = time.perf_counter()
-        page.mouse.wheel(0, 100 if step % 3 == 2 else -100)
-        page.screenshot(clip=box, type="jpeg", quality=30)
-        taken.append(max(1000 * (time.perf_counter() - started) - idle, 0.0))
-        page.wait_for_timeout(400)
-    return taken
+    page.evaluate(_TURNS, [selector, 3])
+    turns: list[list[float]] = page.evaluate(_TURNS, [selector, STEPS])
+    return turns
 
 
-def _steps(taken: list[float]) -> list[str]:
-    return [f"{statistics.median(taken):.1f} ms", f"{max(taken):.1f} ms"]
+def _steps(turns: list[list[float]]) -> list[str]:
+    whole, drawn = [turn[0] for turn in turns], [turn[1] for turn in turns]
+    return [f"{statistics.median(whole):.0f} ms", f"{max(whole):.0f} ms", f"{statistics.median(drawn):.1f} ms"]
 
 
 def _wait(address: str) -> None:
@@ -259,12 +274,13 @@ def _free_port() -> int:
 def _table(rows: list[list[str]]) -> str:
     head = [
         "",
+        "uploaded, to the total so far",
         "uploaded, to the total",
         "uploaded, to the coloured picture",
         "from the start of the page to the coloured picture",
         "zoom step, median",
         "zoom step, longest",
-        "of it drawing",
+        "of it our script",
         "bytes to the browser",
         "page opens",
     ]

@@ -18,8 +18,9 @@
 
   // -- words: the same rules as memviz/units.py -------------------------------------------------------
 
-  const grouped = (n, digits = 0) =>
-    n.toLocaleString("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  // Made once: making one takes longer than drawing a tick, and every frame has a dozen.
+  const formats = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
+  const grouped = (n, digits = 0) => formats[digits].format(n);
 
   function bytesText(count) {
     const size = Math.abs(count);
@@ -806,6 +807,7 @@
       if (!this.value || this.value.plain) return;
       const width = this.overview.clientWidth;
       if (!width) return;
+      this.overviewBox = { left: this.overview.offsetLeft, width };
       const scale = Math.min(window.devicePixelRatio || 1, 2);
       this.overview.width = width * scale;
       this.overview.height = OVERVIEW * scale;
@@ -824,12 +826,14 @@
     }
 
     placeWindow() {
+      if (!this.overviewBox) return;
       const whole = this.whole();
       const length = whole.last - whole.first || 1;
-      const width = this.overview.clientWidth;
+      // Asked of the page here, it would lay out all that this frame has drawn, twice a frame.
+      const { left: begin, width } = this.overviewBox;
       const left = ((this.view.first - whole.first) / length) * width;
       const right = ((this.view.last - whole.first) / length) * width;
-      this.window.style.left = `${this.overview.offsetLeft + left}px`;
+      this.window.style.left = `${begin + left}px`;
       this.window.style.width = `${Math.max(right - left, 6)}px`;
     }
 

@@ -41,7 +41,7 @@
     }
     svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
     svg.replaceChildren(...parts);
-    root.dataset.total = total.reserved ? "whole" : "part";
+    root.dataset.total = total.reserved ? "whole" : most > 1 ? "part" : "none";
   }
 
   function silhouette(canvas, width, height, values, share, top, colour, shade = SHADE) {
