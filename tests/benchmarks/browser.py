@@ -158,6 +158,8 @@ def _ours(browser: Any, file: Path) -> list[str]:
         given = _marked(page)
         page.close()
     total = uploaded.get("total") or uploaded["coloured"]
+    # The browser does not always say how long an answer was that came in parts.
+    received_text = f"{received / 1e6:.2f} MB" if received else ""
     begun = uploaded.get("begun")
     shown = [
         "" if begun is None else f"{begun / 1000:.2f} s",
@@ -165,7 +167,7 @@ def _ours(browser: Any, file: Path) -> list[str]:
         f"{uploaded['coloured'] / 1000:.2f} s",
         f"{given['coloured'] / 1000:.2f} s",
     ]
-    return [*shown, *_steps(steps), f"{received / 1e6:.2f} MB", f"{opens:.2f} s"]
+    return [*shown, *_steps(steps), received_text, f"{opens:.2f} s"]
 
 
 def _marked(page: Page) -> dict[str, float]:
