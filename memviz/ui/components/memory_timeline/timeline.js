@@ -7,7 +7,8 @@
   const SMALLEST_VIEW = 4;
   const MOST_COLUMNS = 2400;
   const SETTLE_MS = 120;
-  const CROWDED_MS = 7;
+  const MOVING_MS = 7;
+  const SHARES = [1, 1 / 2, 1 / 3];
   const TELL_MS = 90;
   const FOLD_SHARE = 0.002;
   const MOST_AT_ONCE = 1 << 21;
@@ -516,8 +517,8 @@
       const own = this.own();
       this.left = clamp(this.xOf(own.first), 0, this.size.width);
       this.wide = Math.max(clamp(this.xOf(own.last), 0, this.size.width) - this.left, 0);
-      // While a gesture runs, a crowded picture is drawn in half as many columns; once it rests, in full.
-      const columns = clamp(Math.round(this.wide * (sharp || !this.crowded ? scale : 0.5)), 1, MOST_COLUMNS);
+      // While a gesture runs, a crowded picture is drawn in as many columns as there is time for; once it rests, in full.
+      const columns = clamp(Math.round(this.wide * (sharp ? scale : this.share || 1)), 1, MOST_COLUMNS);
       const started = performance.now();
       const rows = Math.max(Math.round(this.size.height * scale), 1);
       if (!this.grid || this.image.width !== columns || this.image.height !== rows) {
@@ -536,7 +537,8 @@
       this.canvas.style.width = `${this.wide}px`;
       if (this.canvas.width !== columns || this.canvas.height !== rows) Object.assign(this.canvas, { width: columns, height: rows });
       this.canvas.getContext("2d").putImageData(this.image, 0, 0);
-      this.crowded = ((performance.now() - started) * this.wide) / columns > CROWDED_MS;
+      const possible = (MOVING_MS * columns) / (this.wide * (performance.now() - started));
+      this.share = SHARES.find((share) => share <= possible) || SHARES[SHARES.length - 1];
     }
 
     /** Reserved and not live: thin diagonal lines between the top of the stack and the reserved line. */
