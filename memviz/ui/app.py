@@ -47,6 +47,7 @@ from memviz.ui.views.frame import (
     welcome_html,
 )
 from memviz.ui.what_if_answer import Shown
+from memviz.ui.wiring import IN_PARTS, PRIVATE
 
 _HERE = Path(__file__).parent
 STYLES = ("frame", "explore", "compare", "what_if", "run")
@@ -64,8 +65,6 @@ SCRIPTED = (
 )
 STYLED = (arrivals, memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
 TITLE = "memviz: what fills your GPU"
-_PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-"""Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed."""
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 
@@ -155,16 +154,16 @@ class _Page:
                 show_progress_on=[files],
                 api_visibility="private",
             )
-        self.arrivals.click(self._arrived, [self.session], outputs, trigger_mode="multiple", **_PRIVATE)
+        self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer):
-            panel.click(self._act, [self.session], outputs, **_PRIVATE)
-        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **_PRIVATE).then(
+            panel.click(self._act, [self.session], outputs, **PRIVATE)
+        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
-        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **_PRIVATE)
-        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **_PRIVATE)
+        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **PRIVATE)
+        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **PRIVATE)
         # The badges of what is compared stand in the sidebar too.
-        self.compare.traces.change(self._traces, [self.session], [self.traces], **_PRIVATE)
+        self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
         begun = [*outputs, self.compare.view, self.what_if.shown]
         page.load(self._begin, [self.browser], begun, show_progress="hidden", api_visibility="private")

@@ -24,9 +24,7 @@ from datetime import date
 from pathlib import Path
 
 from memviz.trace.load import load_trace
-
-README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
+from tests.benchmarks.readme import README, write_table
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,7 @@ def main() -> None:
     table = _table(rows, [count for _, count in columns])
     print(table)
     if args.write:
-        _write(table)
+        write_table("measured", table)
 
 
 def _arguments() -> argparse.Namespace:
@@ -158,12 +156,6 @@ def _cell(contender: Contender, cell: Measured | str, floor: Measured | str) -> 
     ratio = f" ({cell.seconds / floor.seconds:.2f}x)" if isinstance(floor, Measured) else ""
     page = f", {cell.output_bytes / 1e6:.1f} MB" if cell.output_bytes else ""
     return f"{cell.seconds:.2f}{ratio} / {cell.peak_mib:.0f}{page}"
-
-
-def _write(table: str) -> None:
-    text = README.read_text(encoding="utf-8")
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

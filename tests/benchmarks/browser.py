@@ -39,9 +39,8 @@ from typing import Any
 from playwright.sync_api import Page, sync_playwright
 
 from memviz.trace.load import load_trace
+from tests.benchmarks.readme import write_table
 
-README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- browser: begin -->", "<!-- browser: end -->"
 STEPS = 30
 _ARGUMENTS = [
     "--no-sandbox",
@@ -115,9 +114,7 @@ def main() -> None:
     table = _table(rows)
     print(table)
     if args.write:
-        text = README.read_text(encoding="utf-8")
-        before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-        README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
+        write_table("browser", table)
 
 
 def _arguments() -> argparse.Namespace:

@@ -22,9 +22,8 @@ from pathlib import Path
 
 from memviz.runner.process import Worker
 from memviz.runner.run import Run
+from tests.benchmarks.readme import README, write_table
 
-README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- predict: begin -->", "<!-- predict: end -->"
 CASES = (
     ("LTX-Video, 1.9 B parameters, one training step", "ltx_video"),
     ("the same, every block checkpointed", "ltx_video --with checkpointing"),
@@ -54,9 +53,7 @@ def main() -> None:
     table = _table([(name, _median([_run(words) for _ in range(args.runs)])) for name, words in CASES])
     print(table)
     if args.write:
-        text = README.read_text()
-        before, _, rest = text.partition(BEGIN)
-        README.write_text(f"{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}")
+        write_table("predict", table)
 
 
 def _run(words: str) -> Taken:

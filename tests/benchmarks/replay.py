@@ -22,10 +22,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.readme import README, write_table
 from tests.benchmarks.task import floor
 
-README = Path(__file__).parent / "README.md"
-BEGIN, END = "<!-- replay: begin -->", "<!-- replay: end -->"
 _EXPANDABLE = "expandable_segments:True"
 
 
@@ -110,7 +109,7 @@ def main() -> None:
     table = _table(rows, [_events(path) for path, _ in columns])
     print(table)
     if args.write:
-        _write(table)
+        write_table("replay", table)
 
 
 def _arguments() -> argparse.Namespace:
@@ -175,12 +174,6 @@ def _cell(cell: Measured | None, floor: Measured | None) -> str:
     ratio = f" ({cell.seconds / floor.seconds:.2f}x)" if floor else ""
     said = f", {cell.said}" if cell.said else ""
     return f"{cell.seconds:.2f}{ratio} / {cell.peak_mib:,.0f}{said}"
-
-
-def _write(table: str) -> None:
-    text = README.read_text(encoding="utf-8")
-    before, after = text[: text.index(BEGIN) + len(BEGIN)], text[text.index(END) :]
-    README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

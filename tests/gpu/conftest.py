@@ -1,17 +1,5 @@
-"""What these tests need besides what all tests have."""
+"""Nothing here is large enough to gain by threads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Nothing here is large enough to gain by threads, and threads that wait for each other cost whole seconds."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+from tests.one_thread import one_thread  # noqa: F401 - a fixture of every test here

@@ -4,33 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.asked import Asked
-from memviz.ui.context import Context, timeline_key
-from memviz.ui.opening import opened, reopened
+from memviz.ui.context import Context
+from memviz.ui.opening import reopened
 from memviz.ui.replays import Replays
 from memviz.ui.session import Session
-from memviz.ui.store import TraceStore
 from memviz.ui.what_if_answer import Answers, Shown
-from tests.ui.test_what_if_views import EXPANDABLE, SMALL, growing
-
-
-@pytest.fixture
-def context() -> Context:
-    return Context(TraceStore())
-
-
-@pytest.fixture
-def key(context: Context) -> str:
-    return timeline_key(opened(context.store, growing()))
-
-
-@pytest.fixture
-def replays(context: Context) -> Replays:
-    return Replays(context)
+from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
 
 
 def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[Answers, Shown]:

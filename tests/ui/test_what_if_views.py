@@ -14,12 +14,10 @@ from memviz.allocator.what_if import Card
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import Trace
 from memviz.ui.asked import Asked, asked_of, understood
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.opening import SAMPLES, opened
 from memviz.ui.replays import Replays, Terms
-from memviz.ui.store import TraceStore
 from memviz.ui.views.reserved_plot import event_in, moment_that_matters, plot_value
 from memviz.ui.views.settings_form import Had, form_value
 from memviz.ui.views.what_if import Found, refusal_html, search_html, waiting_html, what_if_html
@@ -28,35 +26,9 @@ from memviz.ui.what_if_page import what_if_page
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, frame, segment, trace_of
+from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
 
 EVIL = "<img src=x onerror=alert(1)>"
-EXPANDABLE = parse_settings("expandable_segments:True")
-SMALL = Terms(Card(120 * MiB, 0))
-
-
-def growing() -> Trace:
-    """Sizes that grow; then three are held. Segments that expand need 100 MiB, fixed ones 156."""
-    run = Recorder()
-    for size in (30, 31, 32, 33):
-        run.cached(size * MiB)
-    for size in (4, 33, 60):
-        run.malloc(size * MiB)
-    return run.trace()
-
-
-@pytest.fixture
-def context() -> Context:
-    return Context(TraceStore())
-
-
-@pytest.fixture
-def key(context: Context) -> str:
-    return timeline_key(opened(context.store, growing()))
-
-
-@pytest.fixture
-def replays(context: Context) -> Replays:
-    return Replays(context)
 
 
 def text(html: str) -> str:

@@ -30,10 +30,9 @@ from memviz.ui.views.linked_timelines import linked_values, overlay_value
 from memviz.ui.views.markup import tag
 from memviz.ui.views.scoreboard import Board, scoreboard_html
 from memviz.ui.views.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.wiring import PRIVATE
 
 ID, LABEL = "compare", "Compare"
-_VIEW: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-"""Through the queue: only then does Gradio tell of a `gr.State` that has changed."""
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
@@ -118,7 +117,7 @@ def _wire(context: Context, session: gr.State, parts: Compare) -> None:
         return [after, _shown(after), then, *values]
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
-        panel.click(act, [session, parts.view], [session, parts.traces, parts.view, *parts.drawing], **_VIEW)
+        panel.click(act, [session, parts.view], [session, parts.traces, parts.view, *parts.drawing], **PRIVATE)
 
 
 def _watch(context: Context, session: gr.State, parts: Compare, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
@@ -134,9 +133,9 @@ def _watch(context: Context, session: gr.State, parts: Compare, *, tabs: gr.Tabs
         return gr.skip() if event.value == LABEL else False
 
     state = [session, parts.view]
-    parts.traces.change(follow, [*state, parts.looked_at, parts.drawn], parts.drawing, **_VIEW)
-    tab.select(arrive, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **_VIEW)
-    tabs.select(leave, None, [parts.looked_at], **_VIEW)
+    parts.traces.change(follow, [*state, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
+    tab.select(arrive, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
+    tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 
 def _session_after(session: Session, data: Mapping[str, str]) -> Session:

@@ -25,15 +25,10 @@ from memviz.ui.views.run_form import cancel_html, estimate_html, form_value, man
 from memviz.ui.views.run_kept import kept_value
 from memviz.ui.views.run_results import head_html, results_html
 from memviz.ui.views.run_table import table_html
+from memviz.ui.wiring import IN_PARTS
 
 ID = "run"
 LABEL = "Run"
-_EVENTS: dict[str, Any] = {
-    "show_progress": "hidden",
-    "api_visibility": "private",
-    "concurrency_limit": None,
-    "trigger_mode": "multiple",
-}
 _PARTS = ("state", "head", "form", "cancel", "said", "results", "table", "kept")
 
 
@@ -89,13 +84,13 @@ class _Wiring:
     def wire(self, tab: gr.Tab) -> None:
         parts = self.parts
         asked = [parts.state, parts.visitor]
-        tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **_EVENTS)
-        parts.form.input(self._changed, asked, parts.answer, **_EVENTS)
-        parts.form.click(self._pressed, asked, parts.answer, **_EVENTS)
-        parts.said.click(self._all_the_same, asked, parts.answer, **_EVENTS)
-        parts.cancel.click(self._cancel, asked, None, **_EVENTS)
-        parts.kept.click(self._kept, asked, parts.answer, **_EVENTS)
-        parts.table.click(self._table, [parts.state], parts.answer, **_EVENTS)
+        tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, asked, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, asked, parts.answer, **IN_PARTS)
+        parts.said.click(self._all_the_same, asked, parts.answer, **IN_PARTS)
+        parts.cancel.click(self._cancel, asked, None, **IN_PARTS)
+        parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
+        parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
 
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""

@@ -29,6 +29,7 @@ from memviz.ui.views.settings_form import form_value
 from memviz.ui.views.what_if import Found, refusal_html, waiting_html
 from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, had, skipped, terms_of, values
 from memviz.ui.what_if_links import asked_in
+from memviz.ui.wiring import IN_PARTS
 from memviz.ui.work import Stopped, Work, Workshop
 
 ID = "what-if"
@@ -39,13 +40,6 @@ _SEARCHED_UNASKED = 20_000
 """Up to so many events all settings that matter are replayed within a second, so nobody has to ask."""
 _SHOWN_AFTER_SECONDS = 0.25
 _SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-if-saved')?.click()"
-_EVENTS: dict[str, Any] = {
-    "show_progress": "hidden",
-    "api_visibility": "private",
-    "concurrency_limit": None,
-    "trigger_mode": "multiple",
-}
-"""Through the queue, for answers that come in parts; a new question is sent while an old one runs, and ends it."""
 
 
 @dataclass(frozen=True)
@@ -162,15 +156,15 @@ class _Wiring:
 
     def wire(self, session: gr.State, tabs: gr.Tabs) -> None:
         parts = self.parts
-        parts.trace.change(self._follow, [parts.trace, parts.shown, parts.looked_at], parts.answer, **_EVENTS)
-        tabs.select(self._turn, [parts.trace, parts.shown], [parts.looked_at, *parts.answer], **_EVENTS)
-        parts.form.input(self._changed, parts.shown, parts.answer, **_EVENTS)
-        parts.form.click(self._pressed, parts.shown, parts.answer, **_EVENTS)
-        parts.table.click(self._used, parts.shown, parts.answer, **_EVENTS)
-        parts.waiting.click(self._cancel, None, parts.waiting, **_EVENTS)
-        parts.plot.select(self._moved, parts.shown, [parts.head, parts.maps], **_EVENTS)
-        parts.blocks.click(self._blocks, parts.shown, parts.answer, **_EVENTS)
-        parts.save.click(self._save, parts.shown, parts.saved, **_EVENTS).then(None, js=_SAVE)
+        parts.trace.change(self._follow, [parts.trace, parts.shown, parts.looked_at], parts.answer, **IN_PARTS)
+        tabs.select(self._turn, [parts.trace, parts.shown], [parts.looked_at, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, parts.shown, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, parts.shown, parts.answer, **IN_PARTS)
+        parts.table.click(self._used, parts.shown, parts.answer, **IN_PARTS)
+        parts.waiting.click(self._cancel, None, parts.waiting, **IN_PARTS)
+        parts.plot.select(self._moved, parts.shown, [parts.head, parts.maps], **IN_PARTS)
+        parts.blocks.click(self._blocks, parts.shown, parts.answer, **IN_PARTS)
+        parts.save.click(self._save, parts.shown, parts.saved, **IN_PARTS).then(None, js=_SAVE)
 
     def _follow(self, trace: Open, shown: Shown, looked_at: bool, request: gr.Request) -> Iterator[list[Any]]:
         yield skipped()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
 
 import pytest
-import torch
+
+from tests.one_thread import one_thread  # noqa: F401 - a fixture of every test here
 
 
 @pytest.fixture(autouse=True)
@@ -16,12 +16,3 @@ def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(socket.socket, "connect", refuse)
     monkeypatch.setattr(socket, "getaddrinfo", refuse)
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """They are too small to share out: with several threads most of the time is waiting for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -1,0 +1,10 @@
+"""How an event of the page reaches Gradio: what every tab says when it wires one up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
+"""Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed."""
+IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
+"""For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""

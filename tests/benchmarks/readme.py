@@ -1,0 +1,14 @@
+"""Tables that the benchmarks write into their README, each between marks of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+README = Path(__file__).parent / "README.md"
+
+
+def write_table(name: str, table: str) -> None:
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    text = README.read_text(encoding="utf-8")
+    before, after = text[: text.index(begin) + len(begin)], text[text.index(end) :]
+    README.write_text(f"{before}\n{table}\n{after}", encoding="utf-8")

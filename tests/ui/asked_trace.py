@@ -1,0 +1,23 @@
+"""A trace to ask What if of, and two questions."""
+
+from __future__ import annotations
+
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import Card
+from memviz.trace.model import Trace
+from memviz.ui.replays import Terms
+from tests.allocator.driver import MiB
+from tests.allocator.recording import Recorder
+
+EXPANDABLE = parse_settings("expandable_segments:True")
+SMALL = Terms(Card(120 * MiB, 0))
+
+
+def growing() -> Trace:
+    """Sizes that grow; then three are held. Segments that expand need 100 MiB, fixed ones 156."""
+    run = Recorder()
+    for size in (30, 31, 32, 33):
+        run.cached(size * MiB)
+    for size in (4, 33, 60):
+        run.malloc(size * MiB)
+    return run.trace()

@@ -1,0 +1,26 @@
+"""A page's parts without the page, and one trace open in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.ui.context import Context, timeline_key
+from memviz.ui.opening import opened
+from memviz.ui.replays import Replays
+from memviz.ui.store import TraceStore
+from tests.ui.asked_trace import growing
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(TraceStore())
+
+
+@pytest.fixture
+def key(context: Context) -> str:
+    return timeline_key(opened(context.store, growing()))
+
+
+@pytest.fixture
+def replays(context: Context) -> Replays:
+    return Replays(context)
