@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from memviz.errors import MemvizError
+from memviz.runner.bounds import most_bytes
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 
@@ -101,11 +102,13 @@ def _run(number: int, request: Request, folder: Path, send: Send) -> None:
     from memviz.runner.execute import execute
     from memviz.runner.outputs import numerics_of
     from memviz.runner.plan import plan_of
+    from memviz.runner.size import refuse_if_too_large, refuse_if_twin_is_too_large
 
     def tell(phase: str) -> None:
         send("phase", number, phase=phase)
 
     plan = plan_of(request)
+    refuse_if_too_large(plan, most_bytes())
     done = execute(plan, tell)
     path = folder / f"run-{number}.pickle"
     written = _written(done.trace, done.run, path)
@@ -115,7 +118,10 @@ def _run(number: int, request: Request, folder: Path, send: Send) -> None:
     # The figures are there; the outputs come after, and a failure there loses nothing.
     send("figures", number, run=done.run.as_json(), **written)
     try:
+        refuse_if_twin_is_too_large(plan, most_bytes())
         numerics = numerics_of(plan, tell, done.run.mode)
+    except MemvizError as error:
+        numerics = {"error": str(error)}
     except Exception as error:
         numerics = {"error": f"{type(error).__name__}: {error}"}
     run = replace(done.run, numerics=numerics)
