@@ -137,7 +137,7 @@ def too_much(most: int) -> str:
 
 
 def too_long(seconds: float) -> str:
-    return f"It took longer than {seconds:,.0f} seconds and was stopped. {SECONDS} sets another limit."
+    return f"It took longer than {seconds:,g} seconds and was stopped. {SECONDS} sets another limit."
 
 
 def _end_of(file: IO[bytes]) -> str:
