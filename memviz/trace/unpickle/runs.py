@@ -269,11 +269,12 @@ class _Run:
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
+        places = [int.from_bytes(each[1] or each[2], "little") for each in REFERENCES.finditer(raw)]
         memo, intern = self.owner.reader.memo, self.owner.interner
         frames = []
-        for match in REFERENCES.finditer(raw):
-            place = int.from_bytes(match[1] or match[2], "little")
-            frame = memo.get(place)
+        for place in intern.shortened(places):
+            # Text stands for the frames that are left out.
+            frame = place if type(place) is str else memo.get(place)
             if frame is None:
                 raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
             frames.append(intern.frame(frame))
