@@ -112,6 +112,8 @@ class _Steps:
 _REFERENCE = rb"(?:h.|j....)"
 LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", re.DOTALL)
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
+BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
+"""As far as it was looked at, where it is no such list."""
 REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""
