@@ -21,9 +21,11 @@ from memviz.errors import MemvizError
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
-_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DEFAULT_CONF = "expandable_segments:True"
 """That of the optimization, which this process does not import."""
+LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
+"""Tells a run's process which allocator settings of the shell it was not given."""
 _ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
@@ -103,7 +105,10 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **more}
+    """Allocator settings only where a run chooses them: a baseline under those of a shell would be none."""
+    inherited = {name: text for name, text in os.environ.items() if name not in _CONF}
+    left_out = " ".join(f"{name}={os.environ[name]}" for name in _CONF if os.environ.get(name))
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", LEFT_OUT: left_out, **more}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
     return environment
 
