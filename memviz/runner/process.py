@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
@@ -183,21 +183,30 @@ class Worker:
         """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
+        figures: dict[int, Happened] = {}
         self._ask(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
             if isinstance(message, str):
-                yield from self._ended(waiting, message)
+                yield from self._ended(waiting, message, figures)
                 return
             if message["kind"] in ("done", "failed"):
                 waiting.remove(message["number"])
                 until = time.monotonic() + self.timeout
             if message["kind"] != "idle":
-                yield happened(message, self.folder)
+                each = happened(message, self.folder)
+                if each.kind == "figures":
+                    figures[each.number] = each
+                yield each
 
     def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
-        asked = {"folder": str(self.folder), "requests": [each.as_json() for each in requests], "numbers": numbers}
+        asked = {
+            "folder": str(self.folder),
+            "requests": [each.as_json() for each in requests],
+            "numbers": numbers,
+            "seconds": self.timeout,
+        }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
@@ -222,11 +231,16 @@ class Worker:
                 if isinstance(message, dict) and "kind" in message:
                     return message
 
-    def _ended(self, waiting: list[int], what: str) -> Iterator[Happened]:
+    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, Happened]) -> Iterator[Happened]:
         self.kill()
         first, *rest = waiting
         words = self._words() if what == "killed" else ""
-        yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+        known = figures.get(first)
+        if known is not None and what != "cancelled":
+            text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
+            yield replace(known, kind="done", text=text)
+        else:
+            yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
         for number in rest:
             yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
 

@@ -65,7 +65,8 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
     from memviz.runner.accelerator import find_accelerator
-    from memviz.runner.execute import Interrupted, measure
+    from memviz.runner.executed import Interrupted
+    from memviz.runner.measured import measure
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.run import save_run
