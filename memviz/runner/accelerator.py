@@ -79,7 +79,11 @@ class Accelerator:
         self.api._lazy_call(start)
 
     def name_of(self, index: int) -> str:
-        return str(self.api.get_device_name(index))
+        """That of its kind where it does not answer any more: what is known of it is not lost for a name."""
+        try:
+            return str(self.api.get_device_name(index))
+        except RuntimeError:
+            return f"{self.kind}:{index}"
 
 
 def find_accelerator() -> Accelerator:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -76,6 +76,7 @@ class CudaDevice:
         self._watch = Watch(self._log, self.accelerator.kind, follow_phases=False, failed=self.history.failed)
         self._reset_at: Counts | None = None
         self._final: _Books | None = None
+        self._is_broken = False
 
     def __enter__(self) -> Self:
         try:
@@ -106,6 +107,8 @@ class CudaDevice:
             self._watch.close()
         finally:
             self.history.stop()
+        with suppress(RuntimeError):
+            self.history.silence()
 
     @property
     def name(self) -> str:
@@ -202,7 +205,7 @@ class CudaDevice:
         """Ends the recording. Where memory ran out, what was live then is live at the end of the trace."""
         if not self.history.is_on:
             raise UsageError("This device records nothing, or its recording has been read already.")
-        self.accelerator.api.synchronize()
+        self._wait()
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)
         self._watch.see_all()
@@ -221,6 +224,16 @@ class CudaDevice:
         self.peaks = reconcile(trace, ours, reported, since=since, lost_events=lost)
         about = replace(trace.about, facts={**trace.about.facts, **self.peaks.facts()})
         return replace(trace, devices=(ours,), about=about)
+
+    def _wait(self) -> None:
+        """For errors of kernels that are still under way. Whoever asks again wants what is there in spite of them."""
+        if self._is_broken:
+            return
+        try:
+            self.accelerator.api.synchronize()
+        except RuntimeError:
+            self._is_broken = True
+            raise
 
     def _ours(self, trace: Trace) -> DeviceTrace:
         for each in trace.devices:

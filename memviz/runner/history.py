@@ -116,6 +116,12 @@ class History:
                 self._switch(None)
             raise
 
+    def silence(self) -> None:
+        """Switches off what the program itself switched on, where torch can tell: it would go on for ever."""
+        is_on = self.accelerator.history_is_on
+        if is_on is not None and is_on():
+            self._switch(None)
+
     def take(self) -> Taken:
         """With counts that fit it, or with none where other threads go on allocating all the while."""
         for _ in range(_TRIES):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.errors import UsageError
 from memviz.runner.plan import Plan
 from memviz.runner.process import LEFT_OUT
 from memviz.trace.model import Trace
+from memviz.units import percent_text
 
 _CONF = "PYTORCH_CUDA_ALLOC_CONF"
 _OFF = (
@@ -40,14 +42,16 @@ def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.envir
         yield f"The allocator had the settings {found}, which this run did not choose: they were there before it began."
 
 
-def limit_words(plan: Plan) -> str:
-    """Why such a run has no seconds; empty where nothing limits it."""
+def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
+    """Why such a run has no seconds; empty where nothing limits it. By its settings, and by what torch has been told."""
     asked = _asked(plan)
-    if asked is None or asked.per_process_memory_fraction >= 1:
+    told = getattr(api.memory, "get_per_process_memory_fraction", None)
+    fractions = [1.0 if asked is None else asked.per_process_memory_fraction, 1.0 if told is None else told(index)]
+    if min(fractions) >= 1:
         return ""
     return (
-        "Its seconds were not measured, because its memory is limited: a step that makes do with less takes longer, "
-        "and by how much is the limit's doing."
+        f"Its seconds were not measured, because its memory is limited to {percent_text(min(fractions), 1)} of the card: "
+        "a step that makes do with less takes longer, and by how much is the limit's doing."
     )
 
 

@@ -115,11 +115,11 @@ def _timed(
     plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, beside: Beside
 ) -> tuple[Seconds | None, tuple[str, ...]]:
     """Whatever goes wrong here costs the seconds and nothing that is known already."""
-    limited = limit_words(plan)
-    if limited:
-        return None, (limited,)
     notes: list[str] = []
     try:
+        limited = limit_words(plan, accelerator.api)
+        if limited:
+            return None, (limited,)
         _let_go(plan, accelerator)
         notes += _what_stays(_live(accelerator) - live_before)
         seconds, retries = _seconds(plan, accelerator, until)

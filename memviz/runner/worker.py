@@ -96,8 +96,9 @@ def answer(number: int, request: Request, folder: Path, send: Send, *, until: fl
     except MemoryError:
         send("failed", number, what="host memory", text="This machine has no memory left for the prediction itself.")
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        send("failed", number, what="exception", text=text, where=_where(error))
+        text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        what = "out of memory" if is_out_of_memory(error) else "exception"
+        send("failed", number, what=what, text=text, where=_where(error))
 
 
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:

@@ -4,21 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.runner.fake_gpu import FakeGpu
+from tests.runner.failing_gpu import TorchsGpu
 
 
-class NotThere(FakeGpu):
+class NotThere(TorchsGpu):
     def __init__(self, **known: Any) -> None:
         super().__init__(**known)
         self.fraction = 1.0
 
     def set_per_process_memory_fraction(self, fraction: float) -> None:
         self.fraction = fraction
-
-    def adopt(self, address: int, size: int) -> None:
-        super().adopt(address, size)
-        self._note()
-
-    def _now(self) -> dict[str, int]:
-        adopted = sum(self.adopted.values())
-        return {name: size + adopted for name, size in super()._now().items()}
