@@ -39,7 +39,7 @@ def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.envir
         yield f"{left_out}, from the shell, was not in effect: {chosen}."
     found = str(trace.settings.get(_CONF) or "")
     if found and _CONF not in plan.environment:
-        yield f"The allocator had the settings {found}, which this run did not choose: they were there before it began."
+        yield f"The allocator had the settings {found}, which this run did not choose: it found them there."
 
 
 def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
@@ -50,8 +50,8 @@ def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
     if min(fractions) >= 1:
         return ""
     return (
-        f"Its seconds were not measured, because its memory is limited to {percent_text(min(fractions), 1)} of the card: "
-        "a step that makes do with less takes longer, and by how much is the limit's doing."
+        f"Its seconds were not measured, because its memory is limited to {percent_text(min(fractions), 1)} of the "
+        "card: a step that makes do with less takes longer, and by how much is the limit's doing."
     )
 
 

@@ -46,11 +46,15 @@ class FakeGpu:
         self.max_entries = 0
         self.history: list[dict[str, Any]] = []
         self.allocs = self.frees = 0
+        self.counts_of: dict[int, tuple[int, int]] = {}
+        """Allocs and frees of other GPUs, which a test says itself."""
         self.adopted: dict[int, int] = {}
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.peaks = {"allocated": 0, "reserved": 0, "requested": 0}
         self.late_calls: list[Callable[[], None]] = []
         self.is_used = is_used
+        self.refuses = ""
+        """What the driver says to whoever starts it."""
         self.before_snapshot: Callable[[], None] | None = None
         self._record_memory_history = _RELEASES[release](self)
 
@@ -70,12 +74,14 @@ class FakeGpu:
             self.init()
 
     def init(self) -> None:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
         self.is_used = True
         while self.late_calls:
             self.late_calls.pop(0)()
 
     def device_count(self) -> int:
-        return 1
+        return 2
 
     def current_device(self) -> int:
         return 0
@@ -96,7 +102,10 @@ class FakeGpu:
     def reset_peak_memory_stats(self, _index: int) -> None:
         self.peaks = dict(self._now())
 
-    def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
+    def memory_stats_as_nested_dict(self, index: int | None = None) -> dict[str, Any]:
+        if index:
+            allocs, frees = self.counts_of.get(index, (0, 0))
+            return {"allocation": {"all": {"allocated": allocs, "freed": frees}}}
         figures = {
             f"{name}_bytes": {"all": {"current": now, "peak": self.peaks[name]}} for name, now in self._now().items()
         }

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 
 from memviz.errors import UsageError
@@ -407,7 +406,8 @@ NO_KERNEL = """
 import warnings
 class Refused(Model):
     def forward(self, input):
-        for text in ("an earlier one", "Flash attention kernel not used because:", "Expected head_dim to be at most 256."):
+        head = "Flash attention kernel not used because:"
+        for text in ("an earlier one", head, "Expected head_dim to be at most 256."):
             warnings.warn(text + " (Triggered internally at aten/sdp_utils.cpp:551.)")
         raise RuntimeError("No available kernel. Aborting execution.")
 def tiny():
