@@ -43,7 +43,7 @@ def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.envir
 
 
 def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
-    """Why such a run has no seconds; empty where nothing limits it. By its settings, and by what torch has been told."""
+    """Why such a run has no seconds; empty where nothing limits it: its settings, or what torch has been told."""
     asked = _asked(plan)
     told = getattr(api.memory, "get_per_process_memory_fraction", None)
     fractions = [1.0 if asked is None else asked.per_process_memory_fraction, 1.0 if told is None else told(index)]
