@@ -13,7 +13,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
@@ -24,9 +24,11 @@ from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
 
-_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DEFAULT_CONF = "expandable_segments:True"
 """That of the optimization, which this process does not import."""
+LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
+"""Tells a run's process which allocator settings of the shell it was not given."""
 _ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
@@ -146,7 +148,10 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **more}
+    """Allocator settings only where a run chooses them: a baseline under those of a shell would be none."""
+    inherited = {name: text for name, text in os.environ.items() if name not in _CONF}
+    left_out = " ".join(f"{name}={os.environ[name]}" for name in _CONF if os.environ.get(name))
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", LEFT_OUT: left_out, **more}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
     return environment
 
@@ -236,21 +241,30 @@ class Worker:
         """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
+        figures: dict[int, Happened] = {}
         self._ask(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
             if isinstance(message, str):
-                yield from self._ended(waiting, message)
+                yield from self._ended(waiting, message, figures)
                 return
             if message["kind"] in ("done", "failed"):
                 waiting.remove(message["number"])
                 until = time.monotonic() + self.timeout
             if message["kind"] != "idle":
-                yield happened(message, self.folder)
+                each = happened(message, self.folder)
+                if each.kind == "figures":
+                    figures[each.number] = each
+                yield each
 
     def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
-        asked = {"folder": str(self.folder), "requests": [each.as_json() for each in requests], "numbers": numbers}
+        asked = {
+            "folder": str(self.folder),
+            "requests": [each.as_json() for each in requests],
+            "numbers": numbers,
+            "seconds": self.timeout,
+        }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
@@ -288,11 +302,16 @@ class Worker:
             self.kill()
         return "host memory" if takes_more(self._process.pid, self.memory) else ""
 
-    def _ended(self, waiting: list[int], what: str) -> Iterator[Happened]:
+    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, Happened]) -> Iterator[Happened]:
         self.kill()
         first, *rest = waiting
         words = self._words() if what == "killed" else ""
-        yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+        known = figures.get(first)
+        if known is not None and what != "cancelled":
+            text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
+            yield replace(known, kind="done", text=text)
+        else:
+            yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
         for number in rest:
             yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.process import Happened, RunError, Worker, _lines_of, environment_of
+from memviz.runner.process import LEFT_OUT, Happened, RunError, Worker, _environment, _lines_of, environment_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
 from tests.runner.fake_worker import GROWS
@@ -237,8 +237,18 @@ def test_allocator_settings_reach_the_environment_and_a_prediction(tmp_path: Pat
     from optimizations.allocator_settings import AllocatorSettings
 
     asked = replace(SMALL, optimizations=(("allocator_settings", {}),))
-    assert environment_of(asked) == dict(AllocatorSettings().environment)
+    assert environment_of(asked).items() >= AllocatorSettings().environment.items()
     with Worker(tmp_path) as worker:
         (only,) = last_of(worker, asked)
     assert only.kind == "done" and only.file is not None
     assert load_run(only.file)[0].settings["expandable_segments"] is True
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_a_baseline_does_not_inherit_the_allocator_settings_of_the_shell(name, monkeypatch):
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    given = _environment(environment_of(SMALL))
+    assert "max_split_size_mb:64" not in [text for each, text in given.items() if each != LEFT_OUT]
+    assert given[LEFT_OUT] == f"{name}=max_split_size_mb:64"
+    chosen = replace(SMALL, optimizations=(("allocator_settings", {"conf": "max_split_size_mb:20"}),))
+    assert _environment(environment_of(chosen))[name] == "max_split_size_mb:20"

@@ -23,7 +23,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
             with path.open("wb") as plain, _packed(path, plain) as file:
                 yield file
             return
-        with _whole(path.resolve() if path.is_symlink() else path) as plain, _packed(path, plain) as file:
+        with _whole(path.resolve() if path.is_symlink() else path) as whole, _packed(path, whole) as file:
             yield file
     except OSError as error:
         raise UsageError(f"{path} cannot be written ({error.strerror or error}).{_remedy(path, error)}") from None
