@@ -195,6 +195,8 @@ class Worker:
         self.timeout = timeout
         self.memory = memory or most_bytes()
         self.served = 0
+        self.is_free = True
+        """Whether it owes nobody an answer; one that was not waited for would be taken for the next."""
         self._look_at = 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._cancelled = threading.Event()
@@ -242,6 +244,7 @@ class Worker:
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
         figures: dict[int, Happened] = {}
+        self.is_free = False
         self._ask(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
@@ -256,6 +259,7 @@ class Worker:
                 each = happened(message, self.folder)
                 if each.kind == "figures":
                     figures[each.number] = each
+                self.is_free = not waiting
                 yield each
 
     def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
