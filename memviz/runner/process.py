@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError
 from memviz.runner.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
-from memviz.runner.process_tree import APART, end_tree, resident_bytes, shared_once_bytes
+from memviz.runner.process_tree import APART, end_tree, own_bytes, resident_bytes
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
@@ -127,8 +127,8 @@ class _Watch:
 
 
 def takes_more(pid: int, most: int) -> bool:
-    """A page that children share counts once, where it matters."""
-    return resident_bytes(pid) > most and shared_once_bytes(pid) > most
+    """What is quickly known is at least as much; only where that is too much is it looked at closely."""
+    return resident_bytes(pid) > most and own_bytes(pid) > most
 
 
 def too_much(most: int) -> str:
