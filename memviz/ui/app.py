@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from memviz.trace.model import Trace
 from memviz.ui import programs, routes
+from memviz.ui.arriving import not_kept
 from memviz.ui.compare_links import TAB, compare_session, compare_view
 from memviz.ui.components import (
     arrivals,
@@ -26,9 +29,12 @@ from memviz.ui.components import (
 from memviz.ui.components.arrivals import Arrivals
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.context import Context
-from memviz.ui.exports import EXPORTS, export_file
+from memviz.ui.doorway import Doorway
+from memviz.ui.exports import EXPORTS, Exports, export_file
+from memviz.ui.housekeeping import Housekeeping
 from memviz.ui.links import SAMPLE, named, view_state
 from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, remembered, reopened, sample_named
+from memviz.ui.presence import Presence
 from memviz.ui.reading import Readings
 from memviz.ui.run_answer import RunState
 from memviz.ui.session import Session
@@ -75,24 +81,36 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     given = Session()
     for each in traces_given:
         given = given.with_opened(opened(context.store, each, pinned=True))
-    page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400))
+    page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
+    page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
+    page.exports = Exports()
+    page.presence = Presence()
+    page.housekeeping = Housekeeping(page)
     with page:
-        _Page(context, given).build(page)
+        _Page(context, given, page.exports).build(page)
     return page
 
 
-class PageBlocks(gr.Blocks):
+class PageBlocks(programs.Blocks):
+    """What routes and the doorway find by Gradio's application."""
+
+    store: TraceStore
     readings: Readings
-    """Files on their way here; `routes` finds them."""
+    """Files on their way here."""
+    exports: Exports
+    """Files on their way out."""
+    presence: Presence
+    housekeeping: Housekeeping
 
 
 class _Page:
     """Everything on the page, laid out by `build` and wired by `_wire`. It keeps nothing of any visitor."""
 
-    def __init__(self, context: Context, given: Session) -> None:
+    def __init__(self, context: Context, given: Session, exports: Exports) -> None:
         self.context = context
         self.given = given
+        self.exports = exports
 
     def build(self, page: gr.Blocks) -> None:
         self.session = gr.State(Session())
@@ -101,7 +119,7 @@ class _Page:
         self._sidebar()
         self.band = Panel(elem_id="band")
         self._tabs()
-        programs.build(self.run.answers)
+        programs.build(self.run.answers, self.exports)
         self._wire(page)
 
     def _sidebar(self) -> None:
@@ -222,7 +240,12 @@ class _Page:
     def _export(self, current: Session, event: gr.EventData) -> str | None:
         found = self.context.current(current)
         kind = clicked(event).get("kind", "")
-        return export_file(*found, kind) if found is not None and kind in EXPORTS else None
+        if found is None or kind not in EXPORTS:
+            return None
+        try:
+            return export_file(self.exports, *found, kind)
+        except OSError as error:
+            raise gr.Error(not_kept(error), print_exception=False) from None
 
     def _begin(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """The page as it is first seen: what this browser had open, and what the link asks for."""
@@ -299,9 +322,15 @@ def launch_options() -> dict[str, Any]:
         "head": scripts(),
         "ssr_mode": False,
         "max_file_size": routes.most_bytes(),
-        "app_kwargs": {"routes": routes.routes()},
+        "app_kwargs": {"routes": routes.routes(), "middleware": [Middleware(Doorway)], "lifespan": _while_up},
         "allowed_paths": [],
     }
+
+
+@asynccontextmanager
+async def _while_up(app: Any) -> AsyncIterator[None]:
+    async with app.get_blocks().housekeeping.while_up():
+        yield
 
 
 def style() -> str:

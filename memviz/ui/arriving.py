@@ -38,8 +38,8 @@ class TooMuch(Exception):
 
 def not_kept(error: OSError) -> str:
     if error.errno in _FULL:
-        return "The disk of the server is full: there is no room for what arrives. Try it again later."
-    return f"The server could not keep what arrives ({error.strerror})."
+        return "The disk of the server is full. Try it again later."
+    return f"The server could not keep it ({error.strerror or error})."
 
 
 class Arriving(io.BufferedIOBase):

@@ -62,6 +62,7 @@ class Replays:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        context.store.on_drop(self._forget)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
         found = self._get((key, "begun"))
@@ -139,6 +140,12 @@ class Replays:
             name = next((each.name for each in self._kept.values() if each.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
 
+    def _forget(self, stored: str) -> None:
+        """The trace is not open any more, so nobody can ask for its replays."""
+        with self._lock:
+            for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
+                del self._kept[key]
+
     def _get(self, key: Hashable) -> Any:
         with self._lock:
             kept = self._kept.get(key)
@@ -149,6 +156,9 @@ class Replays:
 
     def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
         with self._lock:
+            if self._context.find(_of_trace(key)) is None:
+                # It was closed while this was worked out.
+                return
             self._kept[key] = _Kept(result, memory_of(trace) if trace else 0)
             total = sum(each.bytes for each in self._kept.values())
             # The last few are on somebody's screen.
@@ -156,3 +166,7 @@ class Replays:
                 if total <= self._most_bytes:
                     break
                 total -= self._kept.pop(old).bytes
+
+
+def _of_trace(key: Hashable) -> str:
+    return str(key[0]) if isinstance(key, tuple) else ""
