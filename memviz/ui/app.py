@@ -88,7 +88,7 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     page.presence = Presence()
     page.housekeeping = Housekeeping(page)
     with page:
-        _Page(context, given, page.exports).build(page)
+        _Page(context, given).build(page)
     return page
 
 
@@ -107,10 +107,9 @@ class PageBlocks(programs.Blocks):
 class _Page:
     """Everything on the page, laid out by `build` and wired by `_wire`. It keeps nothing of any visitor."""
 
-    def __init__(self, context: Context, given: Session, exports: Exports) -> None:
+    def __init__(self, context: Context, given: Session) -> None:
         self.context = context
         self.given = given
-        self.exports = exports
 
     def build(self, page: gr.Blocks) -> None:
         self.session = gr.State(Session())
@@ -119,7 +118,7 @@ class _Page:
         self._sidebar()
         self.band = Panel(elem_id="band")
         self._tabs()
-        programs.build(self.run.answers, self.exports)
+        programs.build(self.run.answers)
         self._wire(page)
 
     def _sidebar(self) -> None:
@@ -243,7 +242,7 @@ class _Page:
         if found is None or kind not in EXPORTS:
             return None
         try:
-            return export_file(self.exports, *found, kind)
+            return export_file(*found, kind)
         except OSError as error:
             raise gr.Error(not_kept(error), print_exception=False) from None
 

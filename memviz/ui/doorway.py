@@ -19,8 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memviz.ui.arriving import not_kept
 from memviz.ui.bodies import Refused, deepest, whole_body
-from memviz.ui.exports import Exports
-from memviz.ui.known_names import SETTING, host_of, is_known, is_loopback, is_named, names_given, names_of_page
+from memviz.ui.exports import Exports, drop
+from memviz.ui.known_names import (
+    SETTING,
+    host_of,
+    is_known,
+    is_loopback,
+    is_named,
+    is_of_a_space,
+    names_given,
+    names_of_page,
+)
 from memviz.ui.presence import Presence
 from memviz.ui.sound import sound, sound_text
 from memviz.ui.uploads import drop_leftovers
@@ -59,7 +68,7 @@ class Doorway:
         names = {*self._names, *names_of_page(page)}
         asked = list(_asked(headers))
         for each in asked:
-            if not is_known(each, names):
+            if not is_known(each, names) and not is_of_a_space(each):
                 return f"This server is not known as {each or 'that'}. {_remedy(each)}"
         origin = headers.get("origin")
         if origin is None:
@@ -113,7 +122,7 @@ class Doorway:
 
             await self._app(scope, receive, pass_on)
             if given:
-                exports.drop(wanted)
+                drop(wanted)
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gradio's own way in: where it breaks off, Gradio leaves what had come."""

@@ -28,29 +28,47 @@ _UNFETCHED_SECONDS = 600
 _LONGEST_NAME = 80
 
 
-class Exports:
+def _root() -> Path:
     """Below Gradio's own folder: what lies elsewhere it would copy there, and keep for a day."""
+    return Path(get_upload_folder()).resolve() / _FOLDER
+
+
+def new_file(name: str) -> Path:
+    folder = _root() / secrets.token_urlsafe(18)
+    folder.mkdir(parents=True, mode=0o700)
+    return folder / name
+
+
+def drop(path: str | Path) -> None:
+    folder = _folder_of(path)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_of(path: str | Path) -> Path | None:
+    """Only of what lies in a folder of its own, by its whole path."""
+    try:
+        whole = Path(path).resolve()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    root = _root()
+    return root / whole.relative_to(root).parts[0] if root in whole.parents else None
+
+
+class Exports:
+    """Given to who asks for them by their whole path."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._giving: set[Path] = set()
 
-    @property
-    def _root(self) -> Path:
-        return Path(get_upload_folder()).resolve() / _FOLDER
-
-    def new_file(self, name: str) -> Path:
-        folder = self._root / secrets.token_urlsafe(18)
-        folder.mkdir(parents=True, mode=0o700)
-        return folder / name
-
     def is_one(self, path: str) -> bool:
-        return self._folder_of(path) is not None
+        return _folder_of(path) is not None
 
     @contextmanager
     def giving(self, path: str) -> Iterator[bool]:
         """To one at a time; whether it is there."""
-        folder = self._folder_of(path)
+        folder = _folder_of(path)
         with self._lock:
             is_there = folder is not None and folder not in self._giving and Path(path).is_file()
             if folder is not None and is_there:
@@ -62,40 +80,26 @@ class Exports:
                 if folder is not None and is_there:
                     self._giving.discard(folder)
 
-    def drop(self, path: str | Path) -> None:
-        folder = self._folder_of(str(path))
-        if folder is not None:
-            shutil.rmtree(folder, ignore_errors=True)
-
     def forget(self) -> None:
         """What nobody has fetched in a while."""
         old = time.time() - _UNFETCHED_SECONDS
         with suppress(OSError):
-            for folder in self._root.iterdir():
+            for folder in _root().iterdir():
                 with suppress(OSError), self._lock:
                     if folder not in self._giving and folder.stat().st_mtime < old:
                         shutil.rmtree(folder, ignore_errors=True)
 
-    def _folder_of(self, path: str) -> Path | None:
-        """Only of what lies in a folder of its own, by its whole path."""
-        try:
-            whole = Path(path).resolve()
-        except (OSError, ValueError, RuntimeError):
-            return None
-        root = self._root
-        return root / whole.relative_to(root).parts[0] if root in whole.parents and whole.parent != root else None
 
-
-def export_file(exports: Exports, trace: Trace, device: DeviceTrace, kind: str) -> str:
+def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
     stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace.about.source.partition(".")[0])
     # File systems count bytes.
     name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
     ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
-    path = exports.new_file(name + ending)
+    path = new_file(name + ending)
     try:
         _write(path, trace, device, kind)
     except BaseException:
-        exports.drop(path)
+        drop(path)
         raise
     return str(path)
 

@@ -36,8 +36,12 @@ def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     given = [environment.get(name, "") for name in (SETTING, *_OF_OTHERS)]
     names = {_pattern(each) for text in given for each in re.split(r"[,\s]+", text) if each}
     machine = socket.gethostname().lower()
-    below = {_ON_A_SPACE} if environment.get("SPACE_ID") else set()
-    return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names, *below} - {"", ".local"})
+    return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
+
+
+def is_of_a_space(name: str, environment: Mapping[str, str] = os.environ) -> bool:
+    """A Space goes by several names below this one, and nobody but its host gives names there."""
+    return bool(environment.get("SPACE_ID")) and name.endswith(_ON_A_SPACE)
 
 
 def _pattern(text: str) -> str:

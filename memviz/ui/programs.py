@@ -24,14 +24,14 @@ from memviz.figures.report import report_page
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.arriving import not_kept
-from memviz.ui.exports import Exports
+from memviz.ui.exports import drop, new_file
 from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_asked import run_asked
 from memviz.ui.sound import sound, sound_text
 
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 _MOST_ROWS = 10_000
-_MOST_FILES = 8
+_MOST_FILES = 24
 _MOST_WORDS = 1000
 _KINDS = {
     "file": "an uploaded file",
@@ -70,7 +70,7 @@ def _refused(words: str) -> gr.Error:
     return gr.Error(sound_text(words)[:_MOST_WORDS], print_exception=False)
 
 
-def build(runs: RunAnswers, exports: Exports) -> None:
+def build(runs: RunAnswers) -> None:
     """Endpoints need components for what goes in and out; people never see these."""
     with gr.Row(visible=False):
         file, other = gr.File(label="file"), gr.File(label="other")
@@ -81,7 +81,7 @@ def build(runs: RunAnswers, exports: Exports) -> None:
         gr.Button().click(summary, [file], answer, api_name="summary", **_PARSE)
         gr.Button().click(peak, [file, by, top], answer, api_name="peak", **_PARSE)
         gr.Button().click(diff, [file, other, by, top], answer, api_name="diff", **_PARSE)
-        gr.Button().click(Report(exports).report, [files], page, api_name="report", **_PARSE)
+        gr.Button().click(report, [files], page, api_name="report", **_PARSE)
         workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
         settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
         asked = [workload, settings, optimizations, card]
@@ -132,29 +132,26 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
     return _answer(answer)
 
 
-class Report:
-    def __init__(self, exports: Exports) -> None:
-        self._exports = exports
+def report(files: list[str]) -> str:
+    """One self-contained HTML page about one or more snapshots, the first as the baseline.
 
-    def report(self, files: list[str]) -> str:
-        """One self-contained HTML page about one or more snapshots, the first as the baseline.
+    Args:
+        files: Snapshots.
+    """
+    return str(_answer(lambda: _report(files)))
 
-        Args:
-            files: Snapshots.
-        """
-        return str(_answer(lambda: self._written(files)))
 
-    def _written(self, files: object) -> str:
-        if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
-            raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
-        page = report_page([_open(each) for each in files])
-        path = self._exports.new_file("report.html")
-        try:
-            path.write_text(page, encoding="utf-8", errors="replace")
-        except OSError:
-            self._exports.drop(path)
-            raise
-        return str(path)
+def _report(files: object) -> str:
+    if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
+        raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
+    page = report_page([_open(each) for each in files])
+    path = new_file("report.html")
+    try:
+        path.write_text(page, encoding="utf-8", errors="replace")
+    except OSError:
+        drop(path)
+        raise
+    return str(path)
 
 
 class Run:
