@@ -42,6 +42,7 @@ class EventCollector:
                     self._append(part, None)
             elif kind is dict:
                 for batch in _batches(group):
+                    self.interner.budget.check()
                     self._append(*self._decode(batch))
             else:
                 raise TraceError(f"An event is a {kind.__name__}, not a dict.")
@@ -151,7 +152,7 @@ def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(pieces)
 
 
-def _batches(group: Iterator[dict[str, Any]], size: int = 65_536) -> Iterator[list[dict[str, Any]]]:
+def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
     for each in group:
         batch.append(each)

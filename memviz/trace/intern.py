@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget
+from memviz.trace.limits import Limits
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Stacks
 
 _INT4_MAX = 2**31 - 1
@@ -23,7 +25,8 @@ class StackNumber:
 
 
 class Interner:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget(Limits())
         self.strings: dict[str, int] = {"": 0}
         self.streams: dict[int, int] = {0: 0}
         self.pools: dict[tuple[int, int], int] = {DEFAULT_POOL: 0}

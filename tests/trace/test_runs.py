@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from memviz.errors import TraceError
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits
 from memviz.trace.load import load_trace
 from memviz.trace.model import About, Events, Trace
 from memviz.trace.unpickle import RefersToEvent, unpickle
@@ -28,7 +27,7 @@ ABOUT = About("measured")
 
 def read(raw: bytes, *, runs: bool) -> tuple[Any, Interner]:
     interner = Interner()
-    return unpickle(io.BytesIO(raw), interner, Limits(), runs=runs), interner
+    return unpickle(io.BytesIO(raw), interner, runs=runs), interner
 
 
 def both(raw: bytes) -> tuple[Trace, Trace]:

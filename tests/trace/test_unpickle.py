@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.unpickle import unpickle
@@ -22,7 +23,7 @@ SMALL = Limits(memory_bytes=64 << 20, items=1_000_000, events=100_000, depth=32,
 
 
 def read(raw: bytes, limits: Limits = SMALL) -> object:
-    return unpickle(io.BytesIO(raw), Interner(), limits)
+    return unpickle(io.BytesIO(raw), Interner(Budget(limits)))
 
 
 def refusal(raw: bytes, limits: Limits = SMALL) -> str:

@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget
 from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
 from memviz.trace.formats import own_labels
+from memviz.trace.formats.counting import charge_events, charge_rows
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import (
@@ -27,7 +29,6 @@ from memviz.trace.model import (
     Blocks,
     Category,
     DeviceTrace,
-    Events,
     Labels,
     Note,
     Segments,
@@ -51,19 +52,25 @@ _RECORD = (
 )
 _STATES = {each.name.lower(): each for each in State}
 _MOST_DEVICES = 4096
+_CHECKED_EVERY = 1024
 _UNSIGNED = 2**64 - 1
 """The C++ writer stores addresses of 2**63 and above as negative numbers."""
 
 
 def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | None = None) -> Trace:
-    """`interner` already holds the stacks and texts of events that were decoded while the file was read."""
+    """`interner` already holds the stacks and texts of events that were decoded while the file was read.
+
+    `limits`: of a snapshot that is no file; those of a file are the interner's.
+    """
+    if limits is not None:
+        interner.budget = Budget(limits)
     snapshot = _as_dict(root)
-    _check_counts(snapshot, limits or Limits())
+    _charge(snapshot, interner.budget)
     segments = _by_device(_list(snapshot, "segments"))
-    traces = _traces(snapshot.get("device_traces", []), "device_traces")
+    traces = _traces(snapshot.get("device_traces"), "device_traces")
     annotations = _by_device(_list(snapshot, "external_annotations"))
     host_segments = _list(snapshot, "host_segments")
-    host_traces = _traces(snapshot.get("host_traces", []), "host_traces")
+    host_traces = _traces(snapshot.get("host_traces"), "host_traces")
 
     reader = _DeviceReader(interner)
     devices = []
@@ -141,6 +148,8 @@ class _DeviceReader:
         rows: list[tuple[int, int, int, int, int, int]] = []
         categories: list[Category] = []
         for number, segment in enumerate(segments):
+            if number % _CHECKED_EVERY == 0:
+                self.interner.budget.check()
             address = start = _whole(segment, "address")
             for block in _list(segment, "blocks"):
                 row = self._block(block, number, address)
@@ -227,20 +236,15 @@ def _as_dict(root: Any) -> Mapping[str, Any]:
     raise TraceError(f"It holds {kind}, not a memory snapshot.", remedy=_RECORD)
 
 
-def _check_counts(snapshot: Mapping[str, Any], limits: Limits) -> None:
-    """A few bytes can name one long list a thousand times over, so counts are taken before anything is read."""
-    traces = [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key, []), key)]
-    counts = {id(each): _event_count(each) for each in traces if len(each) <= limits.events}
-    if sum(counts.get(id(each), len(each)) for each in traces) > limits.events:
-        raise TraceError(f"It holds more than {limits.events:,} events.", remedy="Raise MEMVIZ_MAX_EVENTS.")
-    segments = [each for key in ("segments", "host_segments") for each in _list(snapshot, key)]
-    blocks = sum(len(_list(each, "blocks")) for each in segments if type(each) is dict)
-    if blocks > limits.items:
-        raise TraceError(f"It holds more than {limits.items:,} blocks.", remedy="Raise MEMVIZ_MAX_ITEMS.")
-
-
-def _event_count(items: list[Any]) -> int:
-    return sum(len(each) if type(each) is Events else 1 for each in items)
+def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
+    charge_events(
+        [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key), key)], budget
+    )
+    segments = [_list(snapshot, key) for key in ("segments", "host_segments")]
+    charge_rows(segments, "segment", budget)
+    charge_rows((_list(row, "blocks") for rows in segments for row in rows if type(row) is dict), "block", budget)
+    charge_rows([_list(snapshot, "external_annotations")], "annotation", budget)
+    budget.check()
 
 
 def _list(mapping: Mapping[str, Any], key: str) -> list[Any]:

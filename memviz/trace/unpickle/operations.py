@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.unpickle.machine import MARGIN, Machine
-from memviz.trace.unpickle.refusals import NOT_OURS, damaged, names_a_class, too_large
+from memviz.trace.unpickle.refusals import NOT_OURS, damaged, names_a_class
 
 _INTEGER_BYTES = 64
 _DICT, _LIST, _TEXT = 64, 56, 50
@@ -58,7 +58,7 @@ def _mark(machine: Machine) -> None:
     if machine.take_references():
         return
     if len(machine.marks) > 2 * machine.limits.depth:
-        raise too_large("depth", machine.limits.depth)
+        raise machine.budget.too_large("depth")
     machine.marks.append(machine.stack)
     machine.stack = []
 
