@@ -26,6 +26,11 @@ _PACKED_MORE = 1 << 16
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+_TIGHTEST = 200
+"""The page packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
+that much of it has to be there before it is read."""
+
+
 class Gate(Protocol):
     def acquire(self) -> Any: ...
 
@@ -53,6 +58,7 @@ class Arriving(io.BufferedIOBase):
         self.begun = self.touched = time.monotonic()
         """When the newest of them came."""
         self._packed = packed
+        self._least = size // _TIGHTEST
         self._gate = gate
         self._patience_seconds = patience_seconds
         self._kept: IO[bytes] | None = None
@@ -196,6 +202,8 @@ class Arriving(io.BufferedIOBase):
         with self._changed:
             if self._fault:
                 raise TraceError(self._fault)
+            if self.arrived < self._least:
+                raise TraceError("Less of it came than was announced.", remedy=AGAIN)
             if self._kept is None:
                 return b""
             self._kept.seek(self._taken)
@@ -204,7 +212,7 @@ class Arriving(io.BufferedIOBase):
         return found
 
     def _is_ready(self) -> bool:
-        return self._ended or self._taken < self.arrived
+        return self._ended or self._taken < self.arrived >= self._least
 
     def _wait(self) -> None:
         self._gate.release()

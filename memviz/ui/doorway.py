@@ -13,6 +13,7 @@ from typing import Any
 
 from gradio.route_utils import FnIndexInferError
 from starlette.datastructures import Headers
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -37,6 +38,7 @@ from memviz.ui.uploads import drop_leftovers
 _MOST_BODY = 2 << 20
 _DEEPEST = 100
 _UPLOAD, _READINGS = "/gradio_api/upload", "/gradio_api/memviz/readings"
+_EVENTS = "/gradio_api/queue/data"
 _HEARTBEAT, _FILE = "/gradio_api/heartbeat/", "/gradio_api/file="
 _HALF_A_PAIR = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]|NaN|Infinity")
 
@@ -88,6 +90,8 @@ class Doorway:
             return await self._file(page.exports, scope, receive, send)
         if _UPLOAD in path:
             return await self._upload(scope, receive, send)
+        if _EVENTS in path:
+            return await self._events(scope, receive, send)
         if scope["method"] in ("GET", "HEAD", "OPTIONS") or _READINGS in path:
             return await self._app(scope, receive, send)
         try:
@@ -123,6 +127,13 @@ class Doorway:
             await self._app(scope, receive, pass_on)
             if given:
                 drop(wanted)
+
+    async def _events(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """For a session that is not there Gradio says so, and then raises as well."""
+        try:
+            await self._app(scope, receive, send)
+        except HTTPException:
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Gradio's own way in: where it breaks off, Gradio leaves what had come."""

@@ -89,8 +89,9 @@ class Housekeeping:
         return len(gone)
 
     def _is_gone(self, name: str) -> bool:
-        presence = self._page.presence
-        if presence.is_here(name):
+        presence, queue = self._page.presence, self._page._queue
+        under_way = queue.pending_event_ids_session.get(name, ())
+        if presence.is_here(name) or any(each in queue.event_ids_to_events for each in list(under_way)):
             return False
         used = self._page.state_holder.time_last_used.get(name)
         unused = time.time() - used.timestamp() if used is not None else self._keep

@@ -20,6 +20,7 @@ from memviz.analysis.running_total import RunningTotal
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
 from memviz.figures.raster import View, column_instants
+from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.arriving import Arriving
@@ -47,10 +48,6 @@ _MOST_OF_ONE = 16
 
 class Busy(Exception):
     """Too many files are on their way."""
-
-
-class Unwanted(Exception):
-    """Its visitor has gone."""
 
 
 class TooLarge(Exception):
@@ -116,10 +113,10 @@ class Reading:
         try:
             with self._turn:
                 self._read()
-        except TraceError as error:
-            self._refuse(f"{error.reason} {error.remedy}".strip())
         except Unwanted:
             pass
+        except TraceError as error:
+            self._refuse(f"{error.reason} {error.remedy}".strip())
         except BaseException:
             self._refuse("Reading it failed, and the fault is ours.")
             raise
@@ -134,7 +131,14 @@ class Reading:
     def _read(self) -> None:
         self._go_on()
         source = cast(BinaryIO, self.arriving)
-        trace = read_trace(source, self.name, self.arriving.size, progress=self._say, watch=self._total.watch)
+        trace = read_trace(
+            source,
+            self.name,
+            self.arriving.size,
+            progress=self._say,
+            watch=self._total.watch,
+            is_wanted=lambda: not self._cancelled.is_set(),
+        )
         self._go_on()
         found = opened(self._store, trace)
         self._stored = found.key
@@ -156,10 +160,9 @@ class Reading:
 
     def _go_on(self) -> None:
         if self._cancelled.is_set():
-            raise Unwanted
+            raise Unwanted("It was cancelled.")
 
     def _say(self, done: int, _total: int) -> None:
-        self._go_on()
         now = time.monotonic()
         if now - self._said < _SAY_SECONDS:
             return

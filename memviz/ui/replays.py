@@ -20,10 +20,10 @@ from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
 from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, replay_on, smallest_for
+from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.context import Context
-from memviz.ui.store import memory_of
 
 GiB = 1 << 30
 _SIZED_UNASKED = 200_000
@@ -159,7 +159,7 @@ class Replays:
             if self._context.find(_of_trace(key)) is None:
                 # It was closed while this was worked out.
                 return
-            self._kept[key] = _Kept(result, memory_of(trace) if trace else 0)
+            self._kept[key] = _Kept(result, held_bytes(trace) if trace else 0)
             total = sum(each.bytes for each in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:

@@ -14,8 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
@@ -45,7 +44,7 @@ class TraceStore:
         """`pinned`: named by whoever started the page, for everybody who sees it; nobody can close it."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, memory_of(trace), pinned)
+            self._kept[key] = _Kept(trace, held_bytes(trace), pinned)
             gone = self._make_room()
         self._tell(gone)
         return key
@@ -69,6 +68,11 @@ class TraceStore:
     def forget(self, held: Collection[str], left_seconds: float) -> int:
         """By the clock: what has not been used for so long and is held by no visitor who is here; how many went."""
         now = time.monotonic()
+        # What is computed for a view is kept on the trace, so traces grow while they are looked at.
+        with self._lock:
+            kept_now = list(self._kept.values())
+        for each in kept_now:
+            each.bytes = held_bytes(each.trace)
         with self._lock:
             gone = [
                 key
@@ -78,9 +82,6 @@ class TraceStore:
             ]
             for key in gone:
                 del self._kept[key]
-            # What is computed for a view is kept on the trace, so traces grow while they are looked at.
-            for kept in self._kept.values():
-                kept.bytes = memory_of(kept.trace)
             gone += self._make_room()
         self._tell(gone)
         return len(gone)
@@ -102,16 +103,3 @@ class TraceStore:
         for key in gone:
             for listener in self._listeners:
                 listener(key)
-
-
-def memory_of(trace: Trace) -> int:
-    """Bytes of its columns; what is computed from them later takes about as much again."""
-    columns = [
-        column
-        for device in trace.devices
-        for table in (device.events, device.segments, device.blocks, device.annotations)
-        for _, column in table.columns()
-    ]
-    stacks = [trace.stacks.offsets, trace.stacks.indices]
-    texts = sum(map(len, trace.strings))
-    return 2 * sum(each.nbytes for each in map(np.asarray, [*columns, *stacks])) + texts

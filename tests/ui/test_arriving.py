@@ -166,3 +166,17 @@ def test_a_full_disk_frees_what_was_taken_and_says_so(monkeypatch: pytest.Monkey
         arriving.read()
     arriving.add(bytes(900))
     assert len(made) == 1
+
+
+def test_what_is_announced_as_large_is_not_read_before_it_can_be_that_large():
+    """A file may take of the machine what its size allows: 330 bytes shall not pass for gigabytes."""
+    gate = threading.Semaphore(0)
+    arriving = Arriving(1 << 30, packed=False, gate=gate, patience_seconds=0.02)
+    arriving.add(bytes(330))
+    with pytest.raises(TraceError, match="stopped half way"):
+        arriving.read(1)
+    ended = Arriving(1 << 30, packed=False, gate=gate)
+    ended.add(bytes(330))
+    ended.end()
+    with pytest.raises(TraceError, match="Less of it came than was announced"):
+        ended.read(1)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.links import link_name, named, view_state
@@ -21,7 +22,7 @@ from memviz.ui.opening import (
     sample_named,
 )
 from memviz.ui.session import Opened, Refused, Session
-from memviz.ui.store import TraceStore, memory_of
+from memviz.ui.store import TraceStore
 from memviz.ui.views.frame import actions_html, refused_html, samples_html, traces_html
 from memviz.ui.views.markup import Html, esc, tag
 from memviz.ui.views.verdict import facts, sentences, verdict_html
@@ -68,7 +69,7 @@ def test_a_trace_is_found_by_its_key_only(store: TraceStore) -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
-    store = TraceStore(most_bytes=int(2.5 * memory_of(small())))
+    store = TraceStore(most_bytes=int(2.5 * held_bytes(small())))
     first, second = store.add(small()), store.add(small())
     store.get(first)
     store.add(small())

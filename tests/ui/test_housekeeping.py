@@ -40,7 +40,9 @@ class Page:
         self.exports = Exports()
         self.presence = Presence()
         self.state_holder = SimpleNamespace(session_data={}, time_last_used={}, lock=threading.Lock())
-        self._queue = SimpleNamespace(pending_messages_per_session={}, pending_event_ids_session={})
+        self._queue = SimpleNamespace(
+            pending_messages_per_session={}, pending_event_ids_session={}, event_ids_to_events={}
+        )
         self.housekeeping = Housekeeping(self, keep=100)
 
     def visited(self, name: str) -> str:
@@ -73,6 +75,19 @@ def test_who_left_is_forgotten_with_all_they_had_and_who_is_here_keeps_it(monkey
         assert set(page.state_holder.time_last_used) == {"here"}
         assert set(page._queue.pending_messages_per_session) == {"here"}
         assert [page.store.get(key) is not None for key in (gone, here, program, pinned)] == [False, True, False, True]
+
+
+def test_who_waits_for_an_answer_is_not_forgotten(monkeypatch: pytest.MonkeyPatch):
+    page = Page()
+    page.visited("program")
+    page._queue.pending_event_ids_session["program"] = {"a run"}
+    page._queue.event_ids_to_events["a run"] = object()
+    later(monkeypatch, 150)
+    page.housekeeping.tidy()
+    assert set(page.state_holder.session_data) == {"program"}
+    del page._queue.event_ids_to_events["a run"]
+    page.housekeeping.tidy()
+    assert set(page.state_holder.session_data) == set()
 
 
 def test_one_visitor_with_two_windows_keeps_what_the_other_window_shows(monkeypatch: pytest.MonkeyPatch):
