@@ -132,7 +132,9 @@ class Doorway:
         """For a session that is not there Gradio says so, and then raises as well."""
         try:
             await self._app(scope, receive, send)
-        except HTTPException:
+        except RuntimeError as error:
+            if not isinstance(error.__cause__, HTTPException):
+                raise
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _upload(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -93,6 +93,11 @@ class Reading:
             return True
         return not self.is_heard and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
 
+    def has_no_claim(self, now: float) -> bool:
+        """Its place may go to another: nobody fetches what became of it, or hardly anything comes."""
+        is_left = self._ended and not self.is_heard and now - self._ended > _SETTLING_SECONDS
+        return bool(is_left) or self.is_slow(now)
+
     def is_slow(self, now: float, seconds: float = _SETTLING_SECONDS) -> bool:
         return not self.arriving.ended and now - self.arriving.begun > seconds and self.pace(now) < _LEAST_PACE
 
@@ -224,15 +229,15 @@ class Readings:
             return []
         tickets = own if len(own) >= _MOST_OF_ONE else list(self._under_way)
         now, having = time.monotonic(), Counter(each.visitor for each in self._under_way.values())
-        slow = [ticket for ticket in tickets if self._under_way[ticket].is_slow(now)]
-        if not slow:
+        idle = [ticket for ticket in tickets if self._under_way[ticket].has_no_claim(now)]
+        if not idle:
             raise Busy
 
         def claim(ticket: str) -> tuple[int, float]:
             reading = self._under_way[ticket]
-            return -having[reading.visitor], reading.pace(now)
+            return -having[reading.visitor], 0 if reading.arriving.ended else reading.pace(now)
 
-        return [self._under_way.pop(min(slow, key=claim))]
+        return [self._under_way.pop(min(idle, key=claim))]
 
 
 def _curve(device: DeviceTrace) -> dict[str, Any]:
