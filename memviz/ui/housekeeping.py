@@ -11,10 +11,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
-from gradio.state_holder import SessionState
-
 from memviz.errors import UsageError
-from memviz.ui.session import Session
 from memviz.ui.uploads import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"
@@ -66,26 +63,22 @@ class Housekeeping:
         if gone:
             give_memory_back()
 
-    def _sessions(self) -> dict[str, SessionState]:
-        holder = getattr(self._page, "state_holder", None)
-        return dict(holder.session_data) if holder is not None else {}
-
     def _held(self) -> set[str]:
         """Keys of all that somebody has open; who has left has it until forgotten."""
-        values = [value for each in self._sessions().values() for value in list(each.state_data.values())]
-        return {opened.key for value in values if isinstance(value, Session) for opened in value.opened}
+        return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
 
     def _forget_visitors(self) -> int:
         """Gradio keeps the last ten thousand with all that their pages showed."""
-        gone = [name for name in self._sessions() if self._is_gone(name)]
+        holder, queue = self._page.state_holder, self._page._queue
+        gone = [name for name in list(holder.session_data) if self._is_gone(name)]
         for name in gone:
-            holder, queue = self._page.state_holder, self._page._queue
             with holder.lock:
                 holder.session_data.pop(name, None)
                 holder.time_last_used.pop(name, None)
             queue.pending_messages_per_session.pop(name, None)
             queue.pending_event_ids_session.pop(name, None)
             self._page.presence.forget(name)
+            self._page.windows.forget(name)
         return len(gone)
 
     def _is_gone(self, name: str) -> bool:

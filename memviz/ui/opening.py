@@ -121,8 +121,8 @@ def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | 
     return session
 
 
-def remembered(session: Session) -> list[list[str]]:
-    return [[each.key, each.sample] for each in session.opened]
+def remembered(opened: Sequence[Opened]) -> list[list[str]]:
+    return [[each.key, each.sample] for each in opened]
 
 
 def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:

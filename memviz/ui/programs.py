@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 from gradio.exceptions import InvalidPathError
@@ -29,6 +29,7 @@ from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_asked import run_asked
 from memviz.ui.sound import sound, sound_text
 
+Answer = TypeVar("Answer", dict[str, Any], str)
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 _MOST_ROWS = 10_000
 _MOST_FILES = 24
@@ -138,7 +139,7 @@ def report(files: list[str]) -> str:
     Args:
         files: Snapshots.
     """
-    return str(_answer(lambda: _report(files)))
+    return _answer(lambda: _report(files))
 
 
 def _report(files: object) -> str:
@@ -186,10 +187,11 @@ class Run:
         return _answer(ask)
 
 
-def _answer(ask: Callable[[], Any]) -> Any:
+def _answer(ask: Callable[[], Answer]) -> Answer:
     """What everybody can read as JSON; or why not, in words."""
     try:
-        return sound(ask())
+        answer: Answer = sound(ask())
+        return answer
     except MemvizError as error:
         raise _refused(str(error)) from None
     except OSError as error:

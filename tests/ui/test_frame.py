@@ -131,7 +131,7 @@ def test_samples_open_once(store: TraceStore) -> None:
 def test_a_browser_finds_again_what_the_store_still_has(store: TraceStore) -> None:
     session = open_sample(store, open_sample(store, Session(), SAMPLE_LIST[0]), SAMPLE_LIST[2])
     store.drop(session.opened[0].key)
-    again = reopened(store, remembered(session))
+    again = reopened(store, remembered(session.opened))
     assert again.opened == session.opened[1:]
     assert reopened(store, [["guessed", ""], ["x"]]) == Session()
 

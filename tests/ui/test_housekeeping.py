@@ -22,6 +22,7 @@ from memviz.ui.reading import Readings
 from memviz.ui.replays import Replays
 from memviz.ui.session import Session
 from memviz.ui.store import TraceStore
+from memviz.ui.windows import Windows
 from tests.ui.asked_trace import growing
 
 
@@ -39,6 +40,7 @@ class Page:
         self.readings = Readings(self.store)
         self.exports = Exports()
         self.presence = Presence()
+        self.windows = Windows(self)
         self.state_holder = SimpleNamespace(session_data={}, time_last_used={}, lock=threading.Lock())
         self._queue = SimpleNamespace(
             pending_messages_per_session={}, pending_event_ids_session={}, event_ids_to_events={}
