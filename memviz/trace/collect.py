@@ -15,6 +15,7 @@ import numpy.typing as npt
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
 from memviz.trace.model import ACTION_NAMES, Action, Category, Events, Ints4, Ints8
+from memviz.trace.texts import sound
 
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
@@ -117,7 +118,7 @@ def text_of(value: Any) -> str:
 
 def name_of(key: Any) -> str:
     """For a note about something we do not know, which may be of any type and size."""
-    return key[:80] if type(key) is str else f"<{type(key).__name__}>"
+    return sound(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
 
 
 def no_events() -> Events:

@@ -34,8 +34,9 @@ from memviz.ui.doorway import Doorway
 from memviz.ui.exports import EXPORTS, Exports, export_file
 from memviz.ui.housekeeping import Housekeeping
 from memviz.ui.links import SAMPLE, named, view_state
+from memviz.ui.open_pages import OpenPages
 from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, reopened, sample_named
-from memviz.ui.presence import Presence
+from memviz.ui.presence import presence
 from memviz.ui.reading import Readings
 from memviz.ui.run_answer import RunState
 from memviz.ui.session import Session
@@ -87,7 +88,7 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
     page.exports = Exports()
-    page.presence = Presence()
+    page.open_pages = OpenPages()
     page.windows = Windows(page)
     page.housekeeping = Housekeeping(page)
     with page:
@@ -103,7 +104,7 @@ class PageBlocks(programs.Blocks):
     """Files on their way here."""
     exports: Exports
     """Files on their way out."""
-    presence: Presence
+    open_pages: OpenPages
     windows: Windows
     housekeeping: Housekeeping
 
@@ -219,7 +220,7 @@ class _Page:
         def say(share: float, words: str) -> None:
             progress(share, desc=words)
 
-        return [*self._shown(open_files(self.context.store, current, paths or [], say)), None]
+        return [*self._shown(open_files(self.context.store, current, paths or [], say, presence())), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
@@ -336,6 +337,8 @@ def launch_options() -> dict[str, Any]:
         "css": style(),
         "head": scripts(),
         "ssr_mode": False,
+        # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
+        "max_threads": 2 * programs.MOST_ASKED,
         "max_file_size": routes.most_bytes(),
         "app_kwargs": {"routes": routes.routes(), "middleware": [Middleware(Doorway)], "lifespan": _while_up},
         "allowed_paths": [],

@@ -31,7 +31,7 @@ from memviz.ui.known_names import (
     names_given,
     names_of_page,
 )
-from memviz.ui.presence import Presence
+from memviz.ui.open_pages import OpenPages
 from memviz.ui.sound import sound, sound_text
 from memviz.ui.uploads import drop_leftovers
 
@@ -83,8 +83,8 @@ class Doorway:
     async def _pass(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if _HEARTBEAT in path:
-            presence: Presence = page.presence
-            with presence.of(path.rpartition("/")[2]):
+            open_pages: OpenPages = page.open_pages
+            with pages.of(path.rpartition("/")[2]):
                 return await self._app(scope, receive, send)
         if _FILE in path:
             return await self._file(page.exports, scope, receive, send)

@@ -77,18 +77,18 @@ class Housekeeping:
                 holder.time_last_used.pop(name, None)
             queue.pending_messages_per_session.pop(name, None)
             queue.pending_event_ids_session.pop(name, None)
-            self._page.presence.forget(name)
+            self._page.open_pages.forget(name)
             self._page.windows.forget(name)
         return len(gone)
 
     def _is_gone(self, name: str) -> bool:
-        presence, queue = self._page.presence, self._page._queue
+        pages, queue = self._page.open_pages, self._page._queue
         under_way = queue.pending_event_ids_session.get(name, ())
-        if presence.is_here(name) or any(each in queue.event_ids_to_events for each in list(under_way)):
+        if pages.is_here(name) or any(each in queue.event_ids_to_events for each in list(under_way)):
             return False
         used = self._page.state_holder.time_last_used.get(name)
         unused = time.time() - used.timestamp() if used is not None else self._keep
-        return unused >= self._keep and (presence.is_gone(name, self._keep) or not presence.was_here(name))
+        return unused >= self._keep and (pages.is_gone(name, self._keep) or not pages.was_here(name))
 
     def _hang_up(self) -> None:
         """Lines that were opened and say nothing: each holds one of the few that a server may have."""

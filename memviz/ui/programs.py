@@ -6,9 +6,9 @@ Client(url).predict(handle_file("run.pickle"), api_name="/summary")
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import gradio as gr
 from gradio.exceptions import InvalidPathError
@@ -25,11 +25,13 @@ from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.arriving import not_kept
 from memviz.ui.exports import drop, new_file
+from memviz.ui.presence import presence
 from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_asked import run_asked
 from memviz.ui.sound import sound, sound_text
 
-Answer = TypeVar("Answer", dict[str, Any], str)
+MOST_ASKED = 96
+"""Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 _MOST_ROWS = 10_000
 _MOST_FILES = 24
@@ -86,8 +88,8 @@ def build(runs: RunAnswers) -> None:
         workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
         settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
         asked = [workload, settings, optimizations, card]
-        # Runs wait for each other in a line of their own.
-        gr.Button().click(Run(runs).run, asked, answer, api_name="run", concurrency_limit=8)
+        # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
+        gr.Button().click(Run(runs).run, asked, answer, api_name="run", concurrency_limit=MOST_ASKED)
 
 
 def summary(file: str) -> dict[str, Any]:
@@ -96,7 +98,8 @@ def summary(file: str) -> dict[str, Any]:
     Args:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
-    return _answer(lambda: summary_of(_open(file)[0]))
+    with _in_words():
+        return _sound(summary_of(_open(file)[0]))
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -107,13 +110,10 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
         by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
         top: How many rows.
     """
-
-    def answer() -> dict[str, Any]:
+    with _in_words():
         grouping, rows = _grouping(by), _rows(top)
         trace, device = _open(file)
-        return live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes")
-
-    return _answer(answer)
+        return _sound(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
 
 
 def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -125,12 +125,9 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
         by: What a row is.
         top: How many rows.
     """
-
-    def answer() -> dict[str, Any]:
+    with _in_words():
         grouping, rows = _grouping(by), _rows(top)
-        return diff_json(compare([_open(file), _open(other)], grouping, top=rows))
-
-    return _answer(answer)
+        return _sound(diff_json(compare([_open(file), _open(other)], grouping, top=rows)))
 
 
 def report(files: list[str]) -> str:
@@ -139,7 +136,8 @@ def report(files: list[str]) -> str:
     Args:
         files: Snapshots.
     """
-    return _answer(lambda: _report(files))
+    with _in_words():
+        return _report(files)
 
 
 def _report(files: object) -> str:
@@ -159,7 +157,7 @@ class Run:
     def __init__(self, answers: RunAnswers) -> None:
         self._answers = answers
 
-    def run(
+    async def run(
         self,
         workload: str,
         settings: dict[str, Any],
@@ -175,29 +173,36 @@ class Run:
             optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
             card: A part of a card's name, as RTX 4090.
         """
-        ask = partial(
-            run_asked,
-            self._answers,
-            workload,
-            {} if settings is None else settings,
-            [] if optimizations is None else optimizations,
-            card=card or "",
-            owner=request.session_hash or "",
-        )
-        return _answer(ask)
+        with _in_words():
+            found = await run_asked(
+                self._answers,
+                workload,
+                {} if settings is None else settings,
+                [] if optimizations is None else optimizations,
+                card=card or "",
+                owner=request.session_hash or "",
+                is_there=presence(),
+            )
+            return _sound(found)
 
 
-def _answer(ask: Callable[[], Answer]) -> Answer:
-    """What everybody can read as JSON; or why not, in words."""
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Whatever is wrong with a question is said to who asked it."""
     try:
-        answer: Answer = sound(ask())
-        return answer
+        yield
     except MemvizError as error:
         raise _refused(str(error)) from None
     except OSError as error:
         raise _refused(not_kept(error)) from None
     except MemoryError:
         raise _refused("The answer needs more memory than this machine has free.") from None
+
+
+def _sound(answer: dict[str, Any]) -> dict[str, Any]:
+    """What everybody can read as JSON."""
+    found: dict[str, Any] = sound(answer)
+    return found
 
 
 def _grouping(by: object) -> str:
@@ -216,5 +221,5 @@ def _open(file: object) -> tuple[Trace, DeviceTrace]:
     """With the device whose memory went highest."""
     if not isinstance(file, str) or not file:
         raise UsageError("Name a snapshot file.")
-    trace = load_trace(file)
+    trace = load_trace(file, is_wanted=presence())
     return trace, max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))

@@ -47,7 +47,9 @@ class Windows:
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:
         """Windows that are there: what was left stays known for a while."""
         return (
-            (name, session) for name, session in self.sessions() if name != asking and self._page.presence.is_here(name)
+            (name, session)
+            for name, session in self.sessions()
+            if name != asking and self._page.open_pages.is_here(name)
         )
 
 

@@ -259,6 +259,7 @@ def main() -> None:
 def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: float, files: list[File], done: int) -> str:
     before, during, after = memory
     mib, sent = 1 << 20, sum(each.size for each in files)
+    each_one = (during - before) / max(len(seconds["open"]) / len(files), 1)
     rows = [
         f"| {words} | {len(seconds[step])} | {statistics.median(seconds[step]):.2f} | {_p95(seconds[step]):.2f} |"
         for step, words in STEPS.items()
@@ -279,7 +280,7 @@ def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: floa
             "|---|---|",
             f"| before | {before / mib:,.0f} |",
             f"| with all of them | {during / mib:,.0f} |",
-            f"| a visitor, whose files have {sent / mib:.0f} MiB | {(during - before) / max(len(seconds['open']) / 2, 1) / mib:.1f} |",
+            f"| a visitor, whose files have {sent / mib:.0f} MiB | {each_one / mib:.1f} |",
             f"| after the last has left | {after / mib:,.0f} ({after / before:.2f} times before) |",
         ]
     )

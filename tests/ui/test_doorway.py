@@ -20,7 +20,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from memviz.ui.doorway import Doorway
 from memviz.ui.exports import Exports, new_file
-from memviz.ui.presence import Presence
+from memviz.ui.open_pages import OpenPages
 
 
 async def _echo(request: Request) -> Response:
@@ -44,7 +44,7 @@ class Visited:
             ],
             middleware=[Middleware(Doorway)],
         )
-        self.page = SimpleNamespace(exports=Exports(), presence=Presence(), share_url="https://ab12.gradio.live")
+        self.page = SimpleNamespace(exports=Exports(), open_pages=OpenPages(), share_url="https://ab12.gradio.live")
         app.get_blocks = lambda: self.page  # type: ignore[attr-defined]
         self.client = TestClient(app, base_url="http://localhost:7860")
 
@@ -181,7 +181,7 @@ def test_nothing_is_fetched_for_others():
 
 
 def test_who_holds_a_line_is_here_and_who_has_let_go_has_left():
-    presence = Presence()
+    presence = OpenPages()
     with presence.of("a"):
         with presence.of("a"):
             pass

@@ -16,8 +16,8 @@ from memviz.errors import UsageError
 from memviz.ui.context import Context
 from memviz.ui.exports import Exports, new_file
 from memviz.ui.housekeeping import Housekeeping, keep_seconds
+from memviz.ui.open_pages import OpenPages
 from memviz.ui.opening import opened
-from memviz.ui.presence import Presence
 from memviz.ui.reading import Readings
 from memviz.ui.replays import Replays
 from memviz.ui.session import Session
@@ -39,7 +39,7 @@ class Page:
         self.store = TraceStore()
         self.readings = Readings(self.store)
         self.exports = Exports()
-        self.presence = Presence()
+        self.open_pages = OpenPages()
         self.windows = Windows(self)
         self.state_holder = SimpleNamespace(session_data={}, time_last_used={}, lock=threading.Lock())
         self._queue = SimpleNamespace(
@@ -66,9 +66,9 @@ def test_who_left_is_forgotten_with_all_they_had_and_who_is_here_keeps_it(monkey
     page = Page()
     gone, here, program = (page.visited(name) for name in ("gone", "here", "program"))
     pinned = page.store.add(growing(), pinned=True)
-    with page.presence.of("gone"):
+    with page.open_pages.of("gone"):
         pass
-    with page.presence.of("here"):
+    with page.open_pages.of("here"):
         page.housekeeping.tidy()
         assert [page.store.get(key) is not None for key in (gone, here, program)] == [True] * 3
         later(monkeypatch, 150)
@@ -96,9 +96,9 @@ def test_one_visitor_with_two_windows_keeps_what_the_other_window_shows(monkeypa
     page = Page()
     key = page.visited("first window")
     page.state_holder.session_data["second window"] = page.state_holder.session_data["first window"]
-    with page.presence.of("first window"):
+    with page.open_pages.of("first window"):
         pass
-    with page.presence.of("second window"):
+    with page.open_pages.of("second window"):
         later(monkeypatch, 150)
         page.housekeeping.tidy()
         assert set(page.state_holder.session_data) == {"second window"}

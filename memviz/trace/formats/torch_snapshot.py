@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -20,7 +21,7 @@ from memviz.trace.budget import Budget
 from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
 from memviz.trace.formats import own_labels
 from memviz.trace.formats.counting import charge_events, charge_rows
-from memviz.trace.intern import Interner
+from memviz.trace.intern import MOST_FRAMES, Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import (
     NO_STACK,
@@ -36,6 +37,7 @@ from memviz.trace.model import (
     State,
     Trace,
 )
+from memviz.trace.texts import MOST_TEXT, bounded, sound
 
 _TOP_KEYS = {
     "segments",
@@ -53,6 +55,7 @@ _RECORD = (
 _STATES = {each.name.lower(): each for each in State}
 _MOST_DEVICES = 4096
 _CHECKED_EVERY = 1024
+_MOST_SETTINGS = 200
 _UNSIGNED = 2**64 - 1
 """The C++ writer stores addresses of 2**63 and above as negative numbers."""
 
@@ -170,7 +173,8 @@ class _DeviceReader:
         state = self._state(block.get("state"))
         history = block.get("history") or [{}]
         newest = history[0] if type(history) is list and type(history[0]) is dict else {}
-        requested = block.get("requested_size", newest.get("real_size", size))
+        # What stands there for an inactive block is stale, and may be anything.
+        requested = block.get("requested_size", newest.get("real_size", size)) if state else 0
         if type(requested) is not int or size < 0 or requested < 0:
             raise TraceError("A block's size is not a number of bytes.")
         frames = block.get("frames", newest.get("frames"))
@@ -178,7 +182,7 @@ class _DeviceReader:
             segment,
             _whole(block, "address", expected_address),
             size,
-            requested if state else 0,
+            requested,
             state,
             self.interner.stack(frames) if state else NO_STACK,
         )
@@ -207,6 +211,11 @@ class _DeviceReader:
             ("unknown_states", self.unknown_states, "Blocks in an unknown state are taken as free"),
         ]
         notes = [Note(code, f"{text}: {_listed(names)}.") for code, names, text in said if names]
+        if self.interner.has_cut_texts:
+            notes.append(Note("cut_texts", f"Texts longer than {MOST_TEXT:,} characters are cut in their middle."))
+        if self.interner.has_cut_stacks:
+            text = f"Stacks deeper than {MOST_FRAMES:,} frames are cut in their middle; a frame there says how many."
+            notes.append(Note("cut_stacks", text))
         if self.untiled_bytes:
             text = f"The blocks of its segments miss {self.untiled_bytes} bytes of the segments' own sizes."
             notes.append(Note("untiled_segments", text, level="warning"))
@@ -289,12 +298,20 @@ def _whole(mapping: Any, key: str, default: int | None = None) -> int:
 def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
     """Plain values, and tables of them, one deep, as torch writes them. Anything else is no setting."""
     kept: dict[str, Any] = {}
-    for key, each in value.items() if type(value) is dict else ():
-        if type(key) is str and type(each) is dict and tables:
-            kept[key] = _settings(each, tables=False)
-        elif type(key) is str and (type(each) in (str, int, bool) or (type(each) is float and isfinite(each))):
-            kept[key] = each
+    for key, each in islice(value.items(), _MOST_SETTINGS) if type(value) is dict else ():
+        if type(key) is not str:
+            continue
+        if type(each) is dict and tables:
+            kept[name_of(key)] = _settings(each, tables=False)
+        elif type(each) is str:
+            kept[name_of(key)] = bounded(sound(each))
+        elif type(each) is bool or (type(each) is int and abs(each) < 2**64) or _is_finite(each):
+            kept[name_of(key)] = each
     return kept
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is float and isfinite(value)
 
 
 def _stage(name: Any) -> Stage:

@@ -43,6 +43,7 @@ class Machine:
         self.depths: dict[int, int] = {}
         self.newest_dict: dict[str, Any] | None = None
         self.newest_dict_at = -1
+        self.reframed = 0
         self.runs: EventRuns | None = None
         """None where every event is read by itself."""
 
@@ -100,6 +101,7 @@ class Machine:
         if self.progress is not None:
             self.progress(self.stream.consumed, 0)
         spent = self.cost + _ITEM * len(self.stack) + _MEMO * (len(self.memo) + len(self.depths))
+        spent += self.runs.remembered if self.runs is not None else 0
         if spent + self.budget.spent > self.limits.memory_bytes:
             raise self.budget.too_large("memory_bytes")
         if self.items > self.limits.items:

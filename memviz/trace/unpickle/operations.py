@@ -14,6 +14,9 @@ _INTEGER_BYTES = 64
 _DICT, _LIST, _TEXT = 64, 56, 50
 """Bytes that an empty one of each costs in CPython."""
 
+_MOST_FRAMES, _BETWEEN_FRAMES = 64, 1 << 15
+"""Only objects above 64 KiB stand between frames, and going back to the stream takes time."""
+
 Operation = Callable[[Machine], None]
 OPERATIONS: list[Operation | None] = [None] * 256
 STOP = ord(".")
@@ -47,6 +50,9 @@ def _protocol(machine: Machine) -> None:
 @_operation(0x95)
 def _frame(machine: Machine) -> None:
     """Everything from the header on goes back to the stream, which takes headers out."""
+    machine.reframed += 1
+    if machine.reframed > _MOST_FRAMES + machine.before // _BETWEEN_FRAMES:
+        raise damaged()
     end = len(machine.buffer) - MARGIN
     machine.stream.reframe(machine.buffer[machine.at - 1 : end])
     machine.before += machine.at - 1
