@@ -83,7 +83,7 @@ class Doorway:
     async def _pass(self, page: Any, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         if _HEARTBEAT in path:
-            open_pages: OpenPages = page.open_pages
+            pages: OpenPages = page.open_pages
             with pages.of(path.rpartition("/")[2]):
                 return await self._app(scope, receive, send)
         if _FILE in path:

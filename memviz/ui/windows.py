@@ -46,11 +46,8 @@ class Windows:
 
     def _others(self, asking: str) -> Iterator[tuple[str, Session]]:
         """Windows that are there: what was left stays known for a while."""
-        return (
-            (name, session)
-            for name, session in self.sessions()
-            if name != asking and self._page.open_pages.is_here(name)
-        )
+        is_here = self._page.open_pages.is_here
+        return ((name, session) for name, session in self.sessions() if name != asking and is_here(name))
 
 
 def _asking() -> str:
