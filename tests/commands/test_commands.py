@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -16,6 +15,7 @@ import pytest
 from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
 from tests.real import FOLDER, expected, real_files, requires_real
+from tests.second_process import memviz
 from tests.traces import alloc, frame, free, snapshot
 
 ROOT = Path(__file__).parents[2]
@@ -25,14 +25,6 @@ EVENTS = [
     *free(4096, 3000, time_us=30),
     alloc(8192, 500, time_us=40, frames=[frame("forward", "/home/ada/model.py", 9)]),
 ]
-
-
-def memviz(*arguments: object, folder: Path | None = None, **more: Any) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "memviz", *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(
-        command, cwd=folder or ROOT, env=environment, capture_output=True, text=True, timeout=120, **more
-    )
 
 
 def answer(*arguments: object) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from memviz.runner.request import Request
 from memviz.runner.standing import Variant
 from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_form import Asked
+from memviz.ui.run_limits import AT_HOME
 from memviz.ui.store import TraceStore
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
@@ -19,7 +21,9 @@ SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
-    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"))
+    # A machine that is busy with other things may take minutes to start the process.
+    patient = replace(AT_HOME, estimate_seconds=AT_HOME.seconds)
+    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"), patient)
     yield made
     made.close()
 
