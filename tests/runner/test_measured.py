@@ -22,7 +22,8 @@ from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 from memviz.runner.step import make_optimizer
 from memviz.runner.worker import answer
-from tests.runner.failing_gpu import LOST, FailingGpu, TorchsGpu
+from tests.runner.failing_gpu import LOST, FailingGpu
+from tests.runner.fake_gpu import TorchsGpu
 
 KIB = 1 << 10
 OWN = """

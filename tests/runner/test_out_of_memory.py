@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from memviz.runner.cuda_device import CudaDevice
 from memviz.runner.history import History
 from memviz.runner.out_of_memory import is_out_of_memory
-from tests.runner.failing_gpu import TorchsGpu
-from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
+from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 
 LIBRARIES = [
