@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from memviz.errors import MemvizError
+from memviz.runner.bounds import most_bytes
 from memviz.runner.out_of_memory import is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
@@ -106,6 +107,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     from memviz.runner.executed import Executed
     from memviz.runner.outputs import numerics_of
     from memviz.runner.plan import plan_of
+    from memviz.runner.size import refuse_if_too_large, refuse_if_twin_is_too_large
     from memviz.runner.warned import hearing_torch
 
     def tell(phase: str) -> None:
@@ -116,6 +118,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
 
     plan = plan_of(request)
+    refuse_if_too_large(plan, most_bytes())
     path = folder / f"run-{number}.pickle"
     done = execute(plan, tell, until=until, recorded=show)
     written = _written(done.trace, done.run, path)
@@ -126,7 +129,10 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     send("figures", number, run=done.run.as_json(), **written)
     with hearing_torch() as warned:
         try:
+            refuse_if_twin_is_too_large(plan, most_bytes())
             numerics = numerics_of(plan, tell, done.run.mode)
+        except MemvizError as error:
+            numerics = {"error": str(error)}
         except Exception as error:
             numerics = {"error": f"{type(error).__name__}: {error} {warned.about(error)}".rstrip()}
     run = replace(done.run, numerics=numerics)
