@@ -168,7 +168,7 @@ def _print(run: Run, path: Path | None) -> None:
     if run.flops:
         print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
     if run.seconds:
-        print(f"  seconds    {run.seconds.median:.4g}, spread {run.seconds.spread:.2g}, {run.seconds.count} times")
+        print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
     _print_numerics(run)
     for each in run.notes:
