@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import platform
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -28,6 +27,7 @@ from memviz.runner.pretend.hidden import unseen_by
 from memviz.runner.pretend.in_place import owners_of_a_lone_sum
 from memviz.runner.pretend.kernels import kernels_for, registered
 from memviz.runner.pretend.mode import AllocationMode
+from memviz.runner.pretend.named_devices import HERE
 from memviz.runner.pretend.patches import applied
 from memviz.runner.pretend.place import place_model
 from memviz.runner.pretend.recorder import Recorder
@@ -52,11 +52,10 @@ class PretendedDevice:
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
-        self.torch_device = torch.device("meta")
+        self.torch_device = HERE
         self._interner = Interner()
         self.recorder = Recorder(card, self.settings, self._interner)
         self._marks = Marks()
-        self._start_us = time.time_ns() // 1000
         self._facts = dict(facts or {})
         self._inside = ExitStack()
         self._highest_reserved = 0
@@ -81,6 +80,7 @@ class PretendedDevice:
             stack.enter_context(spoken(self))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
+            self.recorder.where.begins()
             self._inside = stack.pop_all()
         return self
 
@@ -178,8 +178,8 @@ class PretendedDevice:
         return self.recorder.work.bytes_moved
 
     def unseen(self) -> tuple[str, ...]:
-        """What this run takes on a real card beyond what is predicted, in sentences."""
-        return unseen_by(self.recorder.operators)
+        """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
+        return (*unseen_by(self.recorder.operators, self.card), *self.recorder.stated.sentences)
 
     def _told(self) -> dict[str, str]:
         return {
@@ -199,7 +199,6 @@ class PretendedDevice:
             self.recorder.known,
             self._marks,
             self._interner,
-            start_us=self._start_us,
             settings=self.settings.to_snapshot(),
             about=about,
         )

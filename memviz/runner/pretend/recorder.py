@@ -12,9 +12,11 @@ from memviz.allocator.settings import Settings
 from memviz.runner.pretend.cards import Card
 from memviz.runner.pretend.categories import Categories
 from memviz.runner.pretend.flops import Work
+from memviz.runner.pretend.host import Host
 from memviz.runner.pretend.ledger import Allocation, Ledger
 from memviz.runner.pretend.operators import Treatment, tensors_in
 from memviz.runner.pretend.stacks import Stacks
+from memviz.runner.pretend.stated import Stated
 from memviz.runner.pretend.trace import Known
 from memviz.runner.pretend.where import ACCUMULATE, NO_TASK, Where
 from memviz.trace.intern import Interner
@@ -30,6 +32,8 @@ class Recorder:
         self.known = Known(self.categories.of)
         self.ledger = Ledger(settings, self._stack_of_free)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
+        self.host = Host()
+        self.stated = Stated()
         self.work = Work()
         self.operators: set[str] = set()
         self._watched: Any = WeakIdKeyDictionary()

@@ -1,0 +1,44 @@
+"""What a predicted device says where it cannot go on."""
+
+from __future__ import annotations
+
+from memviz.errors import UsageError
+from memviz.runner.pretend.caller import line_of_caller
+
+REMEDY = "Take the value from the host, write it as a constant, or leave this line out of what is predicted."
+
+
+class DataNeeded(UsageError):
+    """The program branches on data, or a shape depends on it."""
+
+
+class NoSuchDevice(UsageError, RuntimeError):
+    """As torch's own error for a card that is not there, so that a program that expects it goes on as it would."""
+
+
+def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
+    """`what` was asked for, as the user would write it: '.tolist()'."""
+    return DataNeeded(
+        f"{_head()}{what} asks for the values of a tensor, and a predicted device computes none. {remedy}"
+    )
+
+
+def decided(asked: str) -> DataNeeded:
+    """By a number that was taken from a tensor before."""
+    origin = f" ({asked})" if asked else ""
+    return DataNeeded(
+        f"{_head()}this depends on a number that was taken from a tensor{origin}, and a predicted device computes "
+        f"none: it may be printed and added up, but nothing can be decided by it. {REMEDY}"
+    )
+
+
+def no_such_device(index: int, card: str) -> NoSuchDevice:
+    return NoSuchDevice(
+        f"{_head()}CUDA error: invalid device ordinal. Device {index} is asked for, and what is predicted is a machine "
+        f"with one {card}, which is cuda:0. Name that one, or no number at all."
+    )
+
+
+def _head() -> str:
+    line = line_of_caller()
+    return f"{line}: " if line else ""
