@@ -9,8 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch import Tensor, nn, overrides
+from torch.overrides import TorchFunctionMode
 
 from memviz.runner.pretend.named_devices import HERE, NamedDevices
 from memviz.runner.pretend.patches import Patches
@@ -18,6 +18,8 @@ from memviz.runner.pretend.tensor_words import TensorWords
 
 if TYPE_CHECKING:
     from memviz.runner.pretend.device import PretendedDevice
+
+_modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 
 
 class CudaWords(TorchFunctionMode):
@@ -67,6 +69,7 @@ def spoken(device: PretendedDevice) -> Iterator[None]:
             patches.replace(torch.cuda, name, answer)
         # Without one there would be a warning; recurrent layers are predicted step by step.
         patches.replace(getattr(torch.backends.cudnn, "m", torch.backends.cudnn), "is_acceptable", lambda tensor: False)
+        _make_wrappers_here(patches, named)
         _speak_in_backward(patches, words)
         _speak_in_hooks(patches, words)
         with words():
@@ -83,6 +86,18 @@ def _speak_in_backward(patches: Patches, words: Callable[[], CudaWords]) -> None
             patches.replace(owner, "_engine_run_backward", _spoken(run, words))
 
 
+def _make_wrappers_here(patches: Patches, named: NamedDevices) -> None:
+    """Tensors made of others, such as quantized ones: torch would put the outer one on a card."""
+    make = Tensor._make_wrapper_subclass
+
+    def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if named.means_us(kwargs.get("device")):
+            kwargs["device"] = HERE
+        return make(cls, *args, **kwargs)
+
+    patches.give(Tensor, "_make_wrapper_subclass", staticmethod(made))
+
+
 def _speak_in_hooks(patches: Patches, words: Callable[[], CudaWords]) -> None:
     """Of saved tensors: torch calls them from within an operator, where no words are, and again in backward."""
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
@@ -96,7 +111,7 @@ def _speak_in_hooks(patches: Patches, words: Callable[[], CudaWords]) -> None:
 
 def _spoken(run: Any, words: Callable[[], CudaWords]) -> Any:
     def run_with_words(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, CudaWords) for each in _get_current_function_mode_stack()):
+        if any(isinstance(each, CudaWords) for each in _modes()):
             return run(*args, **kwargs)
         with words():
             return run(*args, **kwargs)

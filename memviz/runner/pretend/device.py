@@ -22,8 +22,9 @@ from memviz.errors import UsageError
 from memviz.runner.device import TakesInputs
 from memviz.runner.pretend.autocast import Autocast, followed
 from memviz.runner.pretend.cards import Card
+from memviz.runner.pretend.compiling import left_as_it_stands, say_if_compiled
 from memviz.runner.pretend.cuda_words import spoken
-from memviz.runner.pretend.hidden import unseen_by
+from memviz.runner.pretend.hidden import RECURRENT, unseen_by
 from memviz.runner.pretend.in_place import owners_of_a_lone_sum
 from memviz.runner.pretend.kernels import kernels_for, registered
 from memviz.runner.pretend.mode import AllocationMode
@@ -31,6 +32,8 @@ from memviz.runner.pretend.named_devices import HERE
 from memviz.runner.pretend.patches import applied
 from memviz.runner.pretend.place import place_model
 from memviz.runner.pretend.recorder import Recorder
+from memviz.runner.pretend.refusals import begin as begin_refusals
+from memviz.runner.pretend.refusals import caught
 from memviz.runner.pretend.trace import Marks, trace_of
 from memviz.runner.pretend.values import tensors_among
 from memviz.trace.intern import Interner
@@ -68,6 +71,7 @@ class PretendedDevice:
         if _inside:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
+        begin_refusals()
         with ExitStack() as stack:
             stack.enter_context(_only_one())
             stack.enter_context(_without_collection())
@@ -78,6 +82,7 @@ class PretendedDevice:
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
             stack.enter_context(spoken(self))
+            stack.enter_context(left_as_it_stands(self.recorder.stated))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
             self.recorder.where.begins()
@@ -102,6 +107,11 @@ class PretendedDevice:
         """What the tensors in a value (however nested) are for, where only the caller can say."""
         for each in tensors_among(value):
             self.recorder.know(each, category)
+
+    def called(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNBase):
+            self.recorder.operators.add(RECURRENT)
+        say_if_compiled(module, self.recorder.stated)
 
     def gave(self, module: nn.Module, value: Any) -> None:
         """An outermost module has returned."""
@@ -179,7 +189,8 @@ class PretendedDevice:
 
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
-        return (*unseen_by(self.recorder.operators, self.card), *self.recorder.stated.sentences)
+        said = filter(None, (*self.recorder.stated.sentences, caught()))
+        return (*unseen_by(self.recorder.operators, self.card), *said)
 
     def _told(self) -> dict[str, str]:
         return {

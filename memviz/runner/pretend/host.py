@@ -161,11 +161,7 @@ def is_on_device(value: Any) -> bool:
 def _zeros(count: int) -> torch.UntypedStorage:
     if count > _SMALL:
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
-    make: Any = torch.UntypedStorage
-    storage: torch.UntypedStorage = make(count)
-    if count:
-        storage.fill_(0)  # type: ignore[no-untyped-call]
-    return storage
+    return torch.zeros(count, dtype=torch.uint8).untyped_storage()
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
@@ -197,7 +193,8 @@ def _is_view(func: Any) -> bool:
 
 
 def _fills_its_storage(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    nbytes: int = tensor.nbytes
+    return tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -8,8 +8,30 @@ from memviz.runner.pretend.caller import line_of_caller
 REMEDY = "Take the value from the host, write it as a constant, or leave this line out of what is predicted."
 
 
+_refused: list[str] = []
+"""What was refused since the device was entered; there is one at a time."""
+
+
 class DataNeeded(UsageError):
     """The program branches on data, or a shape depends on it."""
+
+    def __init__(self, head: str, rest: str) -> None:
+        _refused.append(head)
+        super().__init__(f"{head} {rest}")
+
+
+def begin() -> None:
+    _refused.clear()
+
+
+def caught() -> str:
+    """In a sentence, what the program was refused and went on without; empty where nothing was."""
+    if not _refused:
+        return ""
+    return (
+        "The program caught a refusal and went on, so it may have gone another way than with values. "
+        f"{_refused[0]} asked for some."
+    )
 
 
 class NoSuchDevice(UsageError, RuntimeError):
@@ -19,7 +41,7 @@ class NoSuchDevice(UsageError, RuntimeError):
 def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     """`what` was asked for, as the user would write it: '.tolist()'."""
     return DataNeeded(
-        f"{_head()}{what} asks for the values of a tensor, and a predicted device computes none. {remedy}"
+        f"{_head()}{what}", f"asks for the values of a tensor, and a predicted device computes none. {remedy}"
     )
 
 
@@ -27,8 +49,9 @@ def decided(asked: str) -> DataNeeded:
     """By a number that was taken from a tensor before."""
     origin = f" ({asked})" if asked else ""
     return DataNeeded(
-        f"{_head()}this depends on a number that was taken from a tensor{origin}, and a predicted device computes "
-        f"none: it may be printed and added up, but nothing can be decided by it. {REMEDY}"
+        f"{_head()}a decision",
+        f"asks for a number that was taken from a tensor{origin}, and a predicted device computes none: it may be "
+        f"printed and added up, but nothing can be decided by it. {REMEDY}",
     )
 
 

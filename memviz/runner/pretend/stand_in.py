@@ -34,7 +34,7 @@ class UnknownNumber(float):
 
     def __format__(self, spec: str) -> str:
         """In a column as wide as it was to be."""
-        width = spec.partition(".")[0].strip("+-#0, fFeEgGn%_")
+        width = spec.partition(".")[0].strip("<>=^+-#0, fFeEgGn%_")
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
