@@ -193,8 +193,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _fills_its_storage(tensor: Tensor) -> bool:
-    nbytes: int = tensor.nbytes
-    return tensor.is_contiguous() and nbytes == tensor.untyped_storage().nbytes()
+    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:
