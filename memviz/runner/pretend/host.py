@@ -172,14 +172,14 @@ def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
 
 def _only_its_shape_counts(func: Any, args: Any) -> bool:
     """`zeros_like(unknown)` is known; and a change of shape in place leaves the memory what it was."""
-    name = func.overloadpacket.__name__
+    name: str = func.overloadpacket.__name__
     if torch.Tag.inplace_view in func.tags:
         return True
     return name.startswith("new_") or name.endswith("_like") and args[0].untyped_storage().nbytes() <= _SMALL
 
 
 def _is_sized_by_values(func: Any) -> bool:
-    return torch.Tag.dynamic_output_shape in func.tags
+    return bool(torch.Tag.dynamic_output_shape in func.tags)
 
 
 def _goes_to_device(kwargs: Any) -> bool:

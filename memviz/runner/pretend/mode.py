@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from memviz.errors import UsageError
 from memviz.runner.pretend.host import MOVES
 from memviz.runner.pretend.operators import Operator, Treatment, tensors_in, treatment_of
-from memviz.runner.pretend.refusals import data_needed
+from memviz.runner.pretend.refusals import data_needed, not_predicted
 from memviz.runner.pretend.words import remedy_for, word_for
 
 if TYPE_CHECKING:
@@ -99,7 +98,5 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(word_for(func), remedy_for(func)) from error
             if not unknown_shape:
                 raise
-            raise UsageError(
-                f"{func.overloadpacket} cannot be predicted: torch {torch.__version__} does not know its shapes "
-                f"without running it. Leave it out, or write it with other operators. ({error})"
-            ) from error
+            why = f"torch {torch.__version__} does not know its shapes without running it ({str(error).strip()})"
+            raise not_predicted(word_for(func), why) from error

@@ -15,6 +15,7 @@ from memviz.runner.pretend.flops import Work
 from memviz.runner.pretend.host import Host
 from memviz.runner.pretend.ledger import Allocation, Ledger
 from memviz.runner.pretend.operators import Treatment, tensors_in
+from memviz.runner.pretend.refusals import not_predicted
 from memviz.runner.pretend.stacks import Stacks
 from memviz.runner.pretend.stated import Stated
 from memviz.runner.pretend.trace import Known
@@ -127,6 +128,8 @@ class Recorder:
             self.know(parameter.grad, Category.GRADIENT)
 
     def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any) -> None:
+        if tensor.layout is not torch.strided:
+            raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:

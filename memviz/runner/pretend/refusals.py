@@ -55,6 +55,12 @@ def decided(asked: str) -> DataNeeded:
     )
 
 
+def not_predicted(operator: str, why: str) -> UsageError:
+    return UsageError(
+        f"{_head()}{operator} cannot be predicted: {why}. Leave it out, or write it with other operators."
+    )
+
+
 def no_such_device(index: int, card: str) -> NoSuchDevice:
     return NoSuchDevice(
         f"{_head()}CUDA error: invalid device ordinal. Device {index} is asked for, and what is predicted is a machine "
