@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from memviz.runner.pretend.named_devices import HERE, NamedDevices
 from memviz.runner.pretend.patches import Patches
-from memviz.runner.pretend.tensor_words import TensorWords
+from memviz.runner.pretend.tensor_words import TensorWords, has_unknown_numbers
 
 if TYPE_CHECKING:
     from memviz.runner.pretend.device import PretendedDevice
@@ -38,6 +38,13 @@ class CudaWords(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
+        out = self._called(func, args, kwargs)
+        if has_unknown_numbers(args, kwargs):
+            # In a tensor it would be 1.0 for everybody who looks.
+            self._tensors.lose(args[0] if func is Tensor.__setitem__ else out)
+        return out
+
+    def _called(self, func: Any, args: Any, kwargs: Any) -> Any:
         means_us = self._named.means_us
         if any(map(means_us, args)):
             args = tuple(HERE if means_us(each) else each for each in args)

@@ -18,6 +18,7 @@ from memviz.runner.pretend.marked import Marked
 from memviz.runner.pretend.named_devices import SAID
 from memviz.runner.pretend.refusals import REMEDY, data_needed
 from memviz.runner.pretend.stand_in import UnknownNumber
+from memviz.runner.pretend.values import tensors_among
 
 if TYPE_CHECKING:
     from memviz.runner.pretend.device import PretendedDevice
@@ -157,6 +158,12 @@ class TensorWords:
     def _is_pinned(self, args: Any, kwargs: Any) -> bool:
         return args[0] in self._pinned
 
+    def lose(self, value: Any) -> None:
+        """Tensors of the host that a function wrote an unknown number to, or made with one."""
+        for each in tensors_among(value):
+            if not each.is_meta:
+                self._host.unknown.add(each)
+
     def pinned(self, made: Any) -> Any:
         """By a function of torch that was told to."""
         if isinstance(made, Tensor) and not made.is_meta:
@@ -216,6 +223,13 @@ def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
         if type(each) is UnknownNumber:
             int(each)
     return NotImplemented
+
+
+def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
+    for each in (*args, *kwargs.values()) if kwargs else args:
+        if type(each) is UnknownNumber or type(each) is list and any(type(one) is UnknownNumber for one in each):
+            return True
+    return False
 
 
 def _nested(shape: Any, number: Any) -> Any:

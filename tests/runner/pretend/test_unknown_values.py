@@ -131,12 +131,21 @@ HOST: dict[str, Callable[[], Tensor]] = {
     "listed": lambda: _foreach(torch.zeros(4)),
     "given out": lambda: torch.add(there(4).cpu(), 1, out=torch.zeros(4)),
     "deep": lambda: copy.deepcopy(there(4).cpu()),
+    "made of a number": lambda: torch.tensor([there().item(), 1.0]),
+    "filled with a number": lambda: torch.full((3,), there().item()),
+    "times a number": lambda: torch.ones(3) * there().item(),
+    "a number written to it": lambda: _with_number(torch.ones(3)),
     "set": lambda: _set(torch.zeros(4)),
 }
 
 
 def _with_part(host: Tensor) -> Tensor:
     host[1:3].copy_(there(2))
+    return host
+
+
+def _with_number(host: Tensor) -> Tensor:
+    host[0] = there().item()
     return host
 
 
@@ -169,7 +178,9 @@ def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown
             host.numpy()
         host.copy_(torch.arange(4.0))
         assert host.tolist() == [0, 1, 2, 3]
-        assert (torch.ones(3) * 2).sum().item() == 6
+        ones = torch.ones(3)
+        assert str(ones * there().item()).startswith("tensor(values unknown")
+        assert (ones * 2).sum().item() == 6
         assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
 
 
