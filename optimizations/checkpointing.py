@@ -200,7 +200,7 @@ def _alike(modules: list[nn.Module]) -> bool:
     return len(classes) == 1 or all(hasattr(each, "gradient_checkpointing") for each in classes)
 
 
-def _checkpointed(plain: type[nn.Module], strategy: Checkpointing, number: int) -> type[nn.Module]:
+def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:
     """A class that differs from `plain` in how it is called, and only where autograd would keep something."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
