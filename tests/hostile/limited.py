@@ -88,4 +88,5 @@ if __name__ == "__main__":
     jobs_file = Path(sys.argv[1])
     _warm(jobs_file.parent)
     for job in json.loads(jobs_file.read_text()):
-        print(json.dumps(run(job, jobs_file.parent / "said")), flush=True)
+        sys.stdout.write(json.dumps(run(job, jobs_file.parent / "said")) + "\n")
+        sys.stdout.flush()

@@ -26,7 +26,7 @@ def look(path: str) -> int:
         with file.open("rb") as opened_file:
             trace = read_trace(opened_file, file.name, file.stat().st_size)
     except TraceError as error:
-        print(f"memviz: {error}", file=sys.stderr)
+        sys.stderr.write(f"memviz: {error}\n")
         return 2
     found = opened(TraceStore(), trace)
     device = next(each for each in trace.devices if each.name == found.device)
