@@ -29,10 +29,10 @@ def out_of_memory(
     by: str = "site",
     *,
     top: int | None = None,
-    most: int | None = None,
+    chosen: slice = slice(None),
     rule: SiteRule = DEFAULT_RULE,
 ) -> tuple[OutOfMemory, ...]:
-    """The first `most` of them: a program can go on failing thousands of times, and each is looked at by itself."""
+    """`chosen`: which of them, because a program can go on failing thousands of times, and each takes a while."""
     events, table = device.events, sites(trace, rule)
     return tuple(
         OutOfMemory(
@@ -42,5 +42,5 @@ def out_of_memory(
             stack=int(events.stack[event]) if events.stack[event] != NO_STACK else None,
             then=at(trace, device, event, by, top=top, rule=rule),
         )
-        for event in np.flatnonzero(events.action == Action.OOM)[:most].tolist()
+        for event in np.flatnonzero(events.action == Action.OOM)[chosen].tolist()
     )

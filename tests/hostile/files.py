@@ -148,7 +148,7 @@ def names_that_are_markup_escapes_and_bidi() -> bytes:
     frames = [frame(name, name, 1) for name in names]
     rows = [
         alloc(BASE + 512 * i, 512, frames=[each], user_metadata=name)
-        for i, (each, name) in enumerate(zip(frames, names))
+        for i, (each, name) in enumerate(zip(frames, names, strict=True))
     ]
     return packed(snapshot([*rows, *(event(name, BASE, 1) for name in names)]))
 
@@ -257,7 +257,7 @@ def out_of_memory_20_thousand_times() -> bytes:
     lost = [
         {"action": "oom", "device_free": 1, "size": 1 << 30, "stream": 0, "frames": [frame("g")]} for _ in range(20_000)
     ]
-    return packed(snapshot([each for pair in zip(rows, lost) for each in pair]))
+    return packed(snapshot([each for pair in zip(rows, lost, strict=True) for each in pair]))
 
 
 @read

@@ -27,7 +27,7 @@ def timeline_value(
         "phases": phase_bands(trace, device),
         "ooms": [
             _oom(each.then.event, each.asked_bytes, device)
-            for each in out_of_memory(trace, device, top=0, most=_MOST_OOM)
+            for each in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
         ],
         "state": state or {},
     }
