@@ -179,7 +179,7 @@ WHOLE = {
     "json": json.dumps(ROOT).encode(),
     "gzip": gzip.compress(pickle.dumps(ROOT), mtime=0),
 }
-TIGHT = Limits(memory_bytes=256 << 20, unpacked_bytes=16 << 20, seconds=10)
+TIGHT = Limits(memory_bytes=256 << 20, unpacked_bytes=16 << 20)
 
 
 def trace_or_refusal(path: Path) -> Trace | None:
