@@ -258,6 +258,53 @@ def test_a_failure_of_the_timing_loses_no_peak_and_no_trace(tmp_path, monkeypatc
     assert done.trace.event_count == plain.trace.event_count
 
 
+SPEECHLESS = """
+import builtins
+class Speechless(Exception):
+    def __str__(self):
+        raise KeyError("no words")
+class Fails(Model):
+    def forward(self, input):
+        builtins.steps_of_test += 1
+        if builtins.steps_of_test > 1:
+            raise Speechless
+        return self.first(input)
+def tiny():
+    return Fails(), {"input": torch.ones(8, 64)}
+"""
+
+
+def test_an_error_that_cannot_say_what_it_is_loses_no_measurement(tmp_path, monkeypatch):
+    monkeypatch.setattr("builtins.steps_of_test", 0, raising=False)
+    done = run(FailingGpu(), plan(tmp_path, OWN + SPEECHLESS))
+    assert done.run.notes[-1] == "Its seconds could not be measured: Speechless."
+
+
+def test_a_model_that_exits_is_interrupted_with_what_was_live_and_costs_a_timed_run_its_seconds_alone(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("builtins.steps_of_test", 1, raising=False)
+    source = OWN + FAILS_LATER.format(error="SystemExit(3)")
+    with pytest.raises(Interrupted) as caught:
+        run(FailingGpu(), plan(tmp_path, source))
+    assert isinstance(caught.value.__cause__, SystemExit)
+    assert caught.value.trace is not None
+    monkeypatch.setattr("builtins.steps_of_test", 0)
+    assert run(FailingGpu(), plan(tmp_path, source)).run.notes[-1] == "Its seconds could not be measured: 3."
+
+
+def test_a_model_that_resets_the_counters_and_empties_the_cache_is_measured(tmp_path, monkeypatch):
+    gpu = FailingGpu()
+    monkeypatch.setattr("builtins.gpu_of_test", gpu.gpu, raising=False)
+    resets = "gpu_of_test.reset_peak_memory_stats(0); gpu_of_test.empty_cache(); gpu_of_test.allocs = 0; "
+    resets += "gpu_of_test.frees = 0; return self.first(input)"
+    for mode in ("inference", "training"):
+        asked = plan(tmp_path, OWN.replace("return self.first(input)", resets), optimizer="none")
+        done = run(gpu, plan_of(replace(asked.request, settings={"mode": mode})))
+        assert done.run.peak_allocated_bytes > WEIGHT
+        assert done.run.seconds is not None
+
+
 def test_a_limited_run_is_not_timed_and_says_why(tmp_path):
     gpu = FailingGpu()
     gpu.gpu.get_per_process_memory_fraction = lambda _index: 0.5  # type: ignore[attr-defined]
