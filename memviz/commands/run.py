@@ -196,6 +196,10 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
+    found = [each["difference"] for each in run.numerics.get("outputs", ()) if "relative_absmax" in each["difference"]]
+    if worst := max(found, key=lambda each: float(each["relative_l2"]), default=None):
+        absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
+        print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
 
 def _listing() -> dict[str, Any]:

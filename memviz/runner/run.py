@@ -63,6 +63,8 @@ class Fit:
     allocated_bytes: int | None
     too_much_bytes: int
     """By how much the peak without a limit exceeds what is usable; negative is to spare."""
+    overhead_bytes: int = 512 << 20
+    """Of the card, set aside for the CUDA context. Runs of before have all set aside that much."""
 
 
 @dataclass(frozen=True)
