@@ -213,6 +213,7 @@ class Frames(Columns):
     name: Ints4
     filename: Ints4
     line: Ints4
+    """0 for none."""
 
 
 @dataclass(frozen=True, eq=False)
