@@ -77,6 +77,8 @@ class AsRecorded(Replay):
         self.grown = dict(zip(grown.tolist(), source.steps.grown[grown].tolist(), strict=True))
         self.after_ladder: dict[int, bool] = {}
         self.needless: set[int] = set()
+        failed = source.steps.out_of_memory
+        self.forced = {each.first: each.malloc for each in source.steps.forced if each.malloc not in failed}
         self.unsaid = _unsaid(source)
         self.mismatches = 0
         self.first: Mismatch | None = None
@@ -146,14 +148,22 @@ class AsRecorded(Replay):
     def _enter_ladder(self, event: int) -> None:
         """Whether the cache has nothing for a malloc shows before its ladder frees something."""
         malloc = self.source.steps.ladders.get(event)
-        if malloc is None:
-            return
+        if malloc is not None:
+            self.after_ladder[malloc] = self._would_serve(malloc)
+            if self.source.steps.waited:
+                self._note_need(malloc)
+        # Where no free ever waits, one just before a release was complete before it.
+        if event in self.forced and not self.source.steps.waited:
+            self._note_need(self.forced[event])
+
+    def _note_need(self, malloc: int) -> None:
+        if self.first is None and self._would_serve(malloc):
+            self.needless.add(malloc)
+
+    def _would_serve(self, malloc: int) -> bool:
         events, trace = self.source.device.events, self.source.trace
         size, stream = int(events.size[malloc]), int(events.stream[malloc])
-        pool = trace.pools[int(self.source.pools[malloc])]
-        served = self.after_ladder[malloc] = self.allocator.would_serve(size, stream, pool)
-        if served and self.first is None:
-            self.needless.add(malloc)
+        return self.allocator.would_serve(size, stream, trace.pools[int(self.source.pools[malloc])])
 
     def _recorded(self, first: int, last: int) -> list[Entry]:
         events = self.source.device.events

@@ -50,7 +50,8 @@ def parting(source: Source, replayed: Replayed, total: int | None = None) -> Par
 
 def _begin(source: Source, malloc: int) -> int:
     """What a malloc gave back in the recording stands before it."""
-    return next((each.first for each in source.steps.forced if each.malloc == malloc), malloc)
+    ladders = (each for each in source.steps.forced if each.malloc not in source.steps.out_of_memory)
+    return next((each.first for each in ladders if each.malloc == malloc), malloc)
 
 
 def _parted(source: Source, event: int) -> Parting:
@@ -80,7 +81,9 @@ def why_parted(source: Source, recorded: Replayed, base: Replayed, total: int | 
 
 
 PLACED_ANEW = "what was cached before its first event is left out of the comparison"
-_SETTLED = np.array([Step.MALLOC, Step.FREE, Step.REQUEST_FREE, Step.COMPLETE_FREE, Step.LET_GO], np.uint8)
+_SETTLED = np.array(
+    [Step.MALLOC, Step.FREE, Step.REQUEST_FREE, Step.COMPLETE_FREE, Step.LET_GO, Step.OUT_OF_MEMORY], np.uint8
+)
 
 
 class _Differs(Exception):

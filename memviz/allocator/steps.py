@@ -50,7 +50,7 @@ class Forced:
     pools: frozenset[PoolId]
     is_sure: bool
     """Its stacks are the malloc's own, as only the allocator writes them: a program's call has another stack, or where
-    frees are recorded without stacks, shows those of the segments."""
+    frees are recorded without stacks, shows those of the segments. Before it runs out it frees what it can."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +199,10 @@ def _forced(trace: Trace, events: Events, within: Bools) -> Iterator[Forced]:
         grown = int(events.size[run[-1] : malloc][grows[run[-1] : malloc]].sum())
         own = [made.get(address, NO_STACK) for address in events.address[run].tolist()]
         theirs = zip(events.stack[run].tolist(), own, strict=True)
-        is_sure = any(
+        is_sure = events.action[malloc] == Action.OOM or any(
             stack != NO_STACK and (frees_have_stacks or segment not in (NO_STACK, stack)) for stack, segment in theirs
         )
-        yield Forced(int(run[0]), malloc, grown, _pools(trace, events, run), is_sure)
+        yield Forced(int(run[0]), malloc, grown, _pools(trace, events, run), bool(is_sure))
 
 
 def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:

@@ -1,8 +1,9 @@
 """Who gave segments back in a recording: the allocator, because memory was short, or the program's `empty_cache`.
 
 A malloc that follows need not have been the reason. The program it was where something cached would have served
-that malloc, and where the recording reserves as much at another time, so that memory was not short. What is left
-shows how much memory the process had.
+that malloc, and where the recording reserves as much at another time, so that memory was not short. A program that
+does so once does so before other mallocs too, unless their stacks say better. What is left shows how much memory
+the process had.
 """
 
 from __future__ import annotations
@@ -56,13 +57,15 @@ def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: C
     reserved = reserved_after(device)
     peak = int(reserved.max(initial=0))
     collects = settings.garbage_collection_threshold > 0
-    emptied, short = dict(steps.emptied), []
-    for each in steps.forced:
+
+    def had_no_need(each: Forced) -> bool:
         there_was_more = 0 < each.grown_bytes <= peak - int(reserved[each.first]) and not collects
-        if not each.is_sure and (there_was_more or each.malloc in needless):
-            emptied[each.first] = each.pools
-        else:
-            short.append(each)
+        return there_was_more or each.malloc in needless
+
+    unsure = [each for each in steps.forced if not each.is_sure]
+    by_program = unsure if any(map(had_no_need, unsure)) else []
+    short = [each for each in steps.forced if each not in by_program]
+    emptied = {**steps.emptied, **{each.first: each.pools for each in by_program}}
     memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
     return WhoFreed(emptied, tuple(short), steps.out_of_memory, memory)
 
