@@ -114,7 +114,7 @@ def recordings(count: int) -> Iterator[tuple[Trace, int]]:
     """Of random programs, some on a card that is short, some that empty their cache, some that start late."""
     draw = random.Random(7)
     for number in range(count):
-        card = draw.choice([60, 90, 150, 4000]) * MiB
+        card = draw.choice([60, 70, 90, 120, 4000]) * MiB
         run = Recorder(draw.choice(["", "", "expandable_segments:True", "max_split_size_mb:40"]), card=card)
         live: list = []
         for _ in range(draw.randrange(8, 50)):
@@ -126,16 +126,16 @@ def recordings(count: int) -> Iterator[tuple[Trace, int]]:
 
 
 def step(draw: random.Random) -> Step:
-    kind = draw.choice(["malloc", "malloc", "malloc", "free", "free", "empty_cache"])
+    kind = draw.choice([*["malloc"] * 6, *["free"] * 5, "empty_cache"])
     size = draw.choice([draw.randrange(1, 3 * MiB), draw.randrange(1, 40 * MiB), 10 * MiB])
     return kind, size, draw.choice([0, 0, 0, 7])
 
 
 def test_what_is_said_of_generated_recordings_is_what_stands_beside_it() -> None:
     draw = random.Random(11)
-    for trace, card in recordings(150):
+    for trace, card in recordings(300):
         text = draw.choice(ASKED)
-        memory = draw.choice([None, card, card // 2, 2 * card])
+        memory = draw.choice([None, None, card, card // 2, 2 * card])
         settings = None if text is None else parse_settings(text)
         check(trace, settings, None if memory is None else Card(memory, 0))
 
