@@ -68,7 +68,8 @@ class WhatIf:
     @property
     def why_not_as_recorded(self) -> str:
         """Why what `replayed` is compared with is not the recording itself; empty where it is."""
-        return self.parted if self.rival is self.base else PLACED_ANEW
+        reasons = [self.parted] if self.rival is self.base else [self.parted, PLACED_ANEW]
+        return "; ".join(dict.fromkeys(each for each in reasons if each))
 
     @property
     def change_bytes(self) -> int:
