@@ -104,7 +104,7 @@ def what_if(
     def replay(settings: Settings, card: Card | None, afresh: bool, progress: Progress | None) -> Replayed:
         return replay_on(source, settings, card, afresh=afresh, progress=progress)
 
-    found = answered(source, recorded, wanted, card, replay, rest_of(progress, 1, 5))
+    found = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     smallest = smallest_for(source, found.replayed, overhead_bytes, part_of(progress, 4, 5))
@@ -116,6 +116,7 @@ def answered(
     recorded: Replayed,
     wanted: Settings,
     card: Card | None,
+    *,
     replay: ReplayOn,
     progress: Progress | None = None,
 ) -> WhatIf:

@@ -91,7 +91,7 @@ class Replays:
         known: WhatIf | None = self._get((key, "answer", settings, terms.card))
         if known is None:
             rest = rest_of(progress, 1, 5)
-            known = answered(begun.source, begun.recorded, settings, terms.card, on, rest)
+            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
             self._keep((key, "answer", settings, terms.card), known, None)
         smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
         return replace(known, smallest_card=smallest)
