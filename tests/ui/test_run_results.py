@@ -204,3 +204,9 @@ def test_the_published_table_is_computed_on_demand() -> None:
 
 def test_without_kept_runs_nothing_is_shown() -> None:
     assert kept_value(())["html"] == ""
+
+
+def test_the_spread_stands_beside_the_seconds() -> None:
+    seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
+    html = results_html(Standing("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
+    assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -147,20 +147,33 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers from this seed inside; outside, as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked(device):
         torch.manual_seed(seed)
         yield
 
 
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """Whatever is drawn inside, outside it goes on as if nothing had been."""
+    if _generators(device) is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def _generators(device: torch.device) -> Any:
+    """`torch.cuda`, `torch.xpu`: whose tensors draw from a generator of their own."""
+    return None if device.type in ("cpu", "meta") else getattr(torch, device.type)
+
+
 def random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+    own = _generators(device)
+    return [torch.get_rng_state(), *([] if own is None else [own.get_rng_state(device)])]
 
 
 def set_random_state(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    own = _generators(device)
+    if own is not None:
+        own.set_rng_state(states[1], device)
 
 
 def same_state(one: list[Tensor], other: list[Tensor]) -> bool:

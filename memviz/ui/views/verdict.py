@@ -31,7 +31,7 @@ def verdict_html(trace: Trace, device: DeviceTrace) -> Html:
 
 def sentences(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
     line = timeline(device)
-    failures = out_of_memory(trace, device, top=1)
+    failures = out_of_memory(trace, device, top=1, chosen=slice(-1, None))
     if failures:
         last = failures[-1]
         asked = f"It ran out of memory: {bytes_text(last.asked_bytes)} were asked for in {last.site}."
