@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class Moment:
 class Change:
     thing: Thing
     kind: str
-    """What most of its bytes are, where it holds most: one of `alike.KINDS`."""
+    """What most of its bytes are, where it holds most: one of `alike.KINDS`; unknown where nobody asked."""
     bytes: tuple[int, ...]
     """Per trace, 0 where it has nothing there."""
     counts: tuple[int, ...]
@@ -86,14 +87,16 @@ class Changes:
         )
 
 
-def changes(sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE) -> Changes:
-    """At each side's peak."""
+def changes(
+    sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE, with_kinds: bool = True
+) -> Changes:
+    """At each side's peak. To know what a row consists of most takes longer than all else."""
     moments = tuple(_moment(side) for side in sides)
     found = alike(sides, by, rule=rule)
     held = [_held(found, number, side, moments[number].event) for number, side in enumerate(sides)]
-    totals = np.stack([each[0] for each in held])
-    counts = np.stack([each[1] for each in held])
-    kind = np.maximum.reduce([each[2] for each in held]).argmax(axis=1)
+    totals = np.stack([each.bytes for each in held])
+    counts = np.stack([each.counts for each in held])
+    kind = _most_of(found, held, sides) if with_kinds else np.zeros(len(found.things), np.int64)
     rows = [
         Change(found.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
         for i in np.flatnonzero(counts.any(axis=0)).tolist()
@@ -114,14 +117,30 @@ def _moment(side: Pair) -> Moment:
     )
 
 
-def _held(found: Alike, number: int, side: Pair, event: int) -> tuple[Ints8, Ints8, Ints8]:
-    """Bytes and allocations of each thing, and its bytes per kind."""
-    rows = live_rows(side[1], event)
+@dataclass(frozen=True)
+class _Held:
+    """Of one trace: what is live at its peak, and of which thing each is; per thing its bytes and allocations."""
+
+    rows: Ints8
+    thing: Ints8
+    size: Ints8
+    bytes: Ints8
+    counts: Ints8
+
+
+def _held(found: Alike, number: int, side: Pair, event: int) -> _Held:
+    rows, many = live_rows(side[1], event), len(found.things)
     size, thing = lifetimes(side[1]).size[rows], found.of_rows(number, side, rows)
-    many = len(found.things)
-    by_kind = sum_by(thing * len(KINDS) + kinds(*side)[rows], size, many * len(KINDS))
-    counts = np.bincount(thing, minlength=many)
-    return sum_by(thing, size, many), counts, by_kind.reshape(many, len(KINDS))
+    return _Held(rows, thing, size, sum_by(thing, size, many), np.bincount(thing, minlength=many))
+
+
+def _most_of(found: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
+    many, width = len(found.things), len(KINDS)
+    by_kind = [
+        sum_by(each.thing * width + kinds(*side)[each.rows], each.size, many * width).reshape(many, width)
+        for each, side in zip(held, sides, strict=True)
+    ]
+    return np.asarray(np.maximum.reduce(by_kind).argmax(axis=1), dtype=np.int64)
 
 
 def _by_difference(row: Change) -> tuple[int, str, str]:
@@ -135,15 +154,33 @@ def says_most(sides: Sequence[Pair], other: int = 1) -> str:
     Two different steps share few sites, and then their categories say more, as far as those are known.
     """
     pair = [sides[0], sides[other]]
-    places = _places(changes(pair, "site").rows)
+    places = _places(changes(pair, "site", with_kinds=False).rows)
     moved = sum(abs(after - before) for before, after, _ in places)
     one_sided = sum(abs(after - before) for before, after, is_shared in places if not is_shared)
     if 2 * one_sided <= moved:
         return "site"
-    found = changes(pair, "category").rows
+    found = changes(pair, "category", with_kinds=False).rows
     moved = sum(abs(row.delta(1)) for row in found)
     explained = sum(abs(row.delta(1)) for row in found if row.thing.key not in SAYS_NOTHING)
     return "category" if 2 * explained > moved else "site"
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What the sentence on a comparison is made from, whatever rows are looked at."""
+
+    found: Changes
+    """By what says most."""
+    sides: Sequence[Pair]
+
+    @cached_property
+    def kinds(self) -> Changes:
+        """By category, for a change that no few places make. Few comparisons need it, and it costs the most."""
+        return self.found if self.found.by == "category" else changes(self.sides, "category")
+
+
+def telling(sides: Sequence[Pair], other: int = 1) -> Telling:
+    return Telling(changes(sides, says_most(sides, other), with_kinds=False), sides)
 
 
 def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memviz.errors import UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Trace
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,10 @@ def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> Non
         parser.add_argument("file", metavar="FILE", type=Path, help="a snapshot")
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "the one with the highest peak") -> None:
+_FIRST_DEVICE = "the one that ran out of memory, else the one with the highest peak"
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = _FIRST_DEVICE) -> None:
     parser.add_argument("--device", metavar="N", help=f"a number, or host0 for pinned memory (default: {default})")
 
 
@@ -64,19 +66,6 @@ def open_trace(path: Path) -> Trace:
         return load_trace(path, progress=show)
     finally:
         print("\r\x1b[K", end="", file=sys.stderr, flush=True)
-
-
-def choose_device(trace: Trace, name: str | None) -> DeviceTrace:
-    """The named device, or the one whose memory went highest."""
-    from memviz.analysis.timeline import timeline
-
-    if name is None:
-        return max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
-    for each in trace.devices:
-        if each.name == name:
-            return each
-    names = ", ".join(each.name for each in trace.devices)
-    raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
 
 
 def print_json(value: Any) -> None:

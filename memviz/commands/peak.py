@@ -9,13 +9,13 @@ from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.peak import peak as peak_of
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_grouping,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     print_table,
@@ -26,7 +26,7 @@ from memviz.units import bytes_text, count_text, percent_text
 
 def peak(trace: Trace, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
     """As `python -m memviz peak --json` writes it."""
-    chosen = choose_device(trace, device)
+    chosen = chosen_device(trace, device)
     return live_json(trace, chosen, peak_of(trace, chosen, by, top=top), "peak_bytes")
 
 
@@ -57,7 +57,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     trace = open_trace(args.file)
-    device = choose_device(trace, args.device)
+    device = chosen_device(trace, args.device)
     live = peak_of(trace, device, args.by, top=args.top or None)
     if args.json:
         print_json(live_json(trace, device, live, "peak_bytes"))

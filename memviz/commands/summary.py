@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from memviz.analysis.summary import summary as summary_of
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     printable,
 )
+from memviz.headlines.as_json import summary_json
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text
 
@@ -28,7 +28,7 @@ _HISTORY = {
 
 def summary(trace: Trace, device: str | None = None) -> dict[str, Any]:
     """As `python -m memviz summary --json` writes it."""
-    return summary_of(trace, None if device is None else (choose_device(trace, device),))
+    return summary_json(trace, None if device is None else [chosen_device(trace, device)])
 
 
 def _print(result: dict[str, Any]) -> None:

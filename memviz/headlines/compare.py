@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memviz.analysis.changes import SAYS_NOTHING, Change, Changes
+from memviz.analysis.changes import SAYS_NOTHING, Change, Changes, Telling
 from memviz.analysis.sites import NO_SITE
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart
@@ -26,11 +26,9 @@ class _Part:
     is_plural: bool = False
 
 
-def compare(found: Changes, kinds: Changes, names: Sequence[str] = ()) -> Headline:
-    """`kinds` are the same changes by category, for a change that no few rows of `found` make.
-
-    `names` are what the traces are called, where that is not their files' names.
-    """
+def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
+    """`names` are what the traces are called, where that is not their files' names."""
+    found = told.found
     called = _called(found, names)
     peaks = [moment.live_bytes for moment in found.moments]
     if len(peaks) > 2:
@@ -40,7 +38,7 @@ def compare(found: Changes, kinds: Changes, names: Sequence[str] = ()) -> Headli
         return Headline(f"Both peak at {bytes_text(peaks[0])}.", _balanced(found))
     how = "higher" if change > 0 else "lower"
     answer = f"{called[1]} peaks {bytes_text(abs(change))} {how} than {called[0]}."
-    return Headline(answer, _sentence(found, _most_telling(found, kinds, change), change))
+    return Headline(answer, _sentence(found, _most_telling(told, change), change))
 
 
 def _called(found: Changes, names: Sequence[str]) -> list[str]:
@@ -85,11 +83,13 @@ def _plural(by: str) -> str:
     return _PLURALS.get(by, f"{by}s")
 
 
-def _most_telling(found: Changes, kinds: Changes, change: int) -> list[_Part]:
-    parts, by_kind = _parts(found, change), _parts(kinds, change)
-    enough = sum(abs(part.bytes) for part in parts) >= _ENOUGH * abs(change)
+def _most_telling(told: Telling, change: int) -> list[_Part]:
+    parts = _parts(told.found, change)
+    if sum(abs(part.bytes) for part in parts) >= _ENOUGH * abs(change):
+        return parts
+    by_kind = _parts(told.kinds, change)
     says_less = sum(abs(part.bytes) for part in by_kind) < _ENOUGH * abs(change)
-    return parts if enough or says_less else by_kind
+    return parts if says_less else by_kind
 
 
 def _parts(found: Changes, change: int) -> list[_Part]:
@@ -135,15 +135,15 @@ def _sentence(found: Changes, parts: Sequence[_Part], change: int) -> str:
     words += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
     named = sum(part.bytes for part in parts)
     others_moved = sum(abs(row.delta(1)) for row in found.rows) > abs(named)
-    return f"{', '.join(words)}{_rest(change - named, change, others_moved=others_moved)}."
+    return f"{', '.join(words)}{_rest(change - named, change, found.by, others_moved=others_moved)}."
 
 
-def _rest(rest: int, change: int, *, others_moved: bool) -> str:
+def _rest(rest: int, change: int, by: str, *, others_moved: bool) -> str:
     if not rest:
-        return ", the rest evens out" if others_moved else "; all else is equal"
+        if others_moved:
+            return ", the rest evens out"
+        return "; no other category differs" if by == "category" else "; all else is equal"
     size = bytes_text(abs(rest))
     if change > 0:
         return f", the rest {size}" if rest > 0 else f", the rest gives {size} back"
     return f", the rest {size}" if rest < 0 else f", the rest {size} more"
-
-

@@ -13,13 +13,13 @@ from typing import Any
 import gradio as gr
 
 from memviz.analysis import peak as peaks
-from memviz.analysis.as_json import diff_json, live_json
-from memviz.analysis.compare import compare
+from memviz.analysis.as_json import live_json
+from memviz.analysis.changes import changes
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.summary import summary as summary_of
-from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError
 from memviz.figures.report import report_page
+from memviz.headlines.as_json import compared_json, summary_json
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.run_answer import RunAnswers
@@ -53,7 +53,7 @@ def summary(file: str) -> dict[str, Any]:
     Args:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
-    return summary_of(_open(file)[0])
+    return summary_json(_open(file)[0])
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -77,7 +77,8 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
         by: What a row is.
         top: How many rows.
     """
-    return diff_json(compare([_open(file), _open(other)], by, top=int(top)))
+    sides = [_open(file), _open(other)]
+    return compared_json(sides, changes(sides, by, with_kinds=False), int(top))
 
 
 def report(files: list[str]) -> str:
@@ -126,11 +127,11 @@ class Run:
 
 
 def _open(file: str | None) -> tuple[Trace, DeviceTrace]:
-    """With the device whose memory went highest."""
+    """With the device that ran out of memory, else the one whose memory went highest."""
     if not file:
         raise gr.Error("Name a snapshot file.", print_exception=False)
     try:
         trace = load_trace(file)
     except MemvizError as error:
         raise gr.Error(str(error), print_exception=False) from None
-    return trace, max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
+    return trace, chosen_device(trace)

@@ -24,7 +24,7 @@ from memviz.ui.session import Opened, Refused, Session
 from memviz.ui.store import TraceStore, memory_of
 from memviz.ui.views.frame import actions_html, refused_html, samples_html, traces_html
 from memviz.ui.views.markup import Html, esc, tag
-from memviz.ui.views.verdict import facts, sentences, verdict_html
+from memviz.ui.views.verdict import facts, verdict_html
 from tests.traces import alloc, event, frame, trace_of
 
 EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
@@ -198,7 +198,7 @@ def test_a_refusal_is_text() -> None:
 
 def test_the_verdict_is_a_sentence_of_figures() -> None:
     trace = small()
-    assert sentences(trace, trace.devices[0])[0].startswith("The peak is 3.91 KiB")
+    assert "The peak is 3.91 KiB" in verdict_html(trace, trace.devices[0])
     assert ("peak live", "3.91 KiB") in facts(trace, trace.devices[0])
 
 

@@ -73,6 +73,7 @@ def trace_of(
         annotations=annotations,
         event_labels=_labels(known, cause),
         block_labels=_labels(known, block_cause),
+        is_timed=False,
     )
     return Trace(
         devices=(device,),

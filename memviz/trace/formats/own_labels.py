@@ -29,6 +29,8 @@ from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phas
 
 KEY = "memviz"
 _VERSION = 1
+COUNTED_TIMES = "times"
+"""Fact of a prediction, and of its replays: no clock ran."""
 _ORIGINS = ("measured", "predicted", "replayed")
 
 
@@ -42,7 +44,10 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     named = [each for each in rows if type(each.get("kind")) is str and type(each.get("device")) is int]
     given = {(each["kind"], each["device"]): each for each in named}
     devices = tuple(_labelled(each, given.get((each.kind, each.device)), table) for each in trace.devices)
-    return replace(trace, devices=devices, about=_about(trace.about, value.get("about")))
+    about = _about(trace.about, value.get("about"))
+    if about.origin == "predicted" or COUNTED_TIMES in about.facts:
+        devices = tuple(replace(each, is_timed=False) for each in devices)
+    return replace(trace, devices=devices, about=about)
 
 
 def dump(trace: Trace) -> dict[str, Any] | None:

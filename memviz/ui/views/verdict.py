@@ -2,64 +2,30 @@
 
 from __future__ import annotations
 
-from memviz.analysis.annotations import steps
 from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.health import health, history
-from memviz.analysis.out_of_memory import out_of_memory
-from memviz.analysis.peak import peak
+from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import Category, DeviceTrace, Note, Trace
+from memviz.headlines.explore import explore
+from memviz.headlines.names import counted
+from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.ui.views.headline import headline_html
 from memviz.ui.views.markup import Html, esc, joined, tag
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text
 
-_LEAST_SHARE = 0.2
 _HISTORY = {"complete": "complete, from zero bytes", "late": "started late", "none": "none, only the end is known"}
 _ORDER = {"warning": 0, "info": 1}
 
 
 def verdict_html(trace: Trace, device: DeviceTrace) -> Html:
-    first, second = sentences(trace, device)
     return tag(
         "header",
-        tag("h1", first, " ", tag("span", second), class_="mv-verdict"),
+        headline_html(explore(overview(trace, device))),
         tag(
             "p", *(tag("span", words, " ", tag("b", value)) for words, value in facts(trace, device)), class_="mv-facts"
         ),
         notes_html((*health(trace), *trace.notes)),
     )
-
-
-def sentences(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
-    line = timeline(device)
-    failures = out_of_memory(trace, device, top=1)
-    if failures:
-        last = failures[-1]
-        asked = f"It ran out of memory: {bytes_text(last.asked_bytes)} were asked for in {last.site}."
-        free = last.then.reserved_bytes - last.then.live_bytes
-        return asked, f"{bytes_text(last.then.live_bytes)} were live, and {bytes_text(free)} reserved and not live."
-    if not len(device.events):
-        return f"{bytes_text(line.peak_bytes)} are live.", "The file holds no history, only the state at its end."
-    largest = peak(trace, device, "category", top=1).live.groups
-    known = [
-        each for each in largest if each.key != Category.UNKNOWN.label and each.bytes > _LEAST_SHARE * line.peak_bytes
-    ]
-    made_of = (
-        f", and {percent_text(known[0].bytes, line.peak_bytes)} of it is {_plural(known[0].label)}" if known else ""
-    )
-    return f"The peak is {bytes_text(line.peak_bytes)}{made_of}.", _when(trace, device, line.peak_event)
-
-
-def _plural(category: str) -> str:
-    single = {"temporary": "temporary tensors", "optimizer state": "optimizer state", "workspace": "workspace"}
-    return single.get(category, f"{category}s")
-
-
-def _when(trace: Trace, device: DeviceTrace, event: int) -> str:
-    if event < 0:
-        return "It was there before the first event."
-    around = [each for each in steps(trace, device) if each.start_event <= event <= each.end_event]
-    inside = f", in {around[0].name}" if around else ""
-    return f"It comes at event {count_text(event)} of {count_text(len(device.events))}{inside}."
 
 
 def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
@@ -71,7 +37,7 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
         ("reserved", bytes_text(line.reserved_peak_bytes)),
         ("cached and unused at the peak", bytes_text(unused.cached)),
         ("history", _HISTORY[history(device)]),
-        ("", f"{count_text(len(device.events))} events"),
+        ("", counted(len(device.events), "event")),
     ]
     if "synthetic" in trace.about.facts:
         found.insert(1, ("", "synthetic: no GPU ran"))

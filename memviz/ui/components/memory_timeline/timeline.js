@@ -289,7 +289,7 @@
     describe(value) {
       this.hasTimes = Boolean(value.has_times);
       this.axisTime.disabled = !this.hasTimes;
-      this.axisTime.title = this.hasTimes ? "" : "This file has no times (torch before 2.2)";
+      this.axisTime.title = this.hasTimes ? "" : "This trace has no times";
       this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
     }
 
