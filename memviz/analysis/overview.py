@@ -8,6 +8,7 @@ import numpy as np
 
 from memviz.analysis.annotations import steps
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.health import history
 from memviz.analysis.peak import peak
 from memviz.analysis.sites import NO_SITE, sites
 from memviz.analysis.timeline import timeline
@@ -72,7 +73,11 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
     around = [each.name for each in steps(trace, device) if each.start_event <= event <= each.end_event]
-    return around[0] if around and event >= 0 else ""
+    if not around or event < 0:
+        return ""
+    # Counted by us, from where the recording begins.
+    is_ours = around[0].startswith("step ") and history(device) == "late"
+    return f"recorded {around[0]}" if is_ours else around[0]
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:

@@ -54,13 +54,22 @@ def _many(names: Sequence[str], peaks: Sequence[int]) -> Headline:
     if len(set(peaks)) == 1:
         return Headline(f"All {number(len(peaks))} peak at {bytes_text(peaks[0])}.")
     low, high = min(peaks), max(peaks)
-    best, worst = names[peaks.index(low)], names[peaks.index(high)]
+    best = names[peaks.index(low)]
+    highest = [name for name, peak in zip(names, peaks, strict=True) if peak == high]
     also = f", as {_as_low(names, peaks)}" if peaks.count(low) > 1 else ""
     answer = f"{best} peaks lowest of the {number(len(peaks))}, at {bytes_text(low)}{also}"
     answer += "." if low == peaks[0] else f", {bytes_text(peaks[0] - low)} less than A."
     if high == peaks[0]:
-        return Headline(answer, f"A, {names[0]}, is the highest.")
-    return Headline(answer, f"The highest, {worst}, takes {bytes_text(high - peaks[0])} more than A.")
+        also = f", as high as {_together(highest[1:])}" if highest[1:] else ""
+        return Headline(answer, f"A, {names[0]}, is the highest{also}.")
+    take = "takes" if len(highest) == 1 else "take"
+    return Headline(answer, f"The highest, {_together(highest)}, {take} {bytes_text(high - peaks[0])} more than A.")
+
+
+def _together(names: Sequence[str]) -> str:
+    if len(names) == 1:
+        return names[0]
+    return f"{names[0]} and {names[1] if len(names) == 2 else f'{number(len(names) - 1)} others'}"
 
 
 def _as_low(names: Sequence[str], peaks: Sequence[int]) -> str:
