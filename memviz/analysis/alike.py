@@ -14,23 +14,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.alike_stacks import stack_names
-from memviz.analysis.categories import categories
 from memviz.analysis.common_tails import Place, common_tails
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import keyed_by
-from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.kinds import KINDS, kinds
+from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.moved_lines import lines_text, moved
 from memviz.analysis.operators import NO_OPERATOR, operator_name, operators
 from memviz.analysis.phases import label_of_rows
 from memviz.analysis.remember import kept
 from memviz.analysis.sites import Site, sites
 from memviz.errors import UsageError
-from memviz.trace.model import NO_STACK, Category, DeviceTrace, Ints4, Ints8, Trace
+from memviz.trace.model import DeviceTrace, Ints4, Ints8, Trace
 
 Pair = tuple[Trace, DeviceTrace]
-BEFORE_RECORDING = "before recording"
-KINDS = (*(each.label for each in Category), BEFORE_RECORDING)
-"""What a row of `kinds` means: the categories, and what was live at the first event without a stack to say."""
 Named = tuple[Ints8, list["Thing"]]
 """Of one trace: per own code a number, and per number the thing."""
 _ALL = slice(None)
@@ -87,15 +84,6 @@ def alike(sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_R
         of_name = np.array([numbers[thing.key] for thing in named], dtype=np.int64)
         of_code.append(of_name[number_of_code])
     return Alike(by, tuple(things), tuple(of_code), rule)
-
-
-def kinds(trace: Trace, device: DeviceTrace) -> Ints8:
-    """Per row of `lifetimes` an index into KINDS."""
-    rows = lifetimes(device)
-    found = categories(trace, device).category.astype(np.int64)
-    unseen = (rows.start == BEFORE) & (rows.stack == NO_STACK) & (found == Category.UNKNOWN)
-    found[unseen] = len(Category)
-    return found
 
 
 def _stack_codes(trace: Trace, device: DeviceTrace) -> Ints4:

@@ -12,17 +12,15 @@ from functools import cached_property
 
 import numpy as np
 
-from memviz.analysis.alike import BEFORE_RECORDING, KINDS, Alike, Pair, Thing, alike, kinds
+from memviz.analysis.alike import Alike, Pair, Thing, alike
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.kinds import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Category, Ints8
-
-SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
-"""Kinds that explain no change."""
+from memviz.trace.model import Ints8
 
 
 def letter(number: int) -> str:
@@ -47,7 +45,7 @@ class Moment:
 class Change:
     thing: Thing
     kind: str
-    """What most of its bytes are, where it holds most: one of `alike.KINDS`; unknown where nobody asked."""
+    """What most of its bytes are, where it holds most: one of `kinds.KINDS`; unknown where nobody asked."""
     bytes: tuple[int, ...]
     """Per trace, 0 where it has nothing there."""
     counts: tuple[int, ...]
@@ -137,7 +135,7 @@ def _held(found: Alike, number: int, side: Pair, event: int) -> _Held:
 def _most_of(found: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
     many, width = len(found.things), len(KINDS)
     by_kind = [
-        sum_by(each.thing * width + kinds(*side)[each.rows], each.size, many * width).reshape(many, width)
+        sum_by(each.thing * width + kinds(*side, each.rows), each.size, many * width).reshape(many, width)
         for each, side in zip(held, sides, strict=True)
     ]
     return np.asarray(np.maximum.reduce(by_kind).argmax(axis=1), dtype=np.int64)

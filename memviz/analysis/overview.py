@@ -9,11 +9,12 @@ import numpy as np
 from memviz.analysis.annotations import steps
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.health import history
+from memviz.analysis.kinds import SAYS_NOTHING
 from memviz.analysis.peak import peak
 from memviz.analysis.sites import NO_SITE, sites
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, Category, DeviceTrace, Trace
+from memviz.trace.model import Action, DeviceTrace, Trace
 
 _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
@@ -82,7 +83,7 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for each in peak(trace, device, "category", top=1).live.groups:
-        if each.key != Category.UNKNOWN.label and each.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
+        if each.key not in SAYS_NOTHING and each.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
             return MostOfIt(each.label, each.bytes)
     return None
 

@@ -19,7 +19,7 @@ from memviz.commands.command import (
     open_trace,
     print_json,
 )
-from memviz.commands.peak import print_live
+from memviz.commands.peak import print_elsewhere, print_live
 from memviz.trace.model import DeviceTrace, Trace
 
 _EARLIEST_EPOCH_SECONDS = 1e8
@@ -55,7 +55,11 @@ def _run(args: argparse.Namespace) -> int:
     trace = open_trace(args.file)
     device = chosen_device(trace, args.device)
     live = live_at(trace, device, _event(device, args), args.by, top=args.top or None)
-    print_json(live_json(trace, device, live, "live_bytes")) if args.json else print_live(live, "")
+    if args.json:
+        print_json(live_json(trace, device, live, "live_bytes"))
+    else:
+        print_live(device, live, "")
+        print_elsewhere(trace, device)
     return 0
 
 

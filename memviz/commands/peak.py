@@ -19,8 +19,10 @@ from memviz.commands.command import (
     open_trace,
     print_json,
     print_table,
+    printable,
 )
-from memviz.trace.model import Trace
+from memviz.headlines.elsewhere import ran_out_elsewhere
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text, percent_text
 
 
@@ -30,8 +32,10 @@ def peak(trace: Trace, device: str | None = None, by: str = "site", top: int | N
     return live_json(trace, chosen, peak_of(trace, chosen, by, top=top), "peak_bytes")
 
 
-def print_live(live: LiveSet, words: str) -> None:
-    moment = "before the first event" if live.event < 0 else f"after event {count_text(live.event)}"
+def print_live(device: DeviceTrace, live: LiveSet, words: str) -> None:
+    moment = f"after event {count_text(live.event)}"
+    if live.event < 0:
+        moment = "before the first event" if len(device.events) else "at the end, all that is known"
     waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
     print(
         f"Device {live.device}, {words}{moment}: {bytes_text(live.live_bytes)} live{waiting}, "
@@ -48,6 +52,12 @@ def print_live(live: LiveSet, words: str) -> None:
     print_table(["bytes", "share", "blocks", live.live.by], rows, left=3)
 
 
+def print_elsewhere(trace: Trace, device: DeviceTrace) -> None:
+    words = ran_out_elsewhere(trace, device)
+    if words:
+        print(f"\n{printable(words)} --device looks at another one.")
+
+
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser)
     add_device(parser)
@@ -62,7 +72,8 @@ def _run(args: argparse.Namespace) -> int:
     if args.json:
         print_json(live_json(trace, device, live, "peak_bytes"))
     else:
-        print_live(live, "peak ")
+        print_live(device, live, "peak ")
+        print_elsewhere(trace, device)
     return 0
 
 

@@ -276,6 +276,8 @@ class Note:
     text: str
     remedy: str = ""
     level: Literal["info", "warning"] = "info"
+    device: str = ""
+    """Which one it is about; empty where it is about the whole trace."""
 
 
 @dataclass(frozen=True, eq=False)

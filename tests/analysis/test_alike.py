@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.alike import BEFORE_RECORDING, KINDS, Thing, alike, has_modules, kinds
+from memviz.analysis.alike import Thing, alike, has_modules
+from memviz.analysis.kinds import BEFORE_RECORDING, KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Trace
 from tests.traces import alloc, block, event, frame, free, segment, trace_of

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import others_out_of_memory
 from memviz.headlines.explore import explore
 from memviz.headlines.names import counted
 from memviz.trace.model import DeviceTrace, Note, Trace
@@ -17,14 +20,15 @@ _HISTORY = {"complete": "complete, from zero bytes", "late": "started late", "no
 _ORDER = {"warning": 0, "info": 1}
 
 
-def verdict_html(trace: Trace, device: DeviceTrace) -> Html:
+def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
+    """`key` is the open trace's, for the way to another of its devices."""
     return tag(
         "header",
         headline_html(explore(overview(trace, device))),
         tag(
             "p", *(tag("span", words, " ", tag("b", value)) for words, value in facts(trace, device)), class_="mv-facts"
         ),
-        notes_html((*health(trace), *trace.notes)),
+        notes_html((*health(trace), *trace.notes), trace, device, key),
     )
 
 
@@ -34,7 +38,7 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     found = [
         ("", trace.about.label),
         ("peak live", bytes_text(line.peak_bytes)),
-        ("reserved", bytes_text(line.reserved_peak_bytes)),
+        ("peak reserved", bytes_text(line.reserved_peak_bytes)),
         ("cached and unused at the peak", bytes_text(unused.cached)),
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
@@ -46,23 +50,33 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     return found
 
 
-def notes_html(notes: tuple[Note, ...]) -> Html:
-    """One is shown, the rest counted."""
-    ordered = sorted(notes, key=lambda note: _ORDER[note.level])
+def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> Html:
+    """One is shown, the rest counted: first that another device ran out of memory, last what is true of every file."""
+    elsewhere = others_out_of_memory(trace, device)
+
+    def rank(note: Note) -> tuple[int, ...]:
+        failed = note.code == "out_of_memory" and note.device in elsewhere
+        return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
+
+    ordered = [_note(each, key if each.device in elsewhere else "") for each in sorted(notes, key=rank)]
     if not ordered:
         words = "Nothing unusual. The history is complete and the totals agree with the segments."
         return tag("p", words, class_="mv-note")
     rest = ordered[1:]
-    more = (
-        tag("details", tag("summary", f"{len(rest)} more note{'s' if len(rest) > 1 else ''}"), *map(_note, rest))
-        if rest
-        else ""
-    )
-    return tag("div", _note(ordered[0]), more, class_="mv-notes")
+    more = tag("details", tag("summary", f"{counted(len(rest), 'more note')}"), *rest) if rest else ""
+    return tag("div", ordered[0], more, class_="mv-notes")
 
 
-def _note(note: Note) -> Html:
+def _note(note: Note, key: str) -> Html:
+    """With a way to its device, where that is another one: `key` is the open trace's then."""
     head, dot, tail = note.text.partition(": " if ": " in note.text[:90] else ". ")
     body = joined(tag("b", head + dot.strip()), " ", tail) if tail else tag("b", head)
     remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else esc("")
-    return tag("p", body, remedy, class_=f"mv-note mv-{note.level}")
+    words = f"Look at device {note.device}"
+    way = _button(words, key, note.device) if key else esc("")
+    return tag("p", body, remedy, way, class_=f"mv-note mv-{note.level}")
+
+
+def _button(words: str, key: str, device: str) -> Html:
+    act = {"data_act": "device", "data_key": key, "data_device": device}
+    return joined(" ", tag("button", words, type="button", class_="mv-quiet", **act))
