@@ -31,7 +31,7 @@ def made(seed: int) -> Trace:
     }
     if random.random() < 0.1:
         root["host_traces"] = [[alloc(1 << 40, 1 << random.randint(0, 45), time_us=1)]]
-    about = About(random.choice(("measured", "predicted")), source=f"made-{seed % 7}.pickle")
+    about = About(random.choice(("measured", "predicted")), source=f"made-{seed % 7}.pickle", format="pickle")
     return read_snapshot(root, about, Interner())
 
 

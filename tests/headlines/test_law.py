@@ -11,11 +11,15 @@ from random import Random
 import pytest
 
 from memviz.analysis.alike import Pair
-from memviz.analysis.changes import telling
+from memviz.analysis.changes import changes, telling
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
+from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
+from memviz.commands import diff as diff_command
+from memviz.commands import summary as summary_command
+from memviz.commands.peak import print_live
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
@@ -24,6 +28,7 @@ from memviz.trace.model import Trace
 from memviz.units import bytes_text
 from tests.headlines import made
 from tests.headlines.claims import check_english, says_size
+from tests.headlines.commands_law import check_diff, check_peak, check_summary
 from tests.headlines.compare_law import called, check_compare
 from tests.headlines.explore_law import check_explore
 from tests.house.repository import ROOT
@@ -66,6 +71,24 @@ def test_what_explore_says_is_true_of_every_device():
 def test_what_compare_says_is_true_of_pairs_and_of_several():
     for sides, names in pairs():
         check_compare(sides, compare(telling(sides)), called(sides, names))
+
+
+def test_what_summary_and_peak_print_is_true(capsys: pytest.CaptureFixture[str]):
+    for trace in traces():
+        summary_command._print(summary_command.summary(trace))
+        check_summary(trace, capsys.readouterr().out)
+        for device in trace.devices:
+            print_live(device, peak(trace, device, "site"), "peak ")
+            check_peak(trace, device, capsys.readouterr().out)
+
+
+def test_what_diff_prints_is_true(capsys: pytest.CaptureFixture[str]):
+    for sides, _ in pairs():
+        found = changes(sides, "site")
+        diff_command._print(sides, found, None)
+        printed = capsys.readouterr().out
+        assert printed.startswith(str(compare(telling(sides))))
+        check_diff(sides, "site", printed)
 
 
 def test_notes_are_english():

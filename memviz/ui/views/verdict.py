@@ -35,17 +35,19 @@ def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
 def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     line = timeline(device)
     unused = fragmentation_at(trace, device, line.peak_event)
+    # Of a state alone nothing is known to be a peak.
+    peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
     found = [
         ("", trace.about.label),
-        ("peak live", bytes_text(line.peak_bytes)),
-        ("peak reserved", bytes_text(line.reserved_peak_bytes)),
-        ("cached and unused at the peak", bytes_text(unused.cached)),
+        (f"{peak}live", bytes_text(line.peak_bytes)),
+        (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
+        (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]
     if "synthetic" in trace.about.facts:
         found.insert(1, ("", "synthetic: no GPU ran"))
-    if line.start_bytes:
+    if line.start_bytes and len(device.events):
         found.insert(-1, ("there before", bytes_text(line.start_bytes)))
     return found
 
