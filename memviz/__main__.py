@@ -1,8 +1,15 @@
 """`python -m memviz`."""
 
+import signal
 import sys
 
-from memviz.commands import main
-
 if __name__ == "__main__":
+    # Until there is something to interrupt, Ctrl-C ends this process without a word, as it ends any other program.
+    interrupted = signal.getsignal(signal.SIGINT)
+    if interrupted is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from memviz.commands import main
+
+    if interrupted is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupted)
     sys.exit(main())

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Sequence
 
 from memviz.commands import at, diff, export, open, peak, record, replay, report, reproduce, run, summary
 from memviz.commands.command import Command
+from memviz.commands.terminal import (
+    FAILED,
+    INTERRUPTED,
+    NOBODY_READS,
+    NOT_WRITTEN,
+    harmless,
+    harmless_streams,
+    let_go_of_output,
+    open_streams,
+    status_of,
+)
 from memviz.errors import MemvizError
 
 COMMANDS: tuple[Command, ...] = (
@@ -25,7 +35,6 @@ COMMANDS: tuple[Command, ...] = (
     record.COMMAND,
 )
 _EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."
-FAILED = 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,22 +45,35 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         child = choices.add_parser(command.name, help=command.help, description=command.help)
         command.add_arguments(child)
-        child.set_defaults(run=command.run)
+        child.set_defaults(run=command.run, takes_over=command.takes_over)
     return top
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    args = parser().parse_args(arguments)
+    open_streams()
+    args = argparse.Namespace()
+    with harmless_streams():
+        status = status_of(lambda: _parsed_and_run(arguments, args))
+        if status in (NOBODY_READS, NOT_WRITTEN):
+            let_go_of_output()
+    if getattr(args, "takes_over", False) and not status:
+        # The script's output, its signals and its exit status are its own.
+        return _taken_over(args)
+    return status
+
+
+def _parsed_and_run(arguments: Sequence[str] | None, args: argparse.Namespace) -> int:
+    parser().parse_args(arguments, args)
+    status: int = 0 if args.takes_over else args.run(args)
+    return status
+
+
+def _taken_over(args: argparse.Namespace) -> int:
     try:
         status: int = args.run(args)
-        sys.stdout.flush()
     except MemvizError as error:
-        print(f"memviz: {error}", file=sys.stderr)
+        print(f"memviz: {harmless(str(error))}", file=sys.stderr)
         return FAILED
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more while it ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except KeyboardInterrupt:
-        return 130
+        return INTERRUPTED
     return status

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from memviz.commands.terminal import harmless, progress
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 
@@ -20,6 +21,8 @@ class Command:
     help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
+    takes_over: bool = False
+    """Whether it becomes a program of somebody else's, with streams, signals and exit status of its own."""
 
 
 def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> None:
@@ -56,16 +59,14 @@ def count(text: str) -> int:
 
 def open_trace(path: Path) -> Trace:
     """Progress goes to a terminal only, and is gone when the work is done."""
-    if not sys.stderr.isatty():
-        return load_trace(path)
 
     def show(done: int, total: int) -> None:
-        print(f"\rReading {path.name} {100 * done // max(total, 1)} %", end="", file=sys.stderr, flush=True)
+        progress(f"Reading {path.name} {100 * done // max(total, 1)} %")
 
     try:
-        return load_trace(path, progress=show)
+        return load_trace(path, progress=show if sys.stderr.isatty() else None)
     finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        progress("")
 
 
 def print_json(value: Any) -> None:
@@ -74,8 +75,8 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: str) -> str:
-    """Text from a file never moves the cursor of a terminal."""
-    return "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in text)
+    """Text from a file as one line of a terminal, whatever is in it."""
+    return harmless(text, keep="")
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]], *, left: int) -> None:

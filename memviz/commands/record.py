@@ -59,4 +59,4 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     return record_script(load(args.script, args.arguments), wanted, accelerator)
 
 
-COMMAND = Command("record", _HELP, _add_arguments, record)
+COMMAND = Command("record", _HELP, _add_arguments, record, takes_over=True)

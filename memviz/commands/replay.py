@@ -29,6 +29,7 @@ from memviz.commands.command import (
     print_table,
     printable,
 )
+from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
@@ -255,16 +256,14 @@ def _run(args: argparse.Namespace) -> int:
 
 def _shown(work: Callable[[Progress | None], Result]) -> Result:
     """Progress goes to a terminal only, and is gone when the work is done."""
-    if not sys.stderr.isatty():
-        return work(None)
 
     def show(done: int, total: int) -> None:
-        print(f"\rReplaying {100 * done // max(total, 1)} %", end="", file=sys.stderr, flush=True)
+        progress(f"Replaying {100 * done // max(total, 1)} %")
 
     try:
-        return work(show)
+        return work(show if sys.stderr.isatty() else None)
     finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        progress("")
 
 
 def _write(answer: Answer, path: Path) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table
+from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 
 _NAMES = ("split-feed-forward", "checkpointing", "flat-gradients", "layerwise-casting")
@@ -35,18 +35,14 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _progress(title: str) -> Any:
-    shows = sys.stderr.isatty()
-
     def tell(case: str) -> None:
-        if shows:
-            print(f"\r\x1b[K{title}: {case} ...", end="", file=sys.stderr, flush=True)
+        progress(f"{title}: {case} ...")
 
     return tell
 
 
 def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
-    if sys.stderr.isatty():
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+    progress("")
     print(f"{seed.title}\npublished in {seed.source}; ours predicted. {seed.window}\n")
     cells = [
         [

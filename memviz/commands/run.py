@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table, printable
+from memviz.commands.terminal import progress
 from memviz.errors import MemvizError, UsageError
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -50,7 +50,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
     parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a small twin")
-    parser.add_argument("--timeout", type=float, default=900, metavar="SECONDS", help="(default: %(default)s)")
+    parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="(default: MEMVIZ_MAX_RUN_SECONDS, or 900)")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="keep the trace")
     add_json(parser)
 
@@ -92,6 +92,13 @@ def _request(args: argparse.Namespace) -> Request:
     )
 
 
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be more than 0")
+    return seconds
+
+
 def _pair(text: str) -> tuple[str, str]:
     knob, equals, value = text.partition("=")
     if not equals:
@@ -105,10 +112,12 @@ def _named(text: str) -> tuple[str, dict[str, str]]:
     return parse_named(text)
 
 
-def run_one(request: Request, *, keep: Path | None = None, timeout: float = 900) -> tuple[Run, Path | None]:
+def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
     """The run, and where its trace was kept. Progress goes to a terminal only."""
+    from memviz.runner.bounds import most_seconds
     from memviz.runner.process import Worker, environment_of
 
+    timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
             last = _last(worker.run([request]))
@@ -121,15 +130,13 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float = 900)
 
 def _last(happened: Any) -> Happened:
     last: Happened | None = None
-    shows = sys.stderr.isatty()
     try:
         for each in happened:
             last = each
-            if shows and each.phase:
-                print(f"\r\x1b[K{printable(each.phase)} ...", end="", file=sys.stderr, flush=True)
+            if each.phase:
+                progress(f"{each.phase} ...")
     finally:
-        if shows:
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
+        progress("")
     assert last is not None
     return last
 

@@ -32,14 +32,21 @@ def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
     found = told.found
     called = _called(found, names)
     peaks = [moment.live_bytes for moment in found.moments]
+    still = [name for name, moment in zip(called, found.moments, strict=True) if not moment.event_count]
+    verb = "stand" if still else "peak"
     if len(peaks) > 2:
-        return _many(called, peaks)
+        return _many(called, peaks, verb).and_also(_only_ends(still))
     change = peaks[1] - peaks[0]
     if not change:
-        return Headline(f"Both peak at {bytes_text(peaks[0])}.", _balanced(found))
+        return Headline(f"Both {verb} at {bytes_text(peaks[0])}.", _balanced(found)).and_also(_only_ends(still))
     how = "higher" if change > 0 else "lower"
-    answer = f"{called[1]} peaks {bytes_text(abs(change))} {how} than {called[0]}."
-    return Headline(answer, _sentence(found, _most_telling(told, change), change))
+    answer = f"{called[1]} {verb}s {bytes_text(abs(change))} {how} than {called[0]}."
+    return Headline(answer, _sentence(found, _most_telling(told, change), change)).and_also(_only_ends(still))
+
+
+def _only_ends(still: Sequence[str]) -> str:
+    """A state at the end is no peak."""
+    return f"Of {_together(still)} only the end is known." if still else ""
 
 
 def _called(found: Changes, names: Sequence[str]) -> list[str]:
@@ -51,14 +58,14 @@ def _called(found: Changes, names: Sequence[str]) -> list[str]:
     return [f"{name} ({device_name(each)})" for name, each in zip(called, devices, strict=True)]
 
 
-def _many(names: Sequence[str], peaks: Sequence[int]) -> Headline:
+def _many(names: Sequence[str], peaks: Sequence[int], verb: str) -> Headline:
     if len(set(peaks)) == 1:
-        return Headline(f"All {number(len(peaks))} peak at {bytes_text(peaks[0])}.")
+        return Headline(f"All {number(len(peaks))} {verb} at {bytes_text(peaks[0])}.")
     low, high = min(peaks), max(peaks)
     best = names[peaks.index(low)]
     highest = [name for name, peak in zip(names, peaks, strict=True) if peak == high]
     also = f", as {_as_low(names, peaks)}" if peaks.count(low) > 1 else ""
-    answer = f"{best} peaks lowest of the {number(len(peaks))}, at {bytes_text(low)}{also}"
+    answer = f"{best} {verb}s lowest of the {number(len(peaks))}, at {bytes_text(low)}{also}"
     answer += "." if low == peaks[0] else f", {bytes_text(peaks[0] - low)} less than A."
     if high == peaks[0]:
         also = f", as high as {_together(highest[1:])}" if highest[1:] else ""

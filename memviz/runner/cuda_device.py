@@ -12,8 +12,9 @@ With `record=False` the same steps run with nothing recorded and no hooks, for t
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self
@@ -25,7 +26,7 @@ from memviz.errors import UsageError
 from memviz.runner.accelerator import Accelerator, find_accelerator
 from memviz.runner.counts import Counts, places
 from memviz.runner.device import TakesInputs
-from memviz.runner.history import History, StackKind
+from memviz.runner.history import History, StackKind, is_recording
 from memviz.runner.log import Log
 from memviz.runner.reconcile import Peaks, Reported, reconcile
 from memviz.runner.recording import read_taken
@@ -33,6 +34,11 @@ from memviz.runner.sighting import see_all
 from memviz.runner.timing import EventStopwatch, Timing, measure
 from memviz.runner.watching import Watch
 from memviz.trace.model import Category, DeviceTrace, Phase, Trace
+
+_SWITCHED_OFF = (
+    "The program switched the recording off by itself (torch.cuda.memory._record_memory_history), so what came before "
+    "or after that is missing in the trace. The peaks are PyTorch's own."
+)
 
 
 @dataclass(frozen=True)
@@ -63,14 +69,25 @@ class CudaDevice:
         self.history = History(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
         self.peaks: Peaks | None = None
         """After `finish`: what PyTorch reports, held against the trace."""
+        self.notes: tuple[str, ...] = ()
+        """After `finish`: what the program did to the recording."""
         self._records = record
         self._log = Log(self.history.counts)
-        self._watch = Watch(self._log, self.accelerator.kind, follow_phases=False)
+        self._watch = Watch(self._log, self.accelerator.kind, follow_phases=False, failed=self.history.failed)
         self._reset_at: Counts | None = None
         self._final: _Books | None = None
+        self._is_broken = False
 
     def __enter__(self) -> Self:
-        self.accelerator.api.init()
+        try:
+            self._begin()
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def _begin(self) -> None:
+        self.accelerator.wake()
         self.accelerator.api.set_device(self.index)
         gc.collect()
         self.empty_cache()
@@ -79,13 +96,19 @@ class CudaDevice:
             self.history.when_out_of_memory = lambda _: self._watch.see_all()
             self._watch.every_optimizer()
         self.reset_peak()
-        return self
 
     def __exit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _at: TracebackType | None
     ) -> None:
-        self._watch.close()
-        self.history.stop()
+        self._end()
+
+    def _end(self) -> None:
+        try:
+            self._watch.close()
+        finally:
+            self.history.stop()
+        with suppress(RuntimeError):
+            self.history.silence()
 
     @property
     def name(self) -> str:
@@ -113,10 +136,19 @@ class CudaDevice:
             yield
             return
         self._watch.refresh()
-        with self._log.during(name):
+        with self._log.during(name), self._hearing_of_errors():
             yield
             if self._log.phase == Phase.BACKWARD:
                 self._watch.see_gradients()
+
+    @contextmanager
+    def _hearing_of_errors(self) -> Iterator[None]:
+        """A backward and an optimizer fail outside of every module; this is the nearest that hears of it."""
+        try:
+            yield
+        except Exception as error:
+            self.history.failed(error)
+            raise
 
     def empty_cache(self) -> None:
         self.accelerator.api.memory.empty_cache()
@@ -146,17 +178,38 @@ class CudaDevice:
         """What the program asked for at most, before anything is rounded."""
         return self._books().peak_requested
 
-    def seconds(self, step: Callable[[], object], *, steps: int, warmup: int = 1) -> Timing:
+    @property
+    def retries(self) -> int:
+        """How often the allocator had to give its cache back before it could serve a request."""
+        return int(self.accelerator.api.memory.memory_stats_as_nested_dict(self.index).get("num_alloc_retries", 0))
+
+    def seconds(
+        self,
+        step: Callable[[], object],
+        *,
+        steps: int | None = None,
+        warmup: int = 1,
+        left_seconds: float = math.inf,
+    ) -> Timing:
         """Only with `record=False`."""
-        return measure(step, EventStopwatch(self.accelerator.api), steps=steps, warmup=warmup)
+        stopwatch = EventStopwatch(self.accelerator.api)
+        return measure(
+            step, stopwatch, steps=steps, warmup=warmup, left_seconds=left_seconds, is_recording=self._is_recording
+        )
+
+    def _is_recording(self) -> bool:
+        """By whomever: the program itself may have switched a history on."""
+        return is_recording() or bool(self.accelerator.history_is_on and self.accelerator.history_is_on())
 
     def finish(self) -> Trace:
         """Ends the recording. Where memory ran out, what was live then is live at the end of the trace."""
         if not self.history.is_on:
             raise UsageError("This device records nothing, or its recording has been read already.")
-        self.accelerator.api.synchronize()
-        self._watch.close()
+        self._wait()
+        if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
+            self.notes = (_SWITCHED_OFF,)
         self._watch.see_all()
+        self._watch.close()
         final = self._books()
         taken = self.history.take_last()
         self.history.stop()
@@ -172,11 +225,21 @@ class CudaDevice:
         about = replace(trace.about, facts={**trace.about.facts, **self.peaks.facts()})
         return replace(trace, devices=(ours,), about=about)
 
+    def _wait(self) -> None:
+        """For errors of kernels that are still under way. Whoever asks again wants what is there in spite of them."""
+        if self._is_broken:
+            return
+        try:
+            self.accelerator.api.synchronize()
+        except RuntimeError:
+            self._is_broken = True
+            raise
+
     def _ours(self, trace: Trace) -> DeviceTrace:
         for each in trace.devices:
             if (each.kind, each.device) == ("gpu", self.index):
                 return each
-        raise UsageError(f"Nothing was allocated on {self.name} while it was recorded.")
+        raise UsageError(" ".join([f"Nothing was allocated on {self.name} while it was recorded.", *self.notes]))
 
     def _books(self) -> _Books:
         if self._final is not None:

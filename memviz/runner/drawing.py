@@ -23,11 +23,11 @@ def drawn_on(accelerator: Accelerator, build: Callable[[], nn.Module]) -> nn.Mod
     except torch.OutOfMemoryError:
         pass
     finally:
-        _forget(accelerator)
+        clear(accelerator)
     return build()
 
 
-def _forget(accelerator: Accelerator) -> None:
+def clear(accelerator: Accelerator) -> None:
     """The cache, and the workspaces that products of matrices took: a fresh process has neither."""
     gc.collect()
     if accelerator.kind == "cuda":

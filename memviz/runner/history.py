@@ -12,13 +12,14 @@ import inspect
 import os
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from memviz.errors import UsageError
 from memviz.runner.accelerator import Accelerator
 from memviz.runner.counts import Counts, counts_of
+from memviz.runner.out_of_memory import is_out_of_memory
 
 StackKind = Literal["python", "all", "none"]
 
@@ -29,8 +30,9 @@ FEWEST_EVENTS = 100_000
 MOST_EVENTS = 5_000_000
 
 _TRIES = 3
+_HEARD = "_heard_by_memviz"
 
-_watched: dict[Callable[..., object], list[Callable[[], None]]] = {}
+_watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
 """By the function that attaches observers, what to call. Torch never lets an observer go again, so there is one per
 process and accelerator, and recordings come and go behind it."""
 _on: list[str] = []
@@ -43,6 +45,8 @@ class Taken:
     snapshot: dict[str, Any]
     counts: Counts | None
     """None where torch does not count allocations (XPU), or where they went on while it was taken."""
+    ran_out_on: int | None = None
+    """The GPU that had no more, where PyTorch's allocator said so itself."""
 
 
 def ring_size(available_bytes: int | None = None) -> int:
@@ -74,6 +78,7 @@ class History:
         self.device = device
         self.at_out_of_memory: Taken | None = None
         """Of the latest time that memory ran out, taken before the error was raised."""
+        self._counts_then: tuple[Counts | None, ...] = ()
         self.when_out_of_memory: Callable[[Taken], None] | None = None
         self.is_on = False
 
@@ -100,8 +105,21 @@ class History:
         observers = _watched.get(attach, []) if attach else []
         if self._ran_out in observers:
             observers.remove(self._ran_out)
-        # A device that has failed refuses this too; then its error is on its way already.
-        with suppress(RuntimeError):
+        try:
+            self._switch(None)
+        except Exception:
+            # A device that has failed refuses this too; then its error is on its way already.
+            return
+        except BaseException:
+            # Whoever pressed Ctrl-C just then wants an end of everything, of this too.
+            with suppress(Exception):
+                self._switch(None)
+            raise
+
+    def silence(self) -> None:
+        """Switches off what the program itself switched on, where torch can tell: it would go on for ever."""
+        is_on = self.accelerator.history_is_on
+        if is_on is not None and is_on():
             self._switch(None)
 
     def take(self) -> Taken:
@@ -119,13 +137,35 @@ class History:
         return ran_out if ran_out is not None and self.ended_out_of_memory() else self.take()
 
     def ended_out_of_memory(self) -> bool:
-        ran_out, now = self.at_out_of_memory, self.counts()
-        if ran_out is None:
+        """On whichever GPU that was, and whichever is this thread's: none of them was given anything since."""
+        if self.at_out_of_memory is None:
             return False
-        return now is None or ran_out.counts is None or ran_out.counts.allocs == now.allocs
+        pairs = zip(self._counts_then, self._counts_everywhere(), strict=False)
+        return all(then is None or now is None or then.allocs == now.allocs for then, now in pairs)
+
+    def failed(self, error: BaseException) -> None:
+        """To be told of an error wherever it is met: libraries that run out of memory tell no observer.
+
+        Only the first time counts, because the error lets go of more and more on its way.
+        """
+        if not self.is_on or error.__dict__.get(_HEARD) or not is_out_of_memory(error):
+            return
+        error.__dict__[_HEARD] = True
+        if not self.ended_out_of_memory():
+            self._ran_out()
 
     def counts(self) -> Counts | None:
         return counts_of(self.accelerator.api, self.device)
+
+    def _counts_everywhere(self) -> tuple[Counts | None, ...]:
+        """None for a GPU that does not say, as one that has failed may not."""
+        found: list[Counts | None] = []
+        for number in range(self.accelerator.count()):
+            try:
+                found.append(counts_of(self.accelerator.api, number))
+            except RuntimeError:
+                found.append(None)
+        return tuple(found)
 
     def lost(self, taken: Taken) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""
@@ -170,22 +210,24 @@ class History:
         observers = _watched.get(attach)
         if observers is None:
             observers = _watched[attach] = []
-            attach(lambda *_: _tell(observers))
+            attach(lambda device, *_: _tell(observers, device))
         observers.append(self._ran_out)
 
-    def _ran_out(self) -> None:
+    def _ran_out(self, device: int | None = None) -> None:
         """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
         try:
-            self.at_out_of_memory = taken = self.take()
-            if self.when_out_of_memory is not None:
-                self.when_out_of_memory(taken)
-        except Exception:
             self.at_out_of_memory = None
+            self._counts_then = self._counts_everywhere()
+            self.at_out_of_memory = replace(self.take(), ran_out_on=device)
+            if self.when_out_of_memory is not None:
+                self.when_out_of_memory(self.at_out_of_memory)
+        except Exception:
+            return
 
 
-def _tell(observers: list[Callable[[], None]]) -> None:
+def _tell(observers: list[Callable[[int], None]], device: int) -> None:
     for each in tuple(observers):
-        each()
+        each(device)
 
 
 def _available_bytes() -> int:

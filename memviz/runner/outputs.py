@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memviz.runner.accelerator import find_accelerator
 from memviz.runner.numerics.compare import compare_outputs
 from memviz.runner.plan import Plan, fitted
 from memviz.runner.step import Tell
@@ -20,7 +21,7 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         return None
     tell("comparing the outputs on a small twin")
     twin = plan.workload.small()
-    place = torch.device("cuda" if mode == "measured" and torch.cuda.is_available() else "cpu")
+    place = torch.device(find_accelerator().kind if mode == "measured" else "cpu")
     changes = tuple(fitted(each, {}, twin) for each in plan.optimizations if each.name != "allocator_settings")
     # Twins are too small to gain by threads, and threads that wait for each other cost whole seconds.
     torch.set_num_threads(1)

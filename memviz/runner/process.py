@@ -13,21 +13,27 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError
+from memviz.runner.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
+from memviz.runner.process_tree import APART, end_tree, resident_bytes, shared_once_bytes
 from memviz.runner.request import Request
 from memviz.runner.run import Run
+from memviz.units import bytes_text
 
-_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _DEFAULT_CONF = "expandable_segments:True"
 """That of the optimization, which this process does not import."""
+LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
+"""Tells a run's process which allocator settings of the shell it was not given."""
 _ROOT = Path(__file__).resolve().parents[2]
 _LAST_WORDS = 2_000
 _NOT_BEGUN = "It was not begun, because the one before it ended the process."
-TIMEOUT_SECONDS = 900.0
+_LOOK_SECONDS = 0.25
+"""Between two looks at the memory that is taken."""
 
 
 @dataclass(frozen=True)
@@ -75,26 +81,65 @@ def rows_of(seed: str) -> Iterator[dict[str, Any]]:
 
 
 def _lines_of(module: str, *arguments: str) -> Iterator[str]:
-    """What it prints, line by line. It ends with whoever listens, and after `TIMEOUT_SECONDS` in any case."""
+    """What it prints, line by line. It ends with whoever listens, and beyond the bounds of a run in any case."""
     command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", env=_environment({})
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", env=_environment({}), **APART
         )
-        late = threading.Timer(TIMEOUT_SECONDS, process.kill)
-        late.daemon = True
-        late.start()
+        watch = _Watch(process)
         try:
             assert process.stdout is not None
             yield from process.stdout
             status = process.wait()
         finally:
-            late.cancel()
-            process.kill()
-            process.wait()
+            watch.end()
+            end_tree(process)
             process.stdout.close()  # type: ignore[union-attr]
         if status:
-            raise RunError(f"{module} ended with status {status}. {_end_of(errors)}")
+            raise RunError(f"{module} ended with status {status}. {watch.why or _end_of(errors)}")
+
+
+class _Watch:
+    """Ends a process that takes too much memory or time, whether or not somebody reads what it says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.why = ""
+        self._process = process
+        self._seconds, self._bytes = most_seconds(), most_bytes()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        until = time.monotonic() + self._seconds
+        while not self._over.wait(_LOOK_SECONDS) and not self.why:
+            if time.monotonic() >= until:
+                self.why = too_long(self._seconds)
+            elif takes_more(self._process.pid, self._bytes):
+                self.why = too_much(self._bytes)
+        if self.why:
+            end_tree(self._process)
+
+
+def takes_more(pid: int, most: int) -> bool:
+    """A page that children share counts once, where it matters."""
+    return resident_bytes(pid) > most and shared_once_bytes(pid) > most
+
+
+def too_much(most: int) -> str:
+    return (
+        f"It took more than the {bytes_text(most)} of this machine's own memory that a run may take, and was ended. "
+        f"Ask for fewer layers, steps or micro-batches, or set {MEMORY} to more."
+    )
+
+
+def too_long(seconds: float) -> str:
+    return f"It took longer than {seconds:,.0f} seconds and was stopped. {SECONDS} sets another limit."
 
 
 def _end_of(file: IO[bytes]) -> str:
@@ -103,7 +148,10 @@ def _end_of(file: IO[bytes]) -> str:
 
 
 def _environment(more: Mapping[str, str]) -> dict[str, str]:
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", **more}
+    """Allocator settings only where a run chooses them: a baseline under those of a shell would be none."""
+    inherited = {name: text for name, text in os.environ.items() if name not in _CONF}
+    left_out = " ".join(f"{name}={os.environ[name]}" for name in _CONF if os.environ.get(name))
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", LEFT_OUT: left_out, **more}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
     return environment
 
@@ -133,27 +181,38 @@ class Runs(Protocol):
 class Worker:
     """One process. It is killed with all it started when the context ends."""
 
-    def __init__(self, folder: Path, *, timeout: float = TIMEOUT_SECONDS, environment: Mapping[str, str] | None = None):
+    module = "memviz.runner.worker"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        memory: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
         self.folder = folder
         self.timeout = timeout
+        self.memory = memory or most_bytes()
         self.served = 0
+        self._look_at = 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._cancelled = threading.Event()
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
-        self._process = self._start(dict(environment or {}))
+        self._process = self._start({MEMORY: str(self.memory), **(environment or {})})
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "memviz.runner.worker"],
+            [sys.executable, "-m", self.module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=_environment(more),
             text=True,
             encoding="utf-8",
-            start_new_session=True,
+            **APART,
         )
 
     def _read(self) -> None:
@@ -170,6 +229,10 @@ class Worker:
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
+    @property
+    def resident_bytes(self) -> int:
+        return resident_bytes(self._process.pid)
+
     def warm_up(self) -> None:
         """Has it import what every run needs, and returns at once."""
         self._ask([], [])
@@ -178,21 +241,30 @@ class Worker:
         """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
+        figures: dict[int, Happened] = {}
         self._ask(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
             if isinstance(message, str):
-                yield from self._ended(waiting, message)
+                yield from self._ended(waiting, message, figures)
                 return
             if message["kind"] in ("done", "failed"):
                 waiting.remove(message["number"])
                 until = time.monotonic() + self.timeout
             if message["kind"] != "idle":
-                yield happened(message, self.folder)
+                each = happened(message, self.folder)
+                if each.kind == "figures":
+                    figures[each.number] = each
+                yield each
 
     def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
-        asked = {"folder": str(self.folder), "requests": [each.as_json() for each in requests], "numbers": numbers}
+        asked = {
+            "folder": str(self.folder),
+            "requests": [each.as_json() for each in requests],
+            "numbers": numbers,
+            "seconds": self.timeout,
+        }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
@@ -200,28 +272,46 @@ class Worker:
             self._process.stdin.flush()
 
     def _next(self, until: float) -> dict[str, Any] | str:
-        """What it says next, or why there will be nothing more."""
+        """What it says next, or why there will be nothing more. What it said before it was to end still counts."""
         while True:
-            if self._cancelled.is_set():
-                return "cancelled"
+            why = self._reason_to_end(until) if self._lines.empty() else ""
+            if why:
+                return why
             try:
-                line = self._lines.get(timeout=min(0.2, max(0.0, until - time.monotonic())))
+                line = self._lines.get(timeout=0.1)
             except queue.Empty:
-                if time.monotonic() >= until:
-                    return "timeout"
                 continue
             if line is None:
-                return "killed"
+                return "cancelled" if self._cancelled.is_set() else "killed"
             with contextlib.suppress(ValueError):
                 message = json.loads(line)
                 if isinstance(message, dict) and "kind" in message:
                     return message
 
-    def _ended(self, waiting: list[int], what: str) -> Iterator[Happened]:
+    def _reason_to_end(self, until: float) -> str:
+        now = time.monotonic()
+        if self._cancelled.is_set():
+            return "cancelled"
+        if now >= until:
+            return "timeout"
+        if now < self._look_at:
+            return ""
+        self._look_at = now + _LOOK_SECONDS
+        if not self.is_alive:
+            # What it left behind holds its end of the pipe open, and the reader waits for that.
+            self.kill()
+        return "host memory" if takes_more(self._process.pid, self.memory) else ""
+
+    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, Happened]) -> Iterator[Happened]:
         self.kill()
         first, *rest = waiting
         words = self._words() if what == "killed" else ""
-        yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+        known = figures.get(first)
+        if known is not None and what != "cancelled":
+            text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
+            yield replace(known, kind="done", text=text)
+        else:
+            yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
         for number in rest:
             yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
 
@@ -229,7 +319,9 @@ class Worker:
         if what == "cancelled":
             return "Cancelled."
         if what == "timeout":
-            return f"It took longer than {self.timeout:,.0f} seconds and was stopped."
+            return too_long(self.timeout)
+        if what == "host memory":
+            return too_much(self.memory)
         status = self._process.poll()
         if status is not None and status < 0:
             name = signal.Signals(-status).name
@@ -247,10 +339,7 @@ class Worker:
 
     def kill(self) -> None:
         """From any thread, with all that it started; whoever listens hears how it ended."""
-        if self._process.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        end_tree(self._process)
 
     def close(self) -> None:
         self.kill()

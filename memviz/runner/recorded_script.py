@@ -18,8 +18,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from memviz.errors import MemvizError
-from memviz.runner.accelerator import Accelerator, find_accelerator
+from memviz.errors import UsageError
+from memviz.runner.accelerator import Accelerator, find_accelerator, first_line
+from memviz.runner.hard_exit import before_hard_exit
 from memviz.runner.history import History, StackKind, Taken
 from memviz.runner.log import Log
 from memviz.runner.recording import free_path, notes_of, read_taken
@@ -77,7 +78,8 @@ def beside(path: Path, word: str) -> Path:
 def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
     process = os.getpid()
     try:
-        script.run()
+        with before_hard_exit(lambda: keeper.finish(None)):
+            _run_to_its_end(script, process)
     except SystemExit as error:
         if os.getpid() == process and not keeper.finish(error) and not error.code:
             return FAILED
@@ -91,6 +93,24 @@ def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
             ends.by_signal = True
         return 1
     return 0 if os.getpid() != process or keeper.finish(None) else FAILED
+
+
+def _run_to_its_end(script: Script, process: int) -> None:
+    """Python waits for threads that are no daemons before a program is over, and so does the recording."""
+    try:
+        script.run()
+    except SystemExit:
+        _wait_for_threads(process)
+        raise
+    _wait_for_threads(process)
+
+
+def _wait_for_threads(process: int) -> None:
+    if os.getpid() != process:
+        return
+    ours = (threading.current_thread(), threading.main_thread())
+    while running := [each for each in threading.enumerate() if not each.daemon and each not in ours]:
+        running[0].join()
 
 
 class _Interrupted:
@@ -122,13 +142,18 @@ class _Keeper:
         self.out_of_memory = 0
         self.oom_path: Path | None = None
         self.has_started = False
+        self.is_over = False
+        self.why_not = ""
 
     def start(self) -> None:
         """Called when the GPU's driver is up and nothing is allocated yet."""
+        if self.is_over:
+            return
         try:
             self.history.start()
         except Exception as error:
-            return _say(f"The recording cannot be switched on: {error}")
+            self.why_not = f"The recording could not be switched on: {first_line(error)}"
+            return _say(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
 
@@ -162,13 +187,28 @@ class _Keeper:
     def finish(self, error: BaseException | None) -> bool:
         """Whether the program's end is written."""
         with self.lock:
-            if not self.has_started:
-                _say(f"{self.script} never used the GPU, so there is nothing to record.")
+            if self.is_over:
                 return False
+            self.is_over = True
+            if not self.has_started:
+                _say(self._why_nothing())
+                return False
+            if error is not None:
+                self.history.failed(error)
             ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
             if ended_so and self.oom_path is not None and self._move(self.oom_path):
                 return True
             return self._keep(self.path, self.history.take, "at its end")
+
+    def _why_nothing(self) -> str:
+        """A GPU that is listed may not start: then the program ran on the processor, or ended with torch's error."""
+        if self.why_not:
+            return "Nothing is written, because nothing was recorded."
+        try:
+            self.history.accelerator.wake()
+        except UsageError as error:
+            return f"There is nothing to record. {error}"
+        return f"{self.script} never used the GPU, so there is nothing to record."
 
     def _move(self, there: Path) -> bool:
         try:
@@ -184,8 +224,8 @@ class _Keeper:
             return False
         try:
             taken = take()
-            write_snapshot(path, self._with_labels(taken, path.name) if look_round else taken.snapshot)
-        except (MemvizError, MemoryError, RuntimeError) as error:
+            write_snapshot(path, self._in_words(taken, path.name) if look_round else taken.snapshot)
+        except Exception as error:
             _say(f"Nothing is written. {error}")
             return False
         events = sum(len(each) for each in taken.snapshot.get("device_traces", []))
@@ -193,6 +233,16 @@ class _Keeper:
         for note in notes_of(self.history, taken):
             _say(f"{note.text} {note.remedy}")
         return True
+
+    def _in_words(self, taken: Taken, source: str) -> dict[str, Any]:
+        """With labels, or as torch gave it: what was recorded is not lost for a name."""
+        try:
+            return self._with_labels(taken, source)
+        except UsageError:
+            raise
+        except Exception as error:
+            _say(f"The recording has no labels: {first_line(error)}")
+            return taken.snapshot
 
     def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
         log = Log(lambda: None)

@@ -41,7 +41,7 @@ class Recording:
         self.device = device
         self.facts = facts
         self.log = Log(history.counts)
-        self.watch = Watch(self.log, history.accelerator.kind, follow_phases=True)
+        self.watch = Watch(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
         self.trace: Trace | None = None
         history.when_out_of_memory = lambda _: self.watch.see_all()
 
@@ -112,12 +112,12 @@ def recording(
     """
     target = None if path is None else free_path(Path(path), overwrite=overwrite)
     accelerator = accelerator or find_accelerator()
-    accelerator.api.init()
+    accelerator.wake()
     index = int(accelerator.api.current_device()) if device is None else device
     history = History(accelerator, stacks=stacks, max_entries=max_entries, device=index)
-    history.start()
+    done = Recording(history, index, facts={})
     try:
-        done = Recording(history, index, facts={})
+        history.start()
         done.label(model, optimizer)
         try:
             yield done
@@ -126,12 +126,15 @@ def recording(
             raise
         _finish(done, target)
     finally:
-        history.stop()
+        try:
+            done.watch.close()
+        finally:
+            history.stop()
 
 
 def _finish(done: Recording, target: Path | None) -> None:
-    done.watch.close()
     taken, done.trace = done.take(target.name if target else "")
+    done.watch.close()
     done.history.stop()
     if target is not None:
         write_snapshot(target, own_words(taken.snapshot, done.trace))
@@ -140,6 +143,7 @@ def _finish(done: Recording, target: Path | None) -> None:
 def _finish_beside(error: BaseException, done: Recording, target: Path | None) -> None:
     """The program's own error goes on, whatever becomes of the recording."""
     try:
+        done.history.failed(error)
         _finish(done, target)
     except Exception as other:
         error.add_note(f"memviz could not keep the recording: {other}")

@@ -32,6 +32,9 @@ class Seconds:
     """Between the quartiles."""
     count: int
     clock: str
+    low: float | None = None
+    """A quarter of the steps were faster, a quarter slower than `high`."""
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,14 @@ class Run:
 
 def _checked(run: Run) -> Run:
     """A file can say anything; what comes out of here has the types that the fields promise."""
-    kinds = {"str": str, "int": int, "int | None": int | None, "float": float | int, "bool": bool}
+    kinds = {
+        "str": str,
+        "int": int,
+        "int | None": int | None,
+        "float": float | int,
+        "bool": bool,
+        "float | None": float | int | None,
+    }
     parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]
     for part in parts:
         for each in fields(part):

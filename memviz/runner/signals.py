@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
+from memviz.runner.hard_exit import EXIT
+
 _CLOSE = b"\0"
 
 Answer = Callable[[int], None]
@@ -96,4 +98,4 @@ def end_by(number: int) -> None:
         set_handler(number, None)
         os.kill(os.getpid(), number)
     finally:
-        os._exit(128 + number)
+        EXIT(128 + number)

@@ -15,6 +15,8 @@ from memviz.runner.process import Happened, Runs
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
+_UNWANTED = "Nobody waited for it any more, so it was ended."
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -66,7 +68,9 @@ class Order:
         self.folder = folder
         self.finished = finished
         self.owner = owner
-        self.made = time.monotonic()
+        self.made = self.asked_after = time.monotonic()
+        self.may_run_unseen = False
+        self.unwanted = False
         self.began: float | None = None
         self.stopped = threading.Event()
         self.worker: Runs | None = None
@@ -85,12 +89,15 @@ class Order:
 
     def wait(self, version: int, seconds: float) -> Standing:
         """The standing as soon as it is a newer one than `version`."""
+        self.asked_after = time.monotonic()
         with self._changed:
             self._changed.wait_for(lambda: self._standing.version > version, timeout=seconds)
+        self.asked_after = time.monotonic()
         return self.standing
 
     def begin(self) -> None:
-        self.began = time.monotonic()
+        """Its turn has come, the first or another one."""
+        self.began = self.began or time.monotonic()
         self.set(before=0)
 
     def change(self, number: int, **changes: object) -> None:
@@ -115,7 +122,8 @@ class Order:
         elif each.what == "not begun":
             self.change(each.number, what=each.what)
         else:
-            self.change(each.number, state="failed", phase=each.text, what=each.what, where=each.where, file=each.file)
+            words = _UNWANTED if self.unwanted and each.what == "cancelled" else each.text
+            self.change(each.number, state="failed", phase=words, what=each.what, where=each.where, file=each.file)
 
     def _done(self, each: Happened) -> None:
         """It is kept before anybody hears that it is done, so that whoever then looks finds it."""
@@ -126,6 +134,7 @@ class Order:
         self.change(each.number, **known)
 
     def end(self, words: str, what: str) -> None:
+        words = _UNWANTED if self.unwanted and what == "cancelled" else words
         for number, each in enumerate(self._standing.variants):
             if not each.is_over:
                 self.change(number, state="failed", phase=words, what=what)

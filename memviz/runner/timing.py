@@ -3,10 +3,14 @@
 The recording has to be off, because it takes a stack at every allocation. The first steps are not counted, and each
 is a whole step with its backward: a first backward loads kernels, tunes and takes workspaces, and once made one
 published table show training at a third of its speed.
+
+How many steps there are is decided by one that is waited for: as many as fill some seconds, so that a short step is
+not judged by a hiccup, and no more than the time allows that is left.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,6 +19,11 @@ from typing import Any, Protocol
 
 from memviz.errors import UsageError
 from memviz.runner.history import is_recording
+
+FILLED_SECONDS = 3.0
+"""Of steps that count, where they are short."""
+FEWEST_STEPS = 3
+MOST_STEPS = 1000
 
 
 @dataclass(frozen=True)
@@ -34,10 +43,15 @@ class Timing:
     @property
     def spread(self) -> float:
         """Between the quartiles; 0 for a single step."""
-        if len(self.seconds) < 2:
-            return 0.0
-        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        low, high = self.quartiles
         return high - low
+
+    @property
+    def quartiles(self) -> tuple[float, float]:
+        if len(self.seconds) < 2:
+            return self.seconds[0], self.seconds[0]
+        low, _, high = quantiles(self.seconds, n=4, method="inclusive")
+        return low, high
 
 
 class Stopwatch(Protocol):
@@ -83,18 +97,54 @@ class ProcessorStopwatch:
         return tuple(after - before for before, after in zip(self._moments, self._moments[1:], strict=False))
 
 
-def measure(step: Callable[[], object], stopwatch: Stopwatch, *, steps: int, warmup: int = 1) -> Timing:
-    """`step` is all of a step, its backward and its optimizer included."""
+def measure(
+    step: Callable[[], object],
+    stopwatch: Stopwatch,
+    *,
+    steps: int | None = None,
+    warmup: int = 1,
+    left_seconds: float = math.inf,
+    is_recording: Callable[[], bool] = is_recording,
+    clock: Callable[[], float] = time.monotonic,
+) -> Timing:
+    """`step` is all of a step, its backward and its optimizer included.
+
+    Raises:
+        UsageError: A history is on, by whomever, or too little time is left for as many steps as a median needs.
+    """
     if warmup < 1:
         raise UsageError("Seconds without a warm-up are those of loading and tuning. Allow at least one step for it.")
-    if steps < 1:
+    if steps is not None and steps < 1:
         raise UsageError("At least one step has to be measured.")
     if is_recording():
         raise UsageError("Seconds are measured with the recording off: it takes a stack at every allocation.")
+    until = clock() + left_seconds
     for _ in range(warmup):
         step()
+    if steps is None:
+        first = _lapped(step, stopwatch, 1)[0]
+        steps = _how_many(first, until - clock())
+    seconds = _lapped(step, stopwatch, steps)
+    if is_recording():
+        raise UsageError("The program switched the recording on by itself, so its seconds are not those of the steps.")
+    return Timing(seconds, stopwatch.clock)
+
+
+def _lapped(step: Callable[[], object], stopwatch: Stopwatch, count: int) -> tuple[float, ...]:
+    """From a lap of its own on: what came before was waited for, and that is nobody's second."""
     stopwatch.lap()
-    for _ in range(steps):
+    for _ in range(count):
         step()
         stopwatch.lap()
-    return Timing(stopwatch.laps(), stopwatch.clock)
+    return stopwatch.laps()[-count:]
+
+
+def _how_many(one_seconds: float, left_seconds: float) -> int:
+    if FEWEST_STEPS * one_seconds > left_seconds:
+        raise UsageError(
+            f"A step takes {one_seconds:,.1f} s, and {max(0.0, left_seconds):,.0f} s are left of the time that a run "
+            f"may take: not enough for {FEWEST_STEPS} of them."
+        )
+    one = max(one_seconds, FILLED_SECONDS / MOST_STEPS)
+    wanted = max(FEWEST_STEPS, math.ceil(FILLED_SECONDS / one))
+    return wanted if math.isinf(left_seconds) else min(wanted, int(left_seconds / one))

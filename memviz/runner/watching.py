@@ -6,6 +6,7 @@ region shows as one piece.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,12 +31,16 @@ from memviz.trace.model import Category, Phase
 
 
 class Watch:
-    """`follow_phases` where nobody else says when a forward, a backward and a step begin."""
+    """`follow_phases` where nobody else says when a forward, a backward and a step begin; `failed` hears of an error
+    in a module before any other part of the program does."""
 
-    def __init__(self, log: Log, kind: str, *, follow_phases: bool) -> None:
+    def __init__(
+        self, log: Log, kind: str, *, follow_phases: bool, failed: Callable[[BaseException], None] | None = None
+    ) -> None:
         self.log = log
         self.kind = kind
         self.follow_phases = follow_phases
+        self.failed = failed
         self.models: list[nn.Module] = []
         self.optimizers: list[Optimizer] = []
         self._hooked: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -88,10 +93,13 @@ class Watch:
             see_optimizer(self.log, optimizer, self.kind, paths)
 
     def close(self) -> None:
+        """Takes its hooks away and lets go of all it watched: whoever measures next must find the memory free."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         self._hooked.clear()
+        self.models.clear()
+        self.optimizers.clear()
 
     def _keep(self, handle: RemovableHandle) -> None:
         self._handles.append(handle)
@@ -101,13 +109,22 @@ class Watch:
             if not torch.compiler.is_compiling():
                 self.log.enter(path)
 
-        def leaves(*_: Any) -> None:
-            if not torch.compiler.is_compiling():
-                self.log.leave()
+        def leaves(_module: nn.Module, _arguments: Any, output: Any) -> None:
+            if torch.compiler.is_compiling():
+                return
+            if output is None:
+                self._hear_of_errors()
+            self.log.leave()
 
         if path:
             self._keep(module.register_forward_pre_hook(enters))
             self._keep(module.register_forward_hook(leaves, always_call=True))
+
+    def _hear_of_errors(self) -> None:
+        """Torch calls such a hook without an output while the module's error is on its way."""
+        error = sys.exc_info()[1]
+        if error is not None and self.failed is not None:
+            self.failed(error)
 
     def _forward_begins(self, _module: nn.Module, arguments: Any, named: Any) -> None:
         if torch.compiler.is_compiling():

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import queue
 import sys
 import threading
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -22,6 +24,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from memviz.errors import MemvizError
+from memviz.runner.bounds import most_bytes
+from memviz.runner.out_of_memory import is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 
@@ -50,7 +54,7 @@ def main() -> None:
             warm_up()
         requests = [Request.from_json(each) for each in asked["requests"]]
         for number, request in zip(asked["numbers"], requests, strict=True):
-            answer(number, request, folder, send)
+            answer(number, request, folder, send, until=time.monotonic() + asked.get("seconds", math.inf))
         send("idle", -1)
 
 
@@ -76,14 +80,14 @@ def warm_up() -> None:
         from diffusers import LTXVideoTransformer3DModel  # noqa: F401
 
 
-def answer(number: int, request: Request, folder: Path, send: Send) -> None:
-    """One request, from `starting` to `done` or `failed`."""
+def answer(number: int, request: Request, folder: Path, send: Send, *, until: float = math.inf) -> None:
+    """One request, from `starting` to `done` or `failed`; by `until` whoever asked has stopped listening."""
     # Torch takes seconds to import, so the first word of progress goes out before.
     send("phase", number, phase="starting")
-    from memviz.runner.execute import Interrupted
+    from memviz.runner.executed import Interrupted
 
     try:
-        _run(number, request, folder, send)
+        _run(number, request, folder, send, until)
     except Interrupted as ended:
         _interrupted(number, ended, folder, send)
     except MemvizError as error:
@@ -93,31 +97,44 @@ def answer(number: int, request: Request, folder: Path, send: Send) -> None:
     except MemoryError:
         send("failed", number, what="host memory", text="This machine has no memory left for the prediction itself.")
     except Exception as error:
-        text = f"{type(error).__name__}: {error}"
-        send("failed", number, what="exception", text=text, where=_where(error))
+        text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        what = "out of memory" if is_out_of_memory(error) else "exception"
+        send("failed", number, what=what, text=text, where=_where(error))
 
 
-def _run(number: int, request: Request, folder: Path, send: Send) -> None:
+def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
     from memviz.runner.execute import execute
+    from memviz.runner.executed import Executed
     from memviz.runner.outputs import numerics_of
     from memviz.runner.plan import plan_of
+    from memviz.runner.size import refuse_if_too_large, refuse_if_twin_is_too_large
+    from memviz.runner.warned import hearing_torch
 
     def tell(phase: str) -> None:
         send("phase", number, phase=phase)
 
+    def show(done: Executed) -> None:
+        """What is known so far: if this process ends now, it is all there is."""
+        send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
+
     plan = plan_of(request)
-    done = execute(plan, tell)
+    refuse_if_too_large(plan, most_bytes())
     path = folder / f"run-{number}.pickle"
+    done = execute(plan, tell, until=until, recorded=show)
     written = _written(done.trace, done.run, path)
     if not request.numerics or not plan.optimizations:
         send("done", number, run=done.run.as_json(), **written)
         return
     # The figures are there; the outputs come after, and a failure there loses nothing.
     send("figures", number, run=done.run.as_json(), **written)
-    try:
-        numerics = numerics_of(plan, tell, done.run.mode)
-    except Exception as error:
-        numerics = {"error": f"{type(error).__name__}: {error}"}
+    with hearing_torch() as warned:
+        try:
+            refuse_if_twin_is_too_large(plan, most_bytes())
+            numerics = numerics_of(plan, tell, done.run.mode)
+        except MemvizError as error:
+            numerics = {"error": str(error)}
+        except Exception as error:
+            numerics = {"error": f"{type(error).__name__}: {error} {warned.about(error)}".rstrip()}
     run = replace(done.run, numerics=numerics)
     send("done", number, run=run.as_json(), **_written(done.trace, run, path))
 
@@ -144,10 +161,10 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
         with suppress(MemvizError), replacing(folder / f"run-{number}-until-it-failed.pickle") as out:
             write_pickle(ended.trace, out)
             file = f"run-{number}-until-it-failed.pickle"
-    memory = "OutOfMemory" in type(cause).__name__
+    memory = is_out_of_memory(cause)
     refused = isinstance(cause, ValueError) and not memory
     what = "out of memory" if memory else "refused" if refused else "exception"
-    text = str(cause) if refused else f"{type(cause).__name__}: {cause}"
+    text = " ".join([str(cause) if refused else f"{type(cause).__name__}: {cause}", *getattr(ended, "__notes__", ())])
     text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
     send("failed", number, what=what, text=text, where=_where(cause), file=file)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
 from memviz.trace.model import ACTION_NAMES, Action, Category, Events, Ints4, Ints8
+from memviz.trace.texts import sound
 
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
@@ -42,6 +43,7 @@ class EventCollector:
                     self._append(part, None)
             elif kind is dict:
                 for batch in _batches(group):
+                    self.interner.budget.check()
                     self._append(*self._decode(batch))
             else:
                 raise TraceError(f"An event is a {kind.__name__}, not a dict.")
@@ -116,7 +118,7 @@ def text_of(value: Any) -> str:
 
 def name_of(key: Any) -> str:
     """For a note about something we do not know, which may be of any type and size."""
-    return key[:80] if type(key) is str else f"<{type(key).__name__}>"
+    return sound(key[:80]) if type(key) is str else f"<{type(key).__name__}>"
 
 
 def no_events() -> Events:
@@ -151,7 +153,7 @@ def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate(pieces)
 
 
-def _batches(group: Iterator[dict[str, Any]], size: int = 65_536) -> Iterator[list[dict[str, Any]]]:
+def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
     for each in group:
         batch.append(each)

@@ -10,9 +10,16 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget
+from memviz.trace.limits import Limits
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Stacks
+from memviz.trace.texts import MOST_TEXT, bounded, sound
 
+MOST_FRAMES = 2000
+"""Of one stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
 _INT4_MAX = 2**31 - 1
+_TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 40
+"""In memory, with what is computed from them later."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +30,8 @@ class StackNumber:
 
 
 class Interner:
-    def __init__(self) -> None:
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget(Limits())
         self.strings: dict[str, int] = {"": 0}
         self.streams: dict[int, int] = {0: 0}
         self.pools: dict[tuple[int, int], int] = {DEFAULT_POOL: 0}
@@ -33,16 +41,32 @@ class Interner:
         self._seen_lists: dict[int, tuple[Any, int]] = {}
         """By identity, with the object so that its id stays its own: torch shares frames among all stacks, and
         one list of them among an alloc, its frees and its block."""
+        self.has_cut_texts = False
+        self.has_cut_stacks = False
         self._texts: list[str] = [""]
+        self._mended: dict[str, int] = {}
+        """Texts that are not kept as they stand in the file."""
+        self._frame_lengths: list[int] = []
         self._frames: dict[tuple[int, int, int], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {}
 
     def string(self, text: Any) -> int:
         if type(text) is not str:
             raise TraceError(f"A text was expected, found {type(text).__name__}.")
-        number = self.strings.setdefault(text, len(self._texts))
+        number = self.strings.get(text)
+        if number is None:
+            number = self._mended.get(text)
+        return self._new_string(text) if number is None else number
+
+    def _new_string(self, text: str) -> int:
+        fit = bounded(sound(text))
+        self.has_cut_texts |= len(text) > MOST_TEXT
+        self.budget.charge(_TEXT_BYTES + 2 * len(fit))
+        number = self.strings.setdefault(fit, len(self._texts))
         if number == len(self._texts):
-            self._texts.append(text)
+            self._texts.append(fit)
+        if fit != text:
+            self._mended[text] = number
         return number
 
     def text(self, number: int) -> str:
@@ -61,8 +85,7 @@ class Interner:
         return self.pools.setdefault(key, len(self.pools))
 
     def other_action(self, name: Any) -> int:
-        self.string(name)
-        number = self.other_actions.setdefault(name, len(self.other_actions))
+        number = self.other_actions.setdefault(self.text(self.string(name)), len(self.other_actions))
         if Action.OTHER + number > 255:
             raise TraceError("The events name more than 191 unknown actions.", remedy=_NOT_A_SNAPSHOT)
         return Action.OTHER + number
@@ -80,11 +103,14 @@ class Interner:
         return number
 
     def _frame(self, name: Any, filename: Any, line: Any) -> int:
-        number = _integer(line, "line")
-        if not -_INT4_MAX <= number <= _INT4_MAX:
-            raise TraceError(f"A frame's line is {number}.", remedy=_NOT_A_SNAPSHOT)
-        key = (self.string(name), self.string(filename), number)
-        return self._frames.setdefault(key, len(self._frames))
+        key = (self.string(name), self.string(filename), _line(line))
+        number = self._frames.setdefault(key, len(self._frames))
+        if number == len(self._frame_lengths):
+            length = len(self._texts[key[0]]) + len(self._texts[key[1]])
+            self._frame_lengths.append(length)
+            # Many frames can share one long text, and what is shown of them does not share it.
+            self.budget.charge(_FRAME_BYTES + 3 * length)
+        return number
 
     def stack(self, frames: Any) -> int:
         """NO_STACK for an empty one: torch writes `[]` where it kept none."""
@@ -97,15 +123,35 @@ class Interner:
         known = self._seen_lists.get(id(frames))
         if known is not None:
             return known[1]
-        seen = self._seen_frames
-        number = self.stack_of([seen[id(each)][1] if id(each) in seen else self.frame(each) for each in frames])
+        number = self.stack_of([self._number(each) for each in self.shortened(frames)])
         self._seen_lists[id(frames)] = frames, number
         return number
+
+    def _number(self, frame: Any) -> int:
+        seen = self._seen_frames.get(id(frame))
+        return self.frame(frame) if seen is None else seen[1]
+
+    def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
+        """Both ends of a stack that is deeper than anybody reads, and between them a frame that says so."""
+        if len(frames) <= MOST_FRAMES:
+            return frames
+        self.has_cut_stacks = True
+        left_out = f"… {len(frames) - MOST_FRAMES + 1:,} frames left out …"
+        return [*frames[: MOST_FRAMES // 2], left_out, *frames[-(MOST_FRAMES // 2) + 1 :]]
 
     def stack_of(self, frame_numbers: Sequence[int]) -> int:
         if not frame_numbers:
             return NO_STACK
-        return self._stacks.setdefault(tuple(frame_numbers), len(self._stacks))
+        key = tuple(frame_numbers)
+        number = self._stacks.get(key)
+        if number is None:
+            number = self._stacks[key] = len(self._stacks)
+            self._charge_stack(key)
+        return number
+
+    def _charge_stack(self, frames: tuple[int, ...]) -> None:
+        lengths = self._frame_lengths
+        self.budget.charge(_STACK_BYTES + sum(_PLACE_BYTES + lengths[each] // 4 for each in frames))
 
     def frozen_stacks(self) -> Stacks:
         columns = np.array(list(self._frames), dtype=np.int32).reshape(-1, 3)
@@ -124,7 +170,15 @@ _FRAME_KEYS = {"name", "filename", "line"}
 _NOT_A_SNAPSHOT = "This does not look like what torch.cuda.memory._dump_snapshot writes."
 
 
+def _line(value: Any) -> int:
+    """0 for none. torch writes -1 there, also as an unsigned number, and whatever a symbolizer made of no answer."""
+    number = _integer(value, "line")
+    return number if 0 <= number <= _INT4_MAX else 0
+
+
 def _integer(value: Any, what: str) -> int:
     if type(value) is not int:
         raise TraceError(f"A number was expected as {what}, found {type(value).__name__}.", remedy=_NOT_A_SNAPSHOT)
+    if not -(2**63) <= value < 2**64:
+        raise TraceError(f"A value of {what!r} has more than 64 bits.", remedy=_NOT_A_SNAPSHOT)
     return value

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from memviz.errors import UsageError
 
 MiB = 1 << 20
 GiB = 1 << 30
 _PREFIX = "MEMVIZ_MAX_"
+_SMALL_FILE = 8 * MiB
+"""Smaller files may take as much as one of this size."""
+_BYTES_OF_EVENT, _BYTES_OF_ITEM = 400, 100
+"""In memory, with what is computed from them later."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,23 @@ class Limits:
     """Nesting of lists and dicts. A snapshot needs 7."""
     seconds: float = 600.0
     """Reading one file."""
+    growth: int = 100
+    """How many times its own size a file may become in memory. Real ones, packed, unpack to up to 40 times."""
+
+    def for_size(self, size: int) -> Limits:
+        """Small files stay small: what one may take grows with its size on disk."""
+        most = self.growth * max(size, _SMALL_FILE)
+        return replace(
+            self,
+            unpacked_bytes=min(self.unpacked_bytes, most),
+            memory_bytes=min(self.memory_bytes, most),
+            events=min(self.events, most // _BYTES_OF_EVENT),
+            items=min(self.items, most // _BYTES_OF_ITEM),
+        )
+
+    def busy_seconds(self, size: int | None) -> float:
+        """Of a processor, however long the wait for the file is."""
+        return self.seconds if size is None else min(self.seconds, self.growth / 100 * (5 + size / MiB))
 
     @staticmethod
     def from_environment(environment: Mapping[str, str] = os.environ) -> Limits:

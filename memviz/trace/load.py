@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget, IsWanted
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import About, Trace
 from memviz.trace.unpickle import RefersToEvent, Watch, unpickle
-from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, Progress
+from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, WINDOW, Progress
 
 _RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
 _FIRST_BYTES_OF_PICKLES = b"\x80(]})lcd"
@@ -28,7 +29,11 @@ _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
 def load_trace(
-    path: str | os.PathLike[str], *, limits: Limits | None = None, progress: Progress | None = None
+    path: str | os.PathLike[str],
+    *,
+    limits: Limits | None = None,
+    progress: Progress | None = None,
+    is_wanted: IsWanted | None = None,
 ) -> Trace:
     """Reads a snapshot: a pickle of any protocol or JSON, plain or gzipped.
 
@@ -36,6 +41,7 @@ def load_trace(
         path: The file.
         limits: What it may take of this machine; by default `Limits.from_environment()`.
         progress: Called now and then with the bytes read so far and the file's size.
+        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
 
     Raises:
         TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
@@ -50,7 +56,7 @@ def load_trace(
         with path.open("rb") as file:
             # A pipe has no size; only a file can be called empty before it is read.
             known = size if path.is_file() else None
-            return read_trace(file, path.name, known, limits=limits, progress=progress)
+            return read_trace(file, path.name, known, limits=limits, progress=progress, is_wanted=is_wanted)
 
 
 def read_trace(
@@ -61,6 +67,7 @@ def read_trace(
     limits: Limits | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    is_wanted: IsWanted | None = None,
 ) -> Trace:
     """`load_trace` for what is open already, and may still be arriving: it is read from its start to its end.
 
@@ -71,6 +78,7 @@ def read_trace(
         limits: What it may take of this machine.
         progress: Called now and then with the bytes read so far and the size.
         watch: Shown events as they are decoded, long before the trace is whole.
+        is_wanted: Asked now and then; where it says no, reading ends with `Unwanted`.
     """
     limits = limits or Limits.from_environment()
     with _refusals(name):
@@ -79,10 +87,10 @@ def read_trace(
         if size is not None and size > limits.file_bytes:
             reason = f"It has {size:,} bytes, more than the {limits.file_bytes:,} allowed here."
             raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_FILE_BYTES.")
-        source = _Source(file, size or 0, limits, progress, watch)
+        source = _Source(file, size or 0, Budget(limits, size, is_wanted), progress, watch)
         root, format, interner = source.read()
         del source
-        return read_snapshot(root, About("measured", source=name, format=format), interner, limits)
+        return read_snapshot(root, About("measured", source=name, format=format), interner)
 
 
 @contextmanager
@@ -103,10 +111,10 @@ class _Source:
     """One open file, looked into and read, from the start again if need be."""
 
     def __init__(
-        self, file: BinaryIO, size: int, limits: Limits, progress: Progress | None, watch: Watch | None
+        self, file: BinaryIO, size: int, budget: Budget, progress: Progress | None, watch: Watch | None
     ) -> None:
         self.file = file
-        self.limits = limits
+        self.budget = budget
         self.watch = watch
         self.progress: Callable[[int, int], None] | None = None
         if progress is not None:
@@ -120,24 +128,25 @@ class _Source:
         if head.startswith(_ZIP):
             raise _zip_error(self.file)
         if head.startswith(_GZIP):
-            return self._read(_Bounded(self.file, self.limits.unpacked_bytes), ", gzip")
+            return self._read(_Bounded(self.file, self.budget), ", gzip")
         return self._read(self.file, "")
 
     def _read(self, stream: BinaryIO | _Bounded, packed: str) -> tuple[Any, str, Interner]:
         head = _peek(stream)
         first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if first in (b"{", b"["):
-            return _json(stream, self.limits), f"JSON{packed}", Interner()
+            return _json(stream, self.budget), f"JSON{packed}", Interner(self.budget)
         if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
             raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
         protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
-        interner = Interner()
+        interner = Interner(self.budget)
         try:
-            root = unpickle(stream, interner, self.limits, self.progress, watch=self.watch)
+            root = unpickle(stream, interner, self.progress, watch=self.watch)
         except RefersToEvent:
-            interner = Interner()
+            self.budget.spent = 0
+            interner = Interner(self.budget)
             stream.seek(0)
-            root = unpickle(stream, interner, self.limits, self.progress, runs=False)
+            root = unpickle(stream, interner, self.progress, runs=False)
         return root, f"pickle, {protocol}{packed}", interner
 
 
@@ -150,31 +159,36 @@ def _peek(stream: BinaryIO | _Bounded) -> bytes:
 class _Bounded(gzip.GzipFile):
     """A gzip file that ends with an error where it unpacks to more than is allowed."""
 
-    def __init__(self, file: BinaryIO, most: int) -> None:
+    def __init__(self, file: BinaryIO, budget: Budget) -> None:
         super().__init__(fileobj=file, mode="rb")
-        self.most = most
+        self.budget = budget
 
     def read(self, size: int | None = -1) -> bytes:
         try:
             piece: bytes = super().read(size)
         except (EOFError, zlib.error, gzip.BadGzipFile):
             raise TraceError(TRUNCATED, remedy=AGAIN) from None
-        if self.tell() > self.most:
-            reason = f"It unpacks to more than {self.most:,} bytes, which is the limit here."
-            raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_UNPACKED_BYTES.")
+        if self.tell() > self.budget.limits.unpacked_bytes:
+            raise self.budget.too_large("unpacked_bytes")
         return piece
 
 
-def _json(stream: BinaryIO | _Bounded, limits: Limits) -> Any:
-    raw = stream.read(limits.json_bytes + 1)
-    if len(raw) > limits.json_bytes:
-        reason = f"As JSON it has more than {limits.json_bytes:,} bytes, which is the limit here."
-        raise TraceError(reason, remedy="Dump it as a pickle, which is far smaller, or raise MEMVIZ_MAX_JSON_BYTES.")
-    # Counted before it is read: three bytes of text can become a dict of 64. Too much rather than too little.
-    needed = len(raw) + sum(cost * raw.count(mark) for mark, cost in _JSON_COSTS.items())
-    if needed > limits.memory_bytes:
-        reason = f"It may need {needed:,} bytes of memory, more than the {limits.memory_bytes:,} allowed here."
-        raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_MEMORY_BYTES.")
+def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
+    most = budget.limits.json_bytes
+    pieces: list[bytes] = []
+    size = 0
+    while piece := stream.read(WINDOW):
+        pieces.append(piece)
+        size += len(piece)
+        if size > most:
+            reason = f"As JSON it has more than {most:,} bytes, which is the limit here."
+            remedy = "Dump it as a pickle, which is far smaller, or raise MEMVIZ_MAX_JSON_BYTES."
+            raise TraceError(reason, remedy=remedy)
+        # Counted before it is read: three bytes of text can become a dict of 64. Too much rather than too little.
+        budget.charge(len(piece) + sum(cost * piece.count(mark) for mark, cost in _JSON_COSTS.items()))
+        budget.check()
+    raw = b"".join(pieces)
+    del pieces
     try:
         return json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:

@@ -298,6 +298,8 @@ def launch_options() -> dict[str, Any]:
         "css": style(),
         "head": scripts(),
         "ssr_mode": False,
+        # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
+        "max_threads": 2 * programs.MOST_ASKED,
         "max_file_size": routes.most_bytes(),
         "app_kwargs": {"routes": routes.routes()},
         "allowed_paths": [],

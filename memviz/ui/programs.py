@@ -22,9 +22,12 @@ from memviz.figures.report import report_page
 from memviz.headlines.as_json import compared_json, summary_json
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.presence import presence
 from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_asked import run_asked
 
+MOST_ASKED = 96
+"""Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 
 
@@ -43,8 +46,8 @@ def build(runs: RunAnswers) -> None:
         workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
         settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
         asked = [workload, settings, optimizations, card]
-        # Runs wait for each other in a line of their own.
-        gr.Button().click(Run(runs).run, asked, answer, api_name="run", concurrency_limit=8)
+        # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
+        gr.Button().click(Run(runs).run, asked, answer, api_name="run", concurrency_limit=MOST_ASKED)
 
 
 def summary(file: str) -> dict[str, Any]:
@@ -97,7 +100,7 @@ class Run:
     def __init__(self, answers: RunAnswers) -> None:
         self._answers = answers
 
-    def run(
+    async def run(
         self,
         workload: str,
         settings: dict[str, Any],
@@ -114,13 +117,14 @@ class Run:
             card: A part of a card's name, as RTX 4090.
         """
         try:
-            return run_asked(
+            return await run_asked(
                 self._answers,
                 workload,
                 settings or {},
                 optimizations or [],
                 card=card or "",
                 owner=request.session_hash or "",
+                is_there=presence(),
             )
         except MemvizError as error:
             raise gr.Error(str(error), print_exception=False) from None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -48,8 +48,14 @@ class RunAnswers:
     def __init__(self, store: TraceStore, folder: Path | None = None, limits: RunLimits | None = None) -> None:
         self.store = store
         self.limits = limits or run_limits()
-        self.desk = Desk(timeout=self.limits.seconds, most_waiting=self.limits.waiting)
-        self.estimates = Estimates(self.limits.estimate_seconds)
+        known = self.limits
+        self.desk = Desk(
+            timeout=known.seconds,
+            memory=known.memory_bytes,
+            most_waiting=known.waiting,
+            patience=known.patience_seconds,
+        )
+        self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
         self.tables = Tables()
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
@@ -91,9 +97,9 @@ class RunAnswers:
         self.desk.leave(instead_of)
         return self.desk.order(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
 
-    def follow(self, order: str) -> Iterator[Standing]:
-        """Each change of an order, until it is over or its owner has begun another."""
-        return changes(self.desk, order)
+    def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+        """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
+        return changes(self.desk, order, is_there)
 
     def standing(self, order: str) -> Standing | None:
         return self.desk.standing(order) if order else None

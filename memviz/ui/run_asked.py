@@ -2,37 +2,60 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.as_json import run_json
 from memviz.runner.request import DEFAULT_CARD, Request
+from memviz.runner.standing import Standing
 from memviz.ui.run_answer import RunAnswers
 
 _MOST_TEXTS = 100
+_LOOK_SECONDS = 0.1
 
 
 class RunFailed(MemvizError):
     """In its own words."""
 
 
-def run_asked(
-    answers: RunAnswers, workload: str, settings: object, optimizations: object, *, card: str, owner: str
+async def run_asked(
+    answers: RunAnswers,
+    workload: str,
+    settings: object,
+    optimizations: object,
+    *,
+    card: str,
+    owner: str,
+    is_there: Callable[[], bool] = lambda: True,
 ) -> dict[str, Any]:
-    """The same JSON as on the command line. A file of one's own is for the command line alone."""
-    names = [each["name"] for each in answers.listing()["workloads"]]
+    """The same JSON as on the command line. A file of one's own is for the command line alone.
+
+    However many wait for their turn, none of them keeps a thread from others; and who is gone keeps no turn.
+    """
+    listing = await asyncio.to_thread(answers.listing)
+    names = [each["name"] for each in listing["workloads"]]
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
     request = Request(
         workload, _knobs(settings, "settings"), tuple(_chosen(optimizations)), "predict", card or DEFAULT_CARD
     )
-    begun = answers.desk.order([request], [""], owner=owner)
-    (last,) = [each for each in answers.follow(begun.id) if each.is_over] or [begun]
-    variant = last.variants[0]
+    standing = answers.desk.order([request], [""], owner=owner, beside=True)
+    try:
+        variant = (await _over(answers, standing, is_there)).variants[0]
+    finally:
+        answers.desk.leave(standing.id)
     if variant.run is None or variant.state == "failed":
-        raise RunFailed(variant.phase or "Another request of yours took its place.")
+        raise RunFailed(variant.phase or "It was ended before it was done.")
     return run_json(variant.run)
+
+
+async def _over(answers: RunAnswers, standing: Standing, is_there: Callable[[], bool]) -> Standing:
+    while not standing.is_over and is_there():
+        await asyncio.sleep(_LOOK_SECONDS)
+        standing = answers.standing(standing.id) or standing
+    return standing
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:

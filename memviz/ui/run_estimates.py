@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 
@@ -24,8 +24,8 @@ _PATIENCE_SECONDS = 1.0
 
 
 class Estimates:
-    def __init__(self, seconds: float) -> None:
-        self.desk = Desk(timeout=seconds, most_waiting=_MOST_WAITING)
+    def __init__(self, seconds: float, memory: int | None = None) -> None:
+        self.desk = Desk(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
         self._lock = threading.Lock()
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
@@ -73,16 +73,16 @@ class Estimates:
         return ""
 
 
-def changes(desk: Desk, order: str) -> Iterator[Standing]:
-    """Each change of an order until it is over, or until its owner looks at another."""
-    standing = desk.standing(order)
-    while standing is not None:
-        if standing.is_left:
-            return
-        yield standing
+def changes(desk: Desk, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+    """Each change of an order until it is over, until its owner looks at another, or until they are gone."""
+    standing, seen = desk.standing(order), -1
+    while standing is not None and not standing.is_left and is_there():
+        if standing.version != seen:
+            yield standing
         if standing.is_over:
             return
-        standing = desk.standing(order, newer_than=standing.version, wait=_PATIENCE_SECONDS)
+        seen = standing.version
+        standing = desk.standing(order, newer_than=seen, wait=_PATIENCE_SECONDS)
 
 
 def _plain(request: Request) -> Request:

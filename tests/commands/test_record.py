@@ -314,3 +314,72 @@ def test_what_cannot_be_run_is_refused_before_anything_starts(tmp_path, argument
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "body", ["GPU.init()\n", "try:\n    GPU.init()\nexcept RuntimeError:\n    print('on the processor')\n"]
+)
+def test_a_card_that_is_listed_but_cannot_start_is_said_plainly(tmp_path, body):
+    (tmp_path / "train.py").write_text("from tests.runner.one_gpu import GPU\n" + body)
+    done = recorded(tmp_path, "train.py", FAKE_GPU_REFUSES="The NVIDIA driver on your system is too old.\nMore words.")
+    assert done.returncode != 0
+    assert (
+        "memviz: There is nothing to record. The GPU that is listed here cannot be used by this PyTorch: "
+        "The NVIDIA driver on your system is too old. Driver and PyTorch have to fit"
+    ) in done.stderr
+    assert names(tmp_path) == []
+
+
+def test_what_threads_allocate_after_the_last_line_is_recorded_too(tmp_path):
+    body = """
+import threading, time
+def later():
+    time.sleep(0.2)
+    GPU.malloc(3000)
+threading.Thread(target=later).start()
+GPU.malloc(1000)
+"""
+    done = record(tmp_path, body)
+    assert done.returncode == 0
+    assert sizes(tmp_path / "run.pickle") == [1000, 3000]
+
+
+def test_a_script_that_ends_by_os_exit_leaves_its_recording_and_its_status(tmp_path):
+    done = record(
+        tmp_path, "import os\nGPU.malloc(1000)\nif os.fork() == 0:\n    os._exit(3)\nos.wait()\nos._exit(7)\n"
+    )
+    assert done.returncode == 7
+    assert sizes(tmp_path / "run.pickle") == [1000]
+    assert done.stderr.count("events written") == 1
+
+
+def test_a_library_that_runs_out_of_memory_without_telling_anybody_is_out_of_memory(tmp_path):
+    body = (
+        "GPU.malloc(1000)\nraise RuntimeError('CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate`')\n"
+    )
+    done = record(tmp_path, body)
+    assert done.returncode == 1
+    assert "run.pickle is the moment when memory ran out." in done.stderr
+    assert names(tmp_path) == ["run.pickle"]
+
+
+def test_a_recording_that_cannot_be_labelled_is_written_as_torch_gave_it(tmp_path):
+    body = "import memviz.runner.recorded_script as r\nr.own_words = lambda *_: 1 / 0\nGPU.malloc(1000)\n"
+    done = record(tmp_path, body)
+    assert done.returncode == 0
+    assert "The recording has no labels: division by zero." in done.stderr
+    assert sizes(tmp_path / "run.pickle") == [1000]
+
+
+def test_out_of_memory_that_a_program_survives_on_another_gpu_is_not_its_end(tmp_path):
+    """The observer's own device counts, not that of the thread."""
+    body = """
+held = GPU.malloc(1000)
+for observer in GPU.observers:
+    observer(1, 5000, 0, 0)
+GPU.counts_of[1] = (1, 0)
+raise KeyError('something else, later')
+"""
+    done = record(tmp_path, body)
+    assert "is the moment when memory ran out" not in done.stderr
+    assert names(tmp_path) == ["run.oom.pickle", "run.pickle"]

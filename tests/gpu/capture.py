@@ -65,7 +65,8 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
     from memviz.runner.accelerator import find_accelerator
-    from memviz.runner.execute import Interrupted, measure
+    from memviz.runner.executed import Interrupted
+    from memviz.runner.measured import measure
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.run import save_run
@@ -93,11 +94,12 @@ def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) ->
 
 
 def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
+    from memviz.runner.out_of_memory import is_out_of_memory
     from memviz.trace.formats.replacing import replacing
     from memviz.trace.formats.write_snapshot import write_pickle
 
     cause = ended.__cause__
-    if ended.trace is None or "OutOfMemory" not in type(cause).__name__:
+    if ended.trace is None or not is_out_of_memory(cause):
         raise cause
     with replacing(path) as file:
         write_pickle(ended.trace, file)

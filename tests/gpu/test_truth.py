@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.execute import Executed, predict
+from memviz.runner.execute import predict
+from memviz.runner.executed import Executed
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from memviz.runner.run import save_run

@@ -13,12 +13,12 @@ from tests.headlines.claims import COUNT, SIZE, Form, Read, check_count, check_e
 
 _WORDS = r"no|one|two|three|four|five|six|seven|eight|nine|ten"
 ANSWERS = (
-    Form("both", rf"Both peak at (?P<peak>{SIZE})\."),
-    Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) peak at (?P<peak>{SIZE})\."),
-    Form("pair", rf"(?P<second>.+) peaks (?P<size>{SIZE}) (?P<how>higher|lower) than (?P<first>.+)\."),
+    Form("both", rf"Both (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
+    Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
+    Form("pair", rf"(?P<second>.+) (?P<verb>peak|stand)s (?P<size>{SIZE}) (?P<how>higher|lower) than (?P<first>.+)\."),
     Form(
         "many",
-        rf"(?P<best>.+) peaks lowest of the (?P<count>{_WORDS}|{COUNT}), at (?P<peak>{SIZE})"
+        rf"(?P<best>.+) (?P<verb>peak|stand)s lowest of the (?P<count>{_WORDS}|{COUNT}), at (?P<peak>{SIZE})"
         rf"(?:, as (?:(?P<twin>.+) does|(?P<twins>{_WORDS}|{COUNT}) others do))?(?:, (?P<size>{SIZE}) less than A)?\.",
     ),
 )
@@ -48,18 +48,30 @@ REASONS = (
         rf"|, the rest (?:gives (?P<back>{SIZE}) back|(?P<rest>{SIZE})(?P<against> more)?))\.",
     ),
 )
+_ONLY_ENDS = " only the end is known."
 _FOLDED = {"temporary tensors": "temporary", "allocations without a stack": NO_SITE.label}
 
 
 def check_compare(sides: Sequence[Pair], said: Headline, names: Sequence[str]) -> None:
     """`names` as the headline may call them, devices included."""
     holds(said.answer, ANSWERS, lambda claims: _answer(sides, claims, names))
-    holds(said.reason, REASONS, lambda claims: _reason(sides, claims, names))
+    told, only_ends, still = (
+        said.reason.rpartition("Of ") if said.reason.endswith(_ONLY_ENDS) else (said.reason, "", "")
+    )
+    _check_ends(sides, names, still.removesuffix(_ONLY_ENDS) if only_ends else "")
+    holds(told.rstrip(), REASONS, lambda claims: _reason(sides, claims, names))
     check_english(str(said).replace("…", ""))
+
+
+def _check_ends(sides: Sequence[Pair], names: Sequence[str], told: str) -> None:
+    still = [name for name, (_, device) in zip(names, sides, strict=True) if not len(device.events)]
+    expected = f"{still[0]} and {len(still) - 1} more" if len(still) > 2 else " and ".join(still)
+    assert told.startswith(still[0]) if len(still) > 2 else told == expected, f"only the end of {still} is known"
 
 
 def _answer(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:
     peaks = [timeline(device).peak_bytes for _, device in sides]
+    assert (claims["verb"] == "stand") == any(not len(device.events) for _, device in sides), "an end is no peak"
     if claims.form in ("both", "all"):
         assert len(set(peaks)) == 1, "the peaks differ"
         assert (claims.form == "both") == (len(peaks) == 2)

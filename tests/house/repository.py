@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import shutil
 import subprocess
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -28,3 +30,35 @@ def python_files() -> tuple[str, ...]:
 
 def text_of(name: str) -> str:
     return (ROOT / name).read_text(encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Function:
+    name: str
+    lines: int
+    positional: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What the rules ask of a file. The tree itself is not kept: it would weigh on every later test's collector."""
+
+    imports: tuple[ast.Import | ast.ImportFrom, ...]
+    functions: tuple[Function, ...]
+
+
+@cache
+def outline_of(name: str) -> Outline:
+    return outline(text_of(name))
+
+
+def outline(source: str) -> Outline:
+    nodes = list(ast.walk(ast.parse(source)))
+    imports = tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+    functions = (node for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+    return Outline(imports, tuple(map(_function, functions)))
+
+
+def _function(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
+    positional = tuple(each.arg for each in (*node.args.posonlyargs, *node.args.args))
+    return Function(node.name, (node.end_lineno or node.lineno) - node.lineno + 1, positional)

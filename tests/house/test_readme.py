@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 
 from tests.house.repository import ROOT, files, text_of
+from tests.second_process import memviz
 
 NEEDED = {
     "title",
@@ -148,9 +149,7 @@ def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, fol
 
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith((SERVING, NEEDS_GPU))])
 def test_command_in_the_readme_does_what_it_says(line, folder):
-    command = [sys.executable, *shlex.split(line)[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    done = memviz(*shlex.split(line)[3:], folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     shown = shown_output(line)
     if shown is not None:

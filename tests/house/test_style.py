@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from collections.abc import Iterator
 
 import pytest
 
-from tests.house.repository import ROOT, python_files, text_of
+from tests.house.repository import ROOT, Function, outline_of, python_files, text_of
 
 LONGEST_FUNCTION = 60
 LONGEST_FILE = 400
@@ -24,8 +23,6 @@ CHECKS = {
     "mypy": ["mypy"],
 }
 
-Function = ast.FunctionDef | ast.AsyncFunctionDef
-
 
 @pytest.mark.parametrize("command", CHECKS.values(), ids=CHECKS.keys())
 def test_tool_is_content(command):
@@ -35,17 +32,12 @@ def test_tool_is_content(command):
 
 def functions() -> Iterator[tuple[str, Function]]:
     for name in python_files():
-        for node in ast.walk(ast.parse(text_of(name))):
-            if isinstance(node, Function):
-                yield f"{name}:{node.name}", node
-
-
-def lines_of(node: Function) -> int:
-    return (node.end_lineno or node.lineno) - node.lineno + 1
+        for function in outline_of(name).functions:
+            yield f"{name}:{function.name}", function
 
 
 def too_long() -> dict[str, int]:
-    long = {place: lines_of(node) for place, node in functions() if lines_of(node) > LONGEST_FUNCTION}
+    long = {place: function.lines for place, function in functions() if function.lines > LONGEST_FUNCTION}
     for name in python_files():
         count = text_of(name).count("\n")
         if count > LONGEST_FILE:
@@ -63,8 +55,8 @@ def test_every_exception_is_still_needed():
 
 def test_no_function_takes_more_than_five_positional_arguments():
     crowded = []
-    for place, node in functions():
-        names = [each.arg for each in (*node.args.posonlyargs, *node.args.args) if each.arg not in ("self", "cls")]
+    for place, function in functions():
+        names = [name for name in function.positional if name not in ("self", "cls")]
         if len(names) > MOST_POSITIONAL and not place.startswith("tests/"):
             crowded.append(place)
     assert crowded == []

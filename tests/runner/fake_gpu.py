@@ -20,8 +20,23 @@ class OutOfMemoryError(RuntimeError):
     """As torch's, which cannot be had without torch."""
 
 
+class Moment:
+    """As torch.cuda.Event, by the processor's clock."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.at = 0.0
+
+    def record(self) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, later: Moment) -> float:
+        return 1000 * (later.at - self.at)
+
+
 class FakeGpu:
     """It is `torch.cuda` and `torch.cuda.memory` at once, as most functions are in both."""
+
+    Event = Moment
 
     def __init__(self, *, limit: int | None = None, release: str = "2.13", is_used: bool = True) -> None:
         self.allocator = Allocator()
@@ -31,11 +46,15 @@ class FakeGpu:
         self.max_entries = 0
         self.history: list[dict[str, Any]] = []
         self.allocs = self.frees = 0
+        self.counts_of: dict[int, tuple[int, int]] = {}
+        """Allocs and frees of other GPUs, which a test says itself."""
         self.adopted: dict[int, int] = {}
         self.observers: list[Callable[[int, int, int, int], None]] = []
         self.peaks = {"allocated": 0, "reserved": 0, "requested": 0}
         self.late_calls: list[Callable[[], None]] = []
         self.is_used = is_used
+        self.refuses = ""
+        """What the driver says to whoever starts it."""
         self.before_snapshot: Callable[[], None] | None = None
         self._record_memory_history = _RELEASES[release](self)
 
@@ -45,7 +64,9 @@ class FakeGpu:
 
     @property
     def accelerator(self) -> Accelerator:
-        return Accelerator("cpu", self, self.observers.append, (("torch", "2.13.0"),))
+        return Accelerator(
+            "cpu", self, self.observers.append, (("torch", "2.13.0"),), history_is_on=lambda: self.is_recording
+        )
 
     def _lazy_call(self, call: Callable[[], None]) -> None:
         self.late_calls.append(call)
@@ -53,9 +74,14 @@ class FakeGpu:
             self.init()
 
     def init(self) -> None:
+        if self.refuses:
+            raise RuntimeError(self.refuses)
         self.is_used = True
         while self.late_calls:
             self.late_calls.pop(0)()
+
+    def device_count(self) -> int:
+        return 2
 
     def current_device(self) -> int:
         return 0
@@ -76,7 +102,10 @@ class FakeGpu:
     def reset_peak_memory_stats(self, _index: int) -> None:
         self.peaks = dict(self._now())
 
-    def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
+    def memory_stats_as_nested_dict(self, index: int | None = None) -> dict[str, Any]:
+        if index:
+            allocs, frees = self.counts_of.get(index, (0, 0))
+            return {"allocation": {"all": {"allocated": allocs, "freed": frees}}}
         figures = {
             f"{name}_bytes": {"all": {"current": now, "peak": self.peaks[name]}} for name, now in self._now().items()
         }
@@ -98,14 +127,17 @@ class FakeGpu:
 
     def malloc(self, size: int) -> int:
         if self.limit is not None and self._now()["allocated"] + size > self.limit:
-            self._write({"action": "oom", "device_free": 0, "size": size, "stream": 0})
-            for observer in self.observers:
-                observer(0, size, self.limit, 0)
-            raise OutOfMemoryError(f"Tried to allocate {size} bytes")
+            self._run_out(size)
         address = self.allocator.malloc(size)
         self.allocs += 1
         self._note()
         return address
+
+    def _run_out(self, size: int) -> None:
+        self._write({"action": "oom", "device_free": 0, "size": size, "stream": 0})
+        for observer in self.observers:
+            observer(0, size, self.limit or 0, 0)
+        raise OutOfMemoryError(f"CUDA out of memory. Tried to allocate {size} bytes")
 
     def free(self, address: int) -> None:
         self.allocator.free(address)

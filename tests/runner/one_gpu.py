@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from memviz.commands import FAILED, parser
@@ -10,6 +11,7 @@ from memviz.errors import MemvizError
 from tests.runner.fake_gpu import FakeGpu
 
 GPU = FakeGpu(limit=50 << 20, is_used=False)
+GPU.refuses = os.environ.get("FAKE_GPU_REFUSES", "")
 
 
 def main() -> None:

@@ -12,9 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.process import Happened, RunError, Worker, _lines_of, environment_of
+from memviz.runner.process import LEFT_OUT, Happened, RunError, Worker, _environment, _lines_of, environment_of
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
+from tests.runner.fake_worker import GROWS
+from tests.runner.processes import is_there, wait_until
 
 SMALL = Request("feed_forward", {"sequence": "64", "dim": "64", "layers": "2"}, numerics=False)
 OWN = """
@@ -128,11 +130,75 @@ def test_who_stops_listening_ends_the_process(monkeypatch: pytest.MonkeyPatch, t
     assert not alive.exists()
 
 
-def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path, own: Path) -> None:
-    with Worker(tmp_path, timeout=12) as worker:
-        (only,) = last_of(worker, Request(f"{own}:endless"))
+class FakeWorker(Worker):
+    """Without PyTorch it starts in no time; its requests say what becomes of it."""
+
+    module = "tests.runner.fake_worker"
+
+
+def test_a_run_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
+    with FakeWorker(tmp_path, timeout=1) as worker:
+        (only,) = last_of(worker, Request("endless"))
         assert only.what == "timeout"
         assert not worker.is_alive
+    assert "1 seconds" in only.text and "MEMVIZ_MAX_RUN_SECONDS" in only.text
+
+
+@pytest.mark.parametrize("act", ["grows", "child-grows"])
+def test_a_run_that_takes_too_much_memory_is_ended_with_all_it_started(tmp_path: Path, act: str) -> None:
+    with FakeWorker(tmp_path, memory=300 << 20) as worker:
+        first, second = last_of(worker, Request(f"{act}:{tmp_path / 'child'}"), Request("done"))
+        assert not worker.is_alive
+        assert worker.resident_bytes == 0
+    assert (first.what, second.what) == ("host memory", "not begun")
+    assert "300 MiB" in first.text and "MEMVIZ_MAX_RUN_BYTES" in first.text
+    if act == "child-grows":
+        child = int((tmp_path / "child").read_text())
+        wait_until(lambda: not is_there(child))
+
+
+def test_a_process_that_dies_leaves_no_child_behind(tmp_path: Path) -> None:
+    with FakeWorker(tmp_path) as worker:
+        (only,) = last_of(worker, Request(f"leaves-a-child:{tmp_path / 'child'}"))
+    assert only.what == "killed"
+    child = int((tmp_path / "child").read_text())
+    wait_until(lambda: not is_there(child))
+
+
+def test_what_was_done_before_the_end_still_counts(tmp_path: Path) -> None:
+    """The answer lies in the pipe already when the system kills the process, or somebody cancels."""
+    with FakeWorker(tmp_path) as worker:
+        told = last_of(worker, Request("done-then-dies"), Request("done"))
+    assert [(each.kind, each.what) for each in told] == [("done", ""), ("failed", "killed")]
+    with FakeWorker(tmp_path) as worker:
+        happened = worker.run([Request("done"), Request("endless")])
+        next(happened)
+        wait_until(lambda: worker._lines.qsize() >= 2)
+        worker.cancel()
+        rest = [(each.kind, each.what) for each in happened if each.kind != "phase"]
+    assert rest == [("done", ""), ("failed", "cancelled")]
+
+
+def test_a_model_too_large_for_this_machine_is_refused_before_it_is_built(tmp_path: Path) -> None:
+    deep = Request("feed_forward", {"layers": "10000000"}, numerics=False)
+    with Worker(tmp_path, memory=2 << 30) as worker:
+        heard = list(worker.run([deep]))
+        held = worker.resident_bytes
+    assert [each.phase for each in heard if each.phase] == ["starting"]
+    assert (heard[-1].what, "10,000,000 layers" in heard[-1].text) == ("refused", True)
+    assert held < 1 << 30
+
+
+def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "grows.py").write_text(GROWS)
+    (tmp_path / "stays.py").write_text("import time\nprint(1, flush=True)\ntime.sleep(3600)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("MEMVIZ_MAX_RUN_BYTES", "300MiB")
+    with pytest.raises(RunError, match="300 MiB .*MEMVIZ_MAX_RUN_BYTES"):
+        list(_lines_of("grows"))
+    monkeypatch.setenv("MEMVIZ_MAX_RUN_SECONDS", "1")
+    with pytest.raises(RunError, match="longer than 1 seconds"):
+        list(_lines_of("stays"))
 
 
 def test_cancelling_ends_it_at_once(tmp_path: Path, own: Path) -> None:
@@ -171,8 +237,18 @@ def test_allocator_settings_reach_the_environment_and_a_prediction(tmp_path: Pat
     from optimizations.allocator_settings import AllocatorSettings
 
     asked = replace(SMALL, optimizations=(("allocator_settings", {}),))
-    assert environment_of(asked) == dict(AllocatorSettings().environment)
+    assert environment_of(asked).items() >= AllocatorSettings().environment.items()
     with Worker(tmp_path) as worker:
         (only,) = last_of(worker, asked)
     assert only.kind == "done" and only.file is not None
     assert load_run(only.file)[0].settings["expandable_segments"] is True
+
+
+@pytest.mark.parametrize("name", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF"])
+def test_a_baseline_does_not_inherit_the_allocator_settings_of_the_shell(name, monkeypatch):
+    monkeypatch.setenv(name, "max_split_size_mb:64")
+    given = _environment(environment_of(SMALL))
+    assert "max_split_size_mb:64" not in [text for each, text in given.items() if each != LEFT_OUT]
+    assert given[LEFT_OUT] == f"{name}=max_split_size_mb:64"
+    chosen = replace(SMALL, optimizations=(("allocator_settings", {"conf": "max_split_size_mb:20"}),))
+    assert _environment(environment_of(chosen))[name] == "max_split_size_mb:20"

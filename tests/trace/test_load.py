@@ -159,7 +159,7 @@ def test_one_list_named_a_thousand_times_is_counted_before_it_is_read(tmp_path: 
     blocks = [block(i, 1) for i in range(1000)]
     one = {"device": 0, "address": 0, "total_size": 1000, "stream": 0, "blocks": blocks}
     path = written(tmp_path, pickle.dumps({"segments": [one] * 4000}))
-    assert "more than 100,000 blocks" in refusal(path, limits=Limits(items=100_000))
+    assert "more than 100,000 objects" in refusal(path, limits=Limits(items=100_000))
 
 
 def test_limits_come_from_the_environment() -> None:
@@ -179,7 +179,7 @@ WHOLE = {
     "json": json.dumps(ROOT).encode(),
     "gzip": gzip.compress(pickle.dumps(ROOT), mtime=0),
 }
-TIGHT = Limits(memory_bytes=256 << 20, unpacked_bytes=16 << 20, seconds=10)
+TIGHT = Limits(memory_bytes=256 << 20, unpacked_bytes=16 << 20)
 
 
 def trace_or_refusal(path: Path) -> Trace | None:

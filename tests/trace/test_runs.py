@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import pickle
 import random
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,6 @@ from hypothesis import strategies as st
 from memviz.errors import TraceError
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits
 from memviz.trace.load import load_trace
 from memviz.trace.model import About, Events, Trace
 from memviz.trace.unpickle import RefersToEvent, unpickle
@@ -28,7 +29,7 @@ ABOUT = About("measured")
 
 def read(raw: bytes, *, runs: bool) -> tuple[Any, Interner]:
     interner = Interner()
-    return unpickle(io.BytesIO(raw), interner, Limits(), runs=runs), interner
+    return unpickle(io.BytesIO(raw), interner, runs=runs), interner
 
 
 def both(raw: bytes) -> tuple[Trace, Trace]:
@@ -41,25 +42,31 @@ def _args(raw: bytes, runs: bool) -> tuple[Any, About, Interner]:
 
 
 def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
-    return [[_event(trace, each.events, i) for i in range(len(each.events))] for each in trace.devices]
+    """Every field of every event in words, so that two traces with other numbers for the same texts are equal."""
+    stack_of = cache(partial(_stack, trace))
+    return [_events(trace, each.events, stack_of) for each in trace.devices]
 
 
-def _event(trace: Trace, events: Events, i: int) -> tuple[Any, ...]:
+def _events(trace: Trace, events: Events, stack_of: Callable[[int], Any]) -> list[tuple[Any, ...]]:
+    columns = (
+        map(trace.action_name, events.action.tolist()),
+        events.address.tolist(),
+        events.size.tolist(),
+        map(trace.streams.__getitem__, events.stream.tolist()),
+        events.time_us.tolist(),
+        map(stack_of, events.stack.tolist()),
+        map(trace.strings.__getitem__, events.context.tolist()),
+        map(trace.strings.__getitem__, events.metadata.tolist()),
+        map(trace.pools.__getitem__, events.pool.tolist()),
+    )
+    return list(zip(*columns, strict=True))
+
+
+def _stack(trace: Trace, number: int) -> tuple[tuple[str, str, int], ...]:
     frames = trace.stacks.frames
-    stack = [
+    return tuple(
         (trace.strings[frames.name[f]], trace.strings[frames.filename[f]], int(frames.line[f]))
-        for f in trace.stacks.of(events.stack[i])
-    ]
-    return (
-        trace.action_name(events.action[i]),
-        int(events.address[i]),
-        int(events.size[i]),
-        trace.streams[events.stream[i]],
-        int(events.time_us[i]),
-        stack,
-        trace.strings[events.context[i]],
-        trace.strings[events.metadata[i]],
-        trace.pools[events.pool[i]],
+        for f in trace.stacks.of(number)
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,18 +12,20 @@ from typing import Any
 import pytest
 
 from memviz.errors import MemvizError, UsageError
+from memviz.runner.process import Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.runner.standing import Standing
 from memviz.ui import run_tables
 from memviz.ui.run_answer import RunAnswers
-from memviz.ui.run_asked import run_asked
+from memviz.ui.run_asked import RunFailed, run_asked
 from memviz.ui.run_form import Asked
-from memviz.ui.run_limits import AT_HOME
+from memviz.ui.run_limits import AT_HOME, run_limits
 from memviz.ui.run_tables import Tables
 from memviz.ui.session import Session
 from memviz.ui.store import TraceStore
 from memviz.ui.views.run_results import results_html
+from tests.runner.processes import wait_until
 from tests.ui.page import words
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
@@ -102,7 +105,8 @@ def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: py
 
 
 def ask(answers: RunAnswers, workload: str = "feed_forward", settings: Any = None, optimizations: Any = None) -> Any:
-    return run_asked(answers, workload, settings or {}, optimizations or [], card="A100 40GB", owner="program")
+    asked = run_asked(answers, workload, settings or {}, optimizations or [], card="A100 40GB", owner="program")
+    return asyncio.run(asked)
 
 
 def test_programs_get_the_json_of_the_command_line(answers: RunAnswers) -> None:
@@ -159,3 +163,73 @@ def test_a_table_that_was_left_half_way_begins_anew(monkeypatch: pytest.MonkeyPa
     assert next(rows) == ([{"case": "0"}], False)
     rows.close()  # type: ignore[attr-defined]
     assert list(tables.rows("flat"))[-1] == ([{"case": "0"}, {"case": "1"}], True)
+
+
+class FakeAnswers(RunAnswers):
+    """With what there is to run known, so that no PyTorch is started."""
+
+    def listing(self) -> dict[str, Any]:
+        return {"workloads": [{"name": name} for name in ("done", "endless", "refused")]}
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAnswers]:
+    monkeypatch.setattr(Worker, "module", "tests.runner.fake_worker")
+    made = FakeAnswers(TraceStore(), tmp_path, replace(AT_HOME, patience_seconds=3600))
+    yield made
+    made.close()
+
+
+def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
+    async def both() -> Any:
+        there = [True]
+        gone = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0]))
+        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+            await asyncio.sleep(0.02)
+        waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
+        await asyncio.sleep(0.2)
+        there[0] = False
+        with pytest.raises(RunFailed):
+            await gone
+        return await waits
+
+    assert asyncio.run(both())["workload"] == "done"
+
+
+def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
+    async def cut() -> None:
+        asked = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann"))
+        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+            await asyncio.sleep(0.02)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(cut())
+    (order,) = fake.desk._orders.values()
+    wait_until(lambda: order.standing.is_over)
+    assert order.standing.variants[0].what == "cancelled"
+
+
+def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnswers) -> None:
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(run_asked(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
+
+    assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
+
+
+def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
+    there = [True]
+    begun = fake.begin(Asked((Request("endless"),), ("a",)), "ann")
+    followed = fake.follow(begun.id, lambda: there[0])
+    assert next(followed).id == begun.id
+    there[0] = False
+    assert list(followed) == []
+
+
+def test_limits_are_those_of_the_place_and_of_the_settings() -> None:
+    assert run_limits({}).seconds == 900
+    space = {"SPACE_ID": "ann/memviz"}
+    assert (run_limits(space).seconds, run_limits(space).variants) == (240, 12)
+    told = run_limits({**space, "MEMVIZ_MAX_RUN_SECONDS": "30", "MEMVIZ_MAX_RUN_BYTES": "2GiB"})
+    assert (told.seconds, told.memory_bytes) == (30, 2 << 30)

@@ -35,6 +35,7 @@ class Flux(FromConfiguration):
         "Makes pictures: 19 blocks that treat text and picture apart, then 38 that treat them as one."
     )
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")
 
     batch: int = knob(1, "pictures at once", least=1)
     height: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)

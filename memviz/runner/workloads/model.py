@@ -71,7 +71,10 @@ def seed_knob() -> Any:
 class FromConfiguration:
     """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
 
+    name: ClassVar[str]
     title: ClassVar[str]
+    depths: ClassVar[tuple[str, ...]] = ("layers",)
+    """The knobs that say how many blocks of one kind there are."""
     dtype: str
     mode: str
     micro_batches: int

@@ -25,6 +25,7 @@ from memviz.runner.workloads.model import DTYPES, micro_batches_knob, mode_knob,
 from memviz.runner.workloads.own_source import function_in, read_argument
 
 _AS_BUILT = "as built"
+_EXECUTED = "_executed_by_memviz"
 
 
 class Made(NamedTuple):
@@ -80,6 +81,13 @@ class OwnModel:
     def loss(self, output: Any) -> Tensor:
         return self._made["last"].loss(output)
 
+    def forget(self) -> None:
+        """Lets go of the model that was built last, and of the file's own variables, which may hold it too."""
+        self._made.clear()
+        module = sys.modules.get(Path(self.file).stem)
+        if module is not None and getattr(module, _EXECUTED, False):
+            del sys.modules[module.__name__]
+
     def small(self) -> Self:
         if "small" not in function_in(self.file, self.function).parameters:
             raise UsageError(
@@ -123,6 +131,7 @@ def _module_of(file: str) -> types.ModuleType:
         sys.path.insert(0, str(path.parent))
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
+    setattr(module, _EXECUTED, True)
     sys.modules[path.stem] = sys.modules.get(path.stem, module)
     exec(compile(path.read_bytes(), str(path), "exec"), module.__dict__)
     return module

@@ -18,19 +18,23 @@ from __future__ import annotations
 import base64
 import binascii
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from memviz.errors import TraceError
+from memviz.trace.collect import name_of
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phase, Trace
+from memviz.trace.texts import bounded, sound
 
 KEY = "memviz"
 _VERSION = 1
 COUNTED_TIMES = "times"
 """Fact of a prediction, and of its replays: no clock ran."""
+_MOST_FACTS, _MOST_FACT = 200, 1 << 16
 _ORIGINS = ("measured", "predicted", "replayed")
 
 
@@ -129,9 +133,10 @@ def _about(about: About, value: Any) -> About:
         return about
     facts = value.get("facts")
     pairs = facts.items() if type(facts) is dict else ()
-    kept = {key: text for key, text in pairs if type(key) is str and type(text) is str}
+    texts = ((key, text) for key, text in pairs if type(key) is str and type(text) is str)
+    kept = {name_of(key): bounded(sound(text), _MOST_FACT) for key, text in islice(texts, _MOST_FACTS)}
     on = value.get("on")
-    return replace(about, origin=value["origin"], on=on[:200] if type(on) is str else "", facts=kept)
+    return replace(about, origin=value["origin"], on=sound(on[:200]) if type(on) is str else "", facts=kept)
 
 
 def _list(mapping: dict[Any, Any], key: str) -> list[Any]:

@@ -10,15 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from itertools import islice
 from math import isfinite
 from typing import Any
 
 import numpy as np
 
 from memviz.errors import TraceError
+from memviz.trace.budget import Budget
 from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
 from memviz.trace.formats import own_labels
-from memviz.trace.intern import Interner
+from memviz.trace.formats.counting import charge_events, charge_rows
+from memviz.trace.intern import MOST_FRAMES, Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import (
     NO_STACK,
@@ -27,7 +30,6 @@ from memviz.trace.model import (
     Blocks,
     Category,
     DeviceTrace,
-    Events,
     Labels,
     Note,
     Segments,
@@ -35,6 +37,7 @@ from memviz.trace.model import (
     State,
     Trace,
 )
+from memviz.trace.texts import MOST_TEXT, bounded, sound
 
 _TOP_KEYS = {
     "segments",
@@ -51,19 +54,26 @@ _RECORD = (
 )
 _STATES = {each.name.lower(): each for each in State}
 _MOST_DEVICES = 4096
+_CHECKED_EVERY = 1024
+_MOST_SETTINGS = 200
 _UNSIGNED = 2**64 - 1
 """The C++ writer stores addresses of 2**63 and above as negative numbers."""
 
 
 def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | None = None) -> Trace:
-    """`interner` already holds the stacks and texts of events that were decoded while the file was read."""
+    """`interner` already holds the stacks and texts of events that were decoded while the file was read.
+
+    `limits`: of a snapshot that is no file; those of a file are the interner's.
+    """
+    if limits is not None:
+        interner.budget = Budget(limits)
     snapshot = _as_dict(root)
-    _check_counts(snapshot, limits or Limits())
+    _charge(snapshot, interner.budget)
     segments = _by_device(_list(snapshot, "segments"))
-    traces = _traces(snapshot.get("device_traces", []), "device_traces")
+    traces = _traces(snapshot.get("device_traces"), "device_traces")
     annotations = _by_device(_list(snapshot, "external_annotations"))
     host_segments = _list(snapshot, "host_segments")
-    host_traces = _traces(snapshot.get("host_traces", []), "host_traces")
+    host_traces = _traces(snapshot.get("host_traces"), "host_traces")
 
     reader = _DeviceReader(interner)
     devices = []
@@ -141,6 +151,8 @@ class _DeviceReader:
         rows: list[tuple[int, int, int, int, int, int]] = []
         categories: list[Category] = []
         for number, segment in enumerate(segments):
+            if number % _CHECKED_EVERY == 0:
+                self.interner.budget.check()
             address = start = _whole(segment, "address")
             for block in _list(segment, "blocks"):
                 row = self._block(block, number, address)
@@ -161,7 +173,8 @@ class _DeviceReader:
         state = self._state(block.get("state"))
         history = block.get("history") or [{}]
         newest = history[0] if type(history) is list and type(history[0]) is dict else {}
-        requested = block.get("requested_size", newest.get("real_size", size))
+        # What stands there for an inactive block is stale, and may be anything.
+        requested = block.get("requested_size", newest.get("real_size", size)) if state else 0
         if type(requested) is not int or size < 0 or requested < 0:
             raise TraceError("A block's size is not a number of bytes.")
         frames = block.get("frames", newest.get("frames"))
@@ -169,7 +182,7 @@ class _DeviceReader:
             segment,
             _whole(block, "address", expected_address),
             size,
-            requested if state else 0,
+            requested,
             state,
             self.interner.stack(frames) if state else NO_STACK,
         )
@@ -198,6 +211,11 @@ class _DeviceReader:
             ("unknown_states", self.unknown_states, "Blocks in an unknown state are taken as free"),
         ]
         notes = [Note(code, f"{text}: {_listed(names)}.") for code, names, text in said if names]
+        if self.interner.has_cut_texts:
+            notes.append(Note("cut_texts", f"Texts longer than {MOST_TEXT:,} characters are cut in their middle."))
+        if self.interner.has_cut_stacks:
+            text = f"Stacks deeper than {MOST_FRAMES:,} frames are cut in their middle; a frame there says how many."
+            notes.append(Note("cut_stacks", text))
         if self.untiled_bytes:
             text = f"The blocks of its segments miss {self.untiled_bytes} bytes of the segments' own sizes."
             notes.append(Note("untiled_segments", text, level="warning"))
@@ -227,20 +245,15 @@ def _as_dict(root: Any) -> Mapping[str, Any]:
     raise TraceError(f"It holds {kind}, not a memory snapshot.", remedy=_RECORD)
 
 
-def _check_counts(snapshot: Mapping[str, Any], limits: Limits) -> None:
-    """A few bytes can name one long list a thousand times over, so counts are taken before anything is read."""
-    traces = [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key, []), key)]
-    counts = {id(each): _event_count(each) for each in traces if len(each) <= limits.events}
-    if sum(counts.get(id(each), len(each)) for each in traces) > limits.events:
-        raise TraceError(f"It holds more than {limits.events:,} events.", remedy="Raise MEMVIZ_MAX_EVENTS.")
-    segments = [each for key in ("segments", "host_segments") for each in _list(snapshot, key)]
-    blocks = sum(len(_list(each, "blocks")) for each in segments if type(each) is dict)
-    if blocks > limits.items:
-        raise TraceError(f"It holds more than {limits.items:,} blocks.", remedy="Raise MEMVIZ_MAX_ITEMS.")
-
-
-def _event_count(items: list[Any]) -> int:
-    return sum(len(each) if type(each) is Events else 1 for each in items)
+def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
+    charge_events(
+        [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key), key)], budget
+    )
+    segments = [_list(snapshot, key) for key in ("segments", "host_segments")]
+    charge_rows(segments, "segment", budget)
+    charge_rows((_list(row, "blocks") for rows in segments for row in rows if type(row) is dict), "block", budget)
+    charge_rows([_list(snapshot, "external_annotations")], "annotation", budget)
+    budget.check()
 
 
 def _list(mapping: Mapping[str, Any], key: str) -> list[Any]:
@@ -285,12 +298,20 @@ def _whole(mapping: Any, key: str, default: int | None = None) -> int:
 def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
     """Plain values, and tables of them, one deep, as torch writes them. Anything else is no setting."""
     kept: dict[str, Any] = {}
-    for key, each in value.items() if type(value) is dict else ():
-        if type(key) is str and type(each) is dict and tables:
-            kept[key] = _settings(each, tables=False)
-        elif type(key) is str and (type(each) in (str, int, bool) or (type(each) is float and isfinite(each))):
-            kept[key] = each
+    for key, each in islice(value.items(), _MOST_SETTINGS) if type(value) is dict else ():
+        if type(key) is not str:
+            continue
+        if type(each) is dict and tables:
+            kept[name_of(key)] = _settings(each, tables=False)
+        elif type(each) is str:
+            kept[name_of(key)] = bounded(sound(each))
+        elif type(each) is bool or (type(each) is int and abs(each) < 2**64) or _is_finite(each):
+            kept[name_of(key)] = each
     return kept
+
+
+def _is_finite(value: Any) -> bool:
+    return type(value) is float and isfinite(value)
 
 
 def _stage(name: Any) -> Stage:

@@ -15,7 +15,6 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits
 from memviz.trace.unpickle.machine import Machine, RefersToEvent
 from memviz.trace.unpickle.operations import OPERATIONS, STOP
 from memviz.trace.unpickle.refusals import refused_operation
@@ -28,7 +27,6 @@ __all__ = ["RefersToEvent", "Watch", "unpickle"]
 def unpickle(
     file: Readable,
     interner: Interner,
-    limits: Limits,
     progress: Progress | None = None,
     *,
     runs: bool = True,
@@ -39,7 +37,7 @@ def unpickle(
     `runs=False` reads every event by itself: slower, and the only way for a file that refers back to a
     whole event. `watch` sees each row as soon as it is decoded.
     """
-    machine = Machine(file, limits, progress)
+    machine = Machine(file, interner.budget, progress)
     if runs:
         machine.runs = EventRuns(interner, machine, watch)
     while True:
@@ -48,6 +46,8 @@ def unpickle(
         code = machine.buffer[machine.at]
         machine.at += 1
         if code == STOP:
+            machine.check_limits()
+            interner.budget.charge(machine.cost)
             return _result(machine)
         operation = OPERATIONS[code]
         if operation is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 from memviz.errors import TraceError
-from memviz.trace.limits import Limits
-from memviz.trace.unpickle.refusals import NOT_OURS, damaged, too_large
+from memviz.trace.budget import Budget
+from memviz.trace.unpickle.refusals import NOT_OURS, damaged
 from memviz.trace.unpickle.runs import EventRuns
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
 from memviz.trace.unpickle.template import REFERENCE_ROW, REFERENCES
@@ -26,11 +25,11 @@ class RefersToEvent(Exception):
 
 
 class Machine:
-    def __init__(self, file: Readable, limits: Limits, progress: Progress | None) -> None:
-        self.limits = limits
+    def __init__(self, file: Readable, budget: Budget, progress: Progress | None) -> None:
+        self.budget = budget
+        self.limits = budget.limits
         self.progress = progress
         self.stream = PickleStream(file)
-        self.deadline = time.monotonic() + limits.seconds
         self.buffer = b""
         self.at = 0
         self.low_water = 0
@@ -44,6 +43,7 @@ class Machine:
         self.depths: dict[int, int] = {}
         self.newest_dict: dict[str, Any] | None = None
         self.newest_dict_at = -1
+        self.reframed = 0
         self.runs: EventRuns | None = None
         """None where every event is read by itself."""
 
@@ -52,7 +52,7 @@ class Machine:
     def refill(self) -> None:
         if self.ended:
             raise TraceError(TRUNCATED, remedy=AGAIN)
-        self._check_limits()
+        self.check_limits()
         rest = self.buffer[self.at : len(self.buffer) - MARGIN] if self.buffer else b""
         more = self.stream.read()
         self.ended = not more
@@ -76,7 +76,7 @@ class Machine:
 
     def _widen(self, count: int) -> None:
         if count > self.limits.memory_bytes:
-            raise too_large("memory_bytes", self.limits.memory_bytes)
+            raise self.budget.too_large("memory_bytes")
         pieces: list[Piece] = [self.buffer[self.at : len(self.buffer) - MARGIN]]
         have = len(pieces[0])
         while have < count:
@@ -97,25 +97,24 @@ class Machine:
 
     # -- bounds --------------------------------------------------------------------------------------
 
-    def _check_limits(self) -> None:
-        limits = self.limits
+    def check_limits(self) -> None:
         if self.progress is not None:
             self.progress(self.stream.consumed, 0)
         spent = self.cost + _ITEM * len(self.stack) + _MEMO * (len(self.memo) + len(self.depths))
-        if spent > limits.memory_bytes:
-            raise too_large("memory_bytes", limits.memory_bytes)
-        if self.items > limits.items:
-            raise too_large("items", limits.items)
-        if self.runs is not None and self.runs.count > limits.events:
-            raise too_large("events", limits.events)
-        if time.monotonic() > self.deadline:
-            raise too_large("seconds", limits.seconds)
+        spent += self.runs.remembered if self.runs is not None else 0
+        if spent + self.budget.spent > self.limits.memory_bytes:
+            raise self.budget.too_large("memory_bytes")
+        if self.items > self.limits.items:
+            raise self.budget.too_large("items")
+        if self.runs is not None and self.runs.count > self.limits.events:
+            raise self.budget.too_large("events")
+        self.budget.check()
 
     def deepen(self, parent: Any, children: list[Any] | tuple[Any, ...]) -> None:
         depth = 1 + max((self.depths.get(id(each), 1) for each in children if type(each) in _CONTAINERS), default=0)
         if depth > 1:
             if depth > self.limits.depth:
-                raise too_large("depth", self.limits.depth)
+                raise self.budget.too_large("depth")
             self.depths[id(parent)] = max(depth, self.depths.get(id(parent), 0))
 
     # -- stack and memo ------------------------------------------------------------------------------

@@ -8,11 +8,14 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.unpickle.machine import MARGIN, Machine
-from memviz.trace.unpickle.refusals import NOT_OURS, damaged, names_a_class, too_large
+from memviz.trace.unpickle.refusals import NOT_OURS, damaged, names_a_class
 
 _INTEGER_BYTES = 64
 _DICT, _LIST, _TEXT = 64, 56, 50
 """Bytes that an empty one of each costs in CPython."""
+
+_MOST_FRAMES, _BETWEEN_FRAMES = 64, 1 << 15
+"""Only objects above 64 KiB stand between frames, and going back to the stream takes time."""
 
 Operation = Callable[[Machine], None]
 OPERATIONS: list[Operation | None] = [None] * 256
@@ -47,6 +50,9 @@ def _protocol(machine: Machine) -> None:
 @_operation(0x95)
 def _frame(machine: Machine) -> None:
     """Everything from the header on goes back to the stream, which takes headers out."""
+    machine.reframed += 1
+    if machine.reframed > _MOST_FRAMES + machine.before // _BETWEEN_FRAMES:
+        raise damaged()
     end = len(machine.buffer) - MARGIN
     machine.stream.reframe(machine.buffer[machine.at - 1 : end])
     machine.before += machine.at - 1
@@ -58,7 +64,7 @@ def _mark(machine: Machine) -> None:
     if machine.take_references():
         return
     if len(machine.marks) > 2 * machine.limits.depth:
-        raise too_large("depth", machine.limits.depth)
+        raise machine.budget.too_large("depth")
     machine.marks.append(machine.stack)
     machine.stack = []
 

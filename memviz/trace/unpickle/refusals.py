@@ -36,18 +36,6 @@ def damaged() -> TraceError:
     return TraceError("Its pickle is damaged: an operation has nothing to work on.", remedy=AGAIN)
 
 
-def too_large(what: str, most: float) -> TraceError:
-    words = {
-        "memory_bytes": f"It needs more than {int(most):,} bytes of memory",
-        "items": f"It holds more than {int(most):,} objects",
-        "events": f"It holds more than {int(most):,} events",
-        "depth": f"It nests deeper than {int(most)} levels",
-        "seconds": f"Reading it takes longer than {most:g} seconds",
-    }[what]
-    remedy = f"If you trust the file, raise MEMVIZ_MAX_{what.upper()}."
-    return TraceError(f"{words}, which is the limit here.", remedy=remedy)
-
-
 def refused_operation(code: int, at: int) -> TraceError:
     name = _REFUSED.get(code)
     if name is None:

@@ -30,6 +30,8 @@ _NEEDED = {"action", "addr", "size"}
 _SHORTEST_RUN = 16
 """Below it, reading event by event is quicker than setting up the columns."""
 _MOST_TEMPLATES = 8
+_TRIES = 4
+"""How often an event may be part of a run that ends before it. A file can be made so that every run does."""
 
 
 class Reader(Protocol):
@@ -69,8 +71,14 @@ class EventRuns:
         self._window: Window | None = None
         self._template: Template | None = None
         self._templates = 0
+        self._patience = 0
         self.lists = Contents()
         self.texts = Contents()
+
+    @property
+    def remembered(self) -> int:
+        """What is remembered of lists and texts, in memory."""
+        return sum(each.bytes + 150 * len(each.raw) for each in (self.lists, self.texts))
 
     def new_window(self, buffer: bytes) -> None:
         self._buffer = buffer
@@ -95,10 +103,12 @@ class EventRuns:
             return
         if self._window is None:
             self._window = Window(self._buffer, self._template, reader.at, (self.lists, self.texts))
+            self._patience = _TRIES * len(self._window.start)
         first, last = self._window.run_from(reader.at)
-        if last - first >= _SHORTEST_RUN:
+        if last - first >= _SHORTEST_RUN and self._patience > 0:
             run = _Run(self, self._window, first, last)
             events = run.events()
+            self._patience -= last - first - len(events)
             if len(events):
                 reader.at = int(self._window.end[first + len(events) - 1])
                 reader.stack.append(events)
@@ -269,11 +279,12 @@ class _Run:
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
+        places = [int.from_bytes(each[1] or each[2], "little") for each in REFERENCES.finditer(raw)]
         memo, intern = self.owner.reader.memo, self.owner.interner
         frames = []
-        for match in REFERENCES.finditer(raw):
-            place = int.from_bytes(match[1] or match[2], "little")
-            frame = memo.get(place)
+        for place in intern.shortened(places):
+            # Text stands for the frames that are left out.
+            frame = place if type(place) is str else memo.get(place)
             if frame is None:
                 raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
             frames.append(intern.frame(frame))

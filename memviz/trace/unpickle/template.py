@@ -30,41 +30,90 @@ class Template:
     """Name, kind, and the bytes that fetch the key's text from the memo."""
 
 
-_REFERENCE = rb"(?:h.|j....)"
-_NUMBER = rb"(?:K.|M..|J....|\x8a[\x00-\x08].{0,8}?)"
-
-
 def template_of(buffer: bytes, start: int, end: int, keys: list[str]) -> Template | None:
     """None where a key is written out (as in the first event) or unknown, or a value is of another form."""
     if any(key not in KINDS for key in keys):
         return None
     for memo in (b"\x94", b"r", b""):
-        memo_pattern = _memo_pattern(memo)
-        parts = [rb"\}", memo_pattern, rb"\("]
-        for key in keys:
-            parts += [rb"(", _REFERENCE, rb")", _value_pattern(KINDS[key], memo_pattern)]
-        match = re.compile(b"".join(parts) + rb"u", re.DOTALL).fullmatch(buffer, start, end)
-        if match:
-            return Template(memo, tuple((key, KINDS[key], match[i + 1]) for i, key in enumerate(keys)))
+        slots = _Steps(buffer, start, end, memo).slots(keys)
+        if slots is not None:
+            return Template(memo, slots)
     return None
 
 
-def _memo_pattern(memo: bytes) -> bytes:
-    return {b"\x94": rb"\x94", b"r": rb"r....", b"": rb""}[memo]
+class _Steps:
+    """One event's bytes, walked over once. -1 is a place where they are of another form."""
+
+    def __init__(self, buffer: bytes, start: int, end: int, memo: bytes) -> None:
+        self.buffer = buffer
+        self.start = start
+        self.end = end
+        self.memo = memo
+
+    def slots(self, keys: list[str]) -> tuple[tuple[str, Kind, bytes], ...] | None:
+        at = self.memoized(self.literal(self.start, b"}"))
+        at = self.literal(at, b"(")
+        slots = []
+        for key in keys:
+            behind = self.reference(at)
+            slots.append((key, KINDS[key], self.buffer[at:behind]))
+            at = self.value(behind, KINDS[key])
+            if at < 0:
+                return None
+        return tuple(slots) if self.literal(at, b"u") == self.end else None
+
+    def value(self, at: int, kind: Kind) -> int:
+        if kind == "number":
+            return self.number(at)
+        if self.reference(at) > 0:
+            return self.reference(at)
+        if kind == "text":
+            return self.memoized(self.text(at))
+        if kind == "pool":
+            return self.memoized(self.literal(self.number(self.number(at)), b"\x86"))
+        return self.list(self.memoized(self.literal(at, b"]")))
+
+    def literal(self, at: int, expected: bytes) -> int:
+        return at + 1 if 0 <= at < self.end and self.buffer[at : at + 1] == expected else -1
+
+    def memoized(self, at: int) -> int:
+        if at < 0 or not self.memo:
+            return at
+        return self.step(self.literal(at, self.memo), 4 if self.memo == b"r" else 0)
+
+    def step(self, at: int, size: int) -> int:
+        return at + size if 0 <= at <= self.end - size else -1
+
+    def reference(self, at: int) -> int:
+        return self.step(at, {b"h": 2, b"j": 5}.get(self.buffer[at : at + 1], self.end + 1)) if at >= 0 else -1
+
+    def number(self, at: int) -> int:
+        if at < 0:
+            return -1
+        code = self.buffer[at : at + 1]
+        if code == b"\x8a":
+            size = self.buffer[at + 1]
+            return self.step(at, 2 + size) if size <= 8 else -1
+        return self.step(at, {b"K": 2, b"M": 3, b"J": 5}.get(code, self.end + 1))
+
+    def text(self, at: int) -> int:
+        code = self.buffer[at : at + 1]
+        if code == b"\x8c":
+            return self.step(at, 2 + self.buffer[at + 1])
+        return self.step(at, 5 + int.from_bytes(self.buffer[at + 1 : at + 5], "little")) if code == b"X" else -1
+
+    def list(self, at: int) -> int:
+        if at < 0:
+            return -1
+        match = LIST.match(self.buffer, at, self.end)
+        return match.end() if match else -1
 
 
-def _value_pattern(kind: Kind, memo: bytes) -> bytes:
-    if kind == "number":
-        return _NUMBER
-    if kind == "text":
-        return rb"(?:" + _REFERENCE + rb"|\x8c.{1,256}?" + memo + rb"|X.{4,260}?" + memo + rb")"
-    if kind == "pool":
-        return rb"(?:" + _REFERENCE + rb"|" + _NUMBER + _NUMBER + rb"\x86" + memo + rb")"
-    return rb"(?:" + _REFERENCE + rb"|\]" + memo + _LIST_BODY + rb")"
-
-
-_LIST_BODY = rb"(?:\(" + _REFERENCE + rb"*e|" + _REFERENCE + rb"a|)"
-LIST = re.compile(_LIST_BODY, re.DOTALL)
+_REFERENCE = rb"(?:h.|j....)"
+LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", re.DOTALL)
+"""Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
+BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
+"""As far as it was looked at, where it is no such list."""
 REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
-REFERENCE_ROW = re.compile(_REFERENCE + rb"{2,}e", re.DOTALL)
+REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""

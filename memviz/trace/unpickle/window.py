@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.model import Bools, Ints8
-from memviz.trace.unpickle.template import LIST, Kind, Template
+from memviz.trace.unpickle.template import BEGUN_LIST, LIST, Kind, Template
 
 Word = npt.NDArray[np.uint64]
 _MOST_CONTENTS = 500_000
@@ -19,6 +19,10 @@ _WIDTHS = (64, 128, 192, 256, 512, 1024, 2048)
 _LONG = _WIDTHS[-1]
 """Bytes of a list beyond which it is looked at by itself; 400 frames fit."""
 _FACTORS: Word = np.cumprod(np.full(_LONG // 8, 0x9E3779B97F4A7C15, dtype=np.uint64), dtype=np.uint64)
+_LOOKS = 8
+"""How often each byte may be looked at as part of a list: places where events seem to start can overlap."""
+_MOST_TEXT = 1024
+"""Bytes of a text beyond which its event is read by itself."""
 _BATCH_END = b"e("
 """Picklers close and reopen a list after every 1,000 items."""
 
@@ -29,6 +33,7 @@ class Contents:
     def __init__(self) -> None:
         self.numbers: dict[bytes, int] = {}
         self.raw: list[bytes] = []
+        self.bytes = 0
         self.stacks: list[int | None] = []
         """Of a list: the stack it was found to be."""
 
@@ -37,6 +42,7 @@ class Contents:
         if found is None:
             if len(self.raw) >= _MOST_CONTENTS:
                 raise TraceError(f"Its events hold more than {_MOST_CONTENTS:,} different stacks.")
+            self.bytes += len(raw)
             found = self.numbers[raw] = len(self.raw)
             self.raw.append(raw)
             self.stacks.append(None)
@@ -66,6 +72,7 @@ class Window:
         self._words: Word = np.ndarray((len(buffer) - 7,), dtype="<u8", buffer=buffer, strides=(1,))
         self._lists_seen, self._texts_seen = seen
         self._limit = len(buffer) - 16
+        self._patience = _LOOKS * len(buffer)
         self.start = self._candidates(at)
         self._at = self.start + 1
         self._ok: Bools = np.ones(len(self.start), dtype=np.bool_)
@@ -227,7 +234,7 @@ class Window:
         right = short | ((word & _mask(1)) == ord("X"))
         size = _signed((word >> np.uint64(8)) & np.where(short, _mask(1), _mask(4)))
         start = at + np.where(short, 2, 5)
-        end = np.where(right, start + size, self._limit + 1)
+        end = np.where(right & (size <= _MOST_TEXT), start + size, self._limit + 1)
         return np.minimum(end, self._limit + 1), self._interned(start, end)
 
     def _pools(self, rows: Ints8) -> tuple[Ints8, Ints8]:
@@ -248,7 +255,9 @@ class Window:
         # Nearly always all the same, so compare with the first before taking each apart.
         first = int(np.flatnonzero(good)[0])
         raw = self._buffer[start[first] : end[first]]
-        same = good & (size == len(raw)) & self._equal(start, raw)
+        same = good & (size == len(raw))
+        rows = np.flatnonzero(same)
+        same[rows] = self._equal(start[rows], raw)
         value = np.where(same, -1 - self._texts_seen.number(raw), 0)
         for i in np.flatnonzero(good & ~same):
             value[i] = -1 - self._texts_seen.number(self._buffer[start[i] : end[i]])
@@ -311,7 +320,9 @@ class Window:
         contents = self._lists_seen
         known = contents.numbers.get(self._buffer[start:end]) if end - start <= _LONG else None
         if known is None:
-            match = LIST.match(self._buffer, start)
+            match = LIST.match(self._buffer, start) if self._patience > 0 else None
+            looked = match if match and match.end() > start else BEGUN_LIST.match(self._buffer, start)
+            self._patience -= looked.end() - start if looked else 0
             end = match.end() if match else self._limit + 1
             known = contents.number(self._buffer[start:end]) if end <= self._limit else 0
         return -1 - known, end

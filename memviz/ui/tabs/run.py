@@ -17,6 +17,7 @@ from memviz.errors import MemvizError
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, told
 from memviz.ui.context import Context
+from memviz.ui.presence import presence
 from memviz.ui.run_answer import RunAnswers, RunState
 from memviz.ui.run_form import MOST_UNASKED, Asked, changed
 from memviz.ui.run_stories import story_fields
@@ -181,7 +182,7 @@ class _Wiring:
             return str(error)
 
     def _followed(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        for standing in self.answers.follow(state.order):
+        for standing in self.answers.follow(state.order, presence()):
             over = standing.is_over
             yield _values(
                 head=head_html(standing),

@@ -643,7 +643,9 @@
       for (const [instant, y] of [[peak, peakY], [most.instant, this.yOf(most.bytes)]]) {
         parts.push(shape("line", { x1: clamp(this.xOfInstant(instant), 0, width), x2: width, y1: y, y2: y, class: "mvt-peakline" }));
       }
-      const labels = [[this.yOf(most.bytes), bytesText(most.bytes), "reserved, peak"], [peakY, bytesText(live[peak]), "live, peak"]];
+      // Of a state alone nothing is known to be a peak.
+      const known = this.isStill() ? "" : ", peak";
+      const labels = [[this.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`], [peakY, bytesText(live[peak]), `live${known}`]];
       const { ruler } = this.value;
       if (ruler) {
         const y = this.yOf(ruler.bytes);

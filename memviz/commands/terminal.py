@@ -1,0 +1,208 @@
+"""Where the command line meets a terminal: what is written there is harmless, and how it ends is one of few statuses.
+
+A function's name in a snapshot is anybody's text, and so is a file's name in an argument. Everything that a command
+writes goes through `harmless`, errors and argparse's words too; nothing in it moves the cursor, changes the title, or
+turns the direction of writing round.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from types import FrameType
+from typing import Any, TextIO, cast
+
+from memviz.errors import MemvizError
+
+FAILED = 2
+"""What was asked cannot be answered, in words on the standard error stream; argparse's status too."""
+BROKEN = 70
+"""A fault of memviz itself. Python's own 1 would say to a gate that a peak grew."""
+NOT_WRITTEN = 74
+INTERRUPTED = 128 + signal.SIGINT
+NOBODY_READS = 128 + 13
+"""As of a program that SIGPIPE ended."""
+
+_ENDING = ("SIGTERM", "SIGHUP")
+_UNUSUAL = re.compile(r"[^\n\t -~]")
+
+
+def harmless(text: str, keep: str = "\n\t") -> str:
+    """As it stands, but for what is not printed: control characters, marks of direction, halves of a character."""
+    if not _UNUSUAL.search(text) and all(each in keep or each not in text for each in "\n\t"):
+        return text
+    return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
+
+
+def _escaped(each: str) -> str:
+    code = ord(each)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+class NotWritten(MemvizError):
+    """The standard output takes no more."""
+
+
+class NobodyReads(MemvizError):
+    """Whoever read our output has seen enough."""
+
+
+class _Stream:
+    """In the place of a standard stream. What it is asked beyond writing, the stream itself answers."""
+
+    def __init__(self, stream: TextIO, fault: Callable[[OSError], None]) -> None:
+        self._stream = stream
+        self._fault = fault
+
+    def write(self, text: str) -> int:
+        try:
+            self._stream.write(harmless(text))
+        except UnicodeEncodeError:
+            # A terminal that knows ASCII alone.
+            self.write(text.encode("ascii", "backslashreplace").decode())
+        except OSError as error:
+            self._fault(error)
+        return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._fault(error)
+
+    def writelines(self, lines: Any) -> None:
+        for each in lines:
+            self.write(each)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _output_fault(error: OSError) -> None:
+    if isinstance(error, BrokenPipeError) or (os.name == "nt" and error.errno == errno.EINVAL):
+        raise NobodyReads("Nobody reads the output.") from None
+    raise NotWritten(f"The output cannot be written ({error.strerror or error}).") from None
+
+
+def _error_fault(error: OSError) -> None:
+    """There is nowhere left to say it."""
+
+
+def progress(words: str) -> None:
+    """One line that the next one replaces; on a terminal only, and empty words take it away."""
+    stream = sys.stderr
+    if not stream.isatty():
+        return
+    plain = cast(TextIO, getattr(stream, "_stream", stream))
+    with suppress(OSError, UnicodeEncodeError):
+        plain.write(f"\r\x1b[K{harmless(words, keep='')}")
+        plain.flush()
+
+
+@contextmanager
+def harmless_streams() -> Iterator[None]:
+    output, errors = _Stream(sys.stdout, _output_fault), _Stream(sys.stderr, _error_fault)
+    with redirect_stdout(cast(TextIO, output)), redirect_stderr(cast(TextIO, errors)):
+        yield
+
+
+def status_of(work: Callable[[], int]) -> int:
+    """Of whatever it ends in, with words for people where there is something to say."""
+    try:
+        with _ended_by_signals():
+            return _flushed(work)
+    except NobodyReads:
+        return NOBODY_READS
+    except NotWritten as error:
+        _say(error)
+        return NOT_WRITTEN
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except MemoryError:
+        _say("This machine has not enough memory for it.")
+    except OSError as error:
+        _say(f"{error.filename or 'It'} cannot be used ({error.strerror or error}).")
+    except MemvizError as error:
+        _say(error)
+    except Exception:
+        _say("This is a fault of memviz, and not of your file. Please report what follows.")
+        traceback.print_exc()
+        return BROKEN
+    return FAILED
+
+
+def _flushed(work: Callable[[], int]) -> int:
+    try:
+        status = work()
+    except SystemExit as error:
+        # argparse has said what there was to say.
+        status = error.code if isinstance(error.code, int) else 0 if error.code is None else FAILED
+    sys.stdout.flush()
+    return status
+
+
+def _say(words: object) -> None:
+    print(f"memviz: {words}", file=sys.stderr)
+
+
+@contextmanager
+def _ended_by_signals() -> Iterator[None]:
+    """What is under way is cleaned up: half a file, a folder for a run, its processes."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before: dict[int, Any] = {}
+    # Only a program's main thread may ask for signals; what somebody asked to be ignored stays so.
+    with suppress(ValueError):
+        for number in (getattr(signal, name) for name in _ENDING if hasattr(signal, name)):
+            if signal.getsignal(number) is signal.SIG_DFL:
+                before[number] = signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def open_streams() -> None:
+    """In the place of a closed stream a file opened later would stand, and get what is not meant for it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            with suppress(OSError):
+                os.open(os.devnull, os.O_RDWR)
+    # Python has no stream where there was none when it started.
+    sys.stdout = sys.stdout or cast(TextIO, _Closed())
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115 - for as long as the program runs
+
+
+def let_go_of_output() -> None:
+    """What could not be written is not tried again while Python ends, which would say so and change the status."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.__stdout__.fileno() if sys.__stdout__ else 1)
+
+
+class _Closed:
+    """A standard output that was closed before the program began."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:
+        raise OSError(errno.EBADF, "it is closed")
+
+    def flush(self) -> None:
+        """There is nothing in it."""
+
+    def isatty(self) -> bool:
+        return False
+
+    def fileno(self) -> int:
+        return 1

@@ -1,0 +1,119 @@
+"""A process with all that it started: the memory it holds, and its end.
+
+Resident memory is counted, and not limited by the system: a limit of address space ends CUDA, which reserves far more
+of that than it uses, and a limit of one process says nothing of its children.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+APART: dict[str, Any] = {
+    "start_new_session": True,
+    # Windows has no sessions; there this keeps the Ctrl-C of a terminal from it.
+    "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
+}
+"""For `Popen`: a tree of its own, which the signals of a terminal do not reach."""
+
+_PROC = Path("/proc")
+_KIB = 1 << 10
+
+
+class _Process(NamedTuple):
+    pid: int
+    parent: int
+    session: int
+    resident: int
+
+
+def resident_bytes(root: int) -> int:
+    """Of the process and all that it started; 0 where this system does not say it, or where they are gone."""
+    return sum(each.resident for each in _members(root))
+
+
+def shared_once_bytes(root: int) -> int:
+    """The same with pages that several of them share divided among them: never more, and slower to find out."""
+    return sum(_proportional(each) for each in _members(root))
+
+
+def _members(root: int) -> list[_Process]:
+    """The process, what descends from it, and what these left behind in its session."""
+    known = list(_processes())
+    found = {root, *(each.pid for each in known if each.session == root)}
+    grew = True
+    while grew:
+        more = {each.pid for each in known if each.parent in found} - found
+        found |= more
+        grew = bool(more)
+    return [each for each in known if each.pid in found]
+
+
+def end_tree(process: subprocess.Popen[Any]) -> None:
+    """Without a question, and from any thread. What has ended by itself may have left children, and they end too."""
+    if not hasattr(os, "killpg"):
+        _end_tree_of_windows(process)
+        return
+    left = [each.pid for each in _members(process.pid) if each.pid != process.pid]
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for each in left:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(each, signal.SIGKILL)
+    process.wait()
+
+
+def _end_tree_of_windows(process: subprocess.Popen[Any]) -> None:
+    """There the interpreter of a virtual environment is itself a child of what was started."""
+    with contextlib.suppress(OSError):
+        subprocess.run(
+            ["taskkill", "/T", "/F", "/PID", str(process.pid)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            check=False,
+        )
+    process.kill()
+    process.wait()
+
+
+def _processes() -> Iterator[_Process]:
+    """Each there is; nothing where the system does not say."""
+    try:
+        names = os.listdir(_PROC)
+    except OSError:
+        yield from _processes_by_ps()
+        return
+    page = os.sysconf("SC_PAGE_SIZE")
+    for name in names:
+        if name.isdigit():
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                # The name of a program stands in brackets and may hold anything, brackets too.
+                told = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
+                yield _Process(int(name), int(told[1]), int(told[3]), int(told[21]) * page)
+
+
+def _processes_by_ps() -> Iterator[_Process]:
+    """As macOS has it. Whoever leads a session leads a group of the same number."""
+    try:
+        said = subprocess.run(["ps", "-axo", "pid=,ppid=,pgid=,rss="], capture_output=True, check=False).stdout
+    except OSError:
+        return
+    for line in said.splitlines():
+        with contextlib.suppress(ValueError):
+            pid, parent, group, resident = map(int, line.split())
+            yield _Process(pid, parent, group, resident * _KIB)
+
+
+def _proportional(process: _Process) -> int:
+    with contextlib.suppress(OSError, ValueError):
+        for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines():
+            if line.startswith(b"Pss:"):
+                return int(line.split()[1]) * _KIB
+    return process.resident

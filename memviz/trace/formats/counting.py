@@ -1,0 +1,52 @@
+"""How much would be made of a snapshot, counted before any of it is: a few bytes can name one thing a million times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any
+
+from memviz.errors import TraceError
+from memviz.trace.budget import Budget
+from memviz.trace.model import Events
+
+_EVENT, _ROW = 100, 300
+"""Bytes that an event takes while it becomes columns, and a segment, block or annotation."""
+_MOST_REPEATS = 100_000
+
+
+def charge_events(traces: list[list[Any]], budget: Budget) -> None:
+    """`traces`: the lists of all devices."""
+    most = budget.limits.events
+    count = 0
+    for each in traces:
+        count += len(each) if count + len(each) > most else _event_count(each)
+        if count > most:
+            raise budget.too_large("events")
+    budget.charge(_EVENT * count)
+    _refuse_repeats(traces, "event")
+
+
+def charge_rows(lists: Iterable[list[Any]], what: str, budget: Budget) -> None:
+    """`what`: one of the dicts in these lists."""
+    lists = list(lists)
+    count = sum(map(len, lists))
+    if count > budget.limits.items:
+        raise budget.too_large("items")
+    budget.charge(_ROW * count)
+    _refuse_repeats(lists, what)
+
+
+def _refuse_repeats(lists: list[list[Any]], what: str) -> None:
+    named = sum(map(len, lists))
+    if named <= _MOST_REPEATS:
+        return
+    own = {id(each): each for each in lists}
+    repeats = named - len(set(map(id, chain.from_iterable(own.values()))))
+    if repeats > _MOST_REPEATS:
+        reason = f"It names the same {what} again and again, {repeats:,} times in all, and torch writes each once."
+        raise TraceError(reason, remedy="It is no recording; dump it again.")
+
+
+def _event_count(items: list[Any]) -> int:
+    return sum(len(each) if type(each) is Events else 1 for each in items)

@@ -1,0 +1,65 @@
+"""Speaks as `memviz.runner.worker` does and imports no PyTorch: a request's workload says what becomes of it.
+
+`done` and `refused` answer at once; `waits:FILE` answers when the file is there; `endless` never does; `grows` takes
+memory without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system
+killed, once it has said that it is done where it is `done-then-dies`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+GROWS = "import time\nheld = []\nwhile True:\n    held.append(bytearray(8 << 20))\n    time.sleep(0.01)\n"
+
+
+def main() -> None:
+    for line in sys.stdin:
+        asked = json.loads(line)
+        for number, request in zip(asked["numbers"], asked["requests"], strict=True):
+            say("phase", number, phase="starting")
+            act, _, more = request["workload"].partition(":")
+            answer(act, more, number, request)
+        say("idle", -1)
+
+
+def say(kind: str, number: int, **rest: Any) -> None:
+    sys.stdout.write(json.dumps({"kind": kind, "number": number, **rest}) + "\n")
+    sys.stdout.flush()
+
+
+def answer(act: str, more: str, number: int, request: dict[str, Any]) -> None:
+    if act == "refused":
+        say("failed", number, what="refused", text="It does not go.")
+        return
+    while act == "endless" or (act == "waits" and not Path(more).exists()):
+        time.sleep(0.02)
+    if act == "grows":
+        exec(GROWS, {})
+    if act in ("child-grows", "leaves-a-child"):
+        child = subprocess.Popen(
+            [sys.executable, "-c", GROWS if act == "child-grows" else "import time\ntime.sleep(3600)"]
+        )
+        Path(more).write_text(str(child.pid))
+        if act == "child-grows":
+            child.wait()
+    if act in ("done", "done-then-dies", "waits"):
+        say("done", number, run=done(request))
+    if act in ("dies", "done-then-dies", "leaves-a-child"):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def done(request: dict[str, Any]) -> dict[str, Any]:
+    from tests.runner.runs import run
+
+    return {**run().as_json(), "request": request}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,456 @@
+"""A measured run from its request to its Run, on a GPU that is not there: what each call that fails leaves behind."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import nn
+
+from memviz.errors import UsageError
+from memviz.runner import measured, timing
+from memviz.runner.execute import execute
+from memviz.runner.executed import Executed, Interrupted
+from memviz.runner.history import is_recording
+from memviz.runner.plan import Plan, plan_of
+from memviz.runner.request import Request
+from memviz.runner.step import make_optimizer
+from memviz.runner.worker import answer
+from tests.runner.failing_gpu import LOST, FailingGpu, TorchsGpu
+
+KIB = 1 << 10
+OWN = """
+import torch
+from torch import nn
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(64, 64, bias=False)
+
+    def forward(self, input):
+        return self.first(input)
+
+def tiny():
+    return Model(), {"input": torch.ones(8, 64)}
+"""
+WEIGHT = 4 * 64 * 64
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As few timed steps as count, and a rubbish collector that looks only at what a test made."""
+    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def plan(folder: Path, source: str = OWN, **more: Any) -> Plan:
+    path = folder / "own.py"
+    path.write_text(source)
+    known = {"on": "cuda", "optimizer": "sgd", "warmup": 0, "numerics": False, **more}
+    return plan_of(Request(f"{path}:tiny", {"mode": "training"}, **known))
+
+
+def run(gpu: FailingGpu, plan: Plan, **more: Any) -> Executed:
+    with gpu.in_torch():
+        return execute(plan, lambda _: None, **more)
+
+
+def is_quiet(gpu: FailingGpu) -> bool:
+    return not is_recording() and not gpu.gpu.is_recording and not gpu.gpu.history
+
+
+def hooks() -> int:
+    from torch.optim import optimizer
+
+    return len(optimizer._global_optimizer_pre_hooks) + len(optimizer._global_optimizer_post_hooks)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
+    """All that a run that goes well asks of the card, in order."""
+    before, timing.FILLED_SECONDS = timing.FILLED_SECONDS, 0.0
+    gpu = FailingGpu()
+    run(gpu, plan(tmp_path_factory.mktemp("calls")))
+    timing.FILLED_SECONDS = before
+    return tuple(gpu.names)
+
+
+def test_the_history_is_on_from_before_the_weights_until_the_trace_is_read_and_never_while_seconds_are_measured(calls):
+    switches = [at for at, name in enumerate(calls) if name == "_record_memory_history"]
+    _cleared, on, off = switches
+    read, first_event = calls.index("_snapshot"), calls.index("Event")
+    assert on < read < off < first_event
+    assert calls.index("init") == 0
+    assert "Event.elapsed_time" not in calls[:off]
+
+
+def each_call(calls: tuple[str, ...]) -> list[int]:
+    """Of the many looks at the counters only some; of everything else all."""
+    looks = [at for at, name in enumerate(calls) if name == "memory_stats_as_nested_dict"]
+    return sorted({at for at in range(len(calls)) if at not in looks} | {*looks[:3], *looks[3:-3:6], *looks[-3:]})
+
+
+def said(gpu: FailingGpu, plan: Plan, folder: Path) -> list[dict[str, Any]]:
+    """What the process of the run says of it."""
+    found: list[dict[str, Any]] = []
+
+    def send(kind: str, number: int, **rest: Any) -> None:
+        found.append({"kind": kind, "number": number, **rest})
+
+    with gpu.in_torch():
+        answer(0, plan.request, folder, send)
+    return found
+
+
+@pytest.mark.parametrize("sticky", [False, True], ids=["once", "from then on"])
+def test_whichever_call_fails_a_run_is_kept_or_refused_in_words_and_nothing_stays_on(calls, tmp_path, sticky):
+    asked, before = plan(tmp_path), hooks()
+    off = [at for at, name in enumerate(calls) if name == "_record_memory_history"][-1]
+    for at in each_call(calls):
+        gpu, where = FailingGpu(fails_at=at, sticky=sticky), (at, calls[at])
+        *earlier, last = said(gpu, asked, tmp_path)
+        if last["kind"] == "failed":
+            assert at < off, where
+            assert LOST in last["text"], where
+        else:
+            shown = next(each for each in earlier if each["kind"] == "figures")["run"]
+            done = last["run"]
+            assert (tmp_path / last["file"]).stat().st_size
+            assert shown["peak_allocated_bytes"] == done["peak_allocated_bytes"] > WEIGHT
+            assert done["seconds"] or LOST in done["notes"][-1] or at < off, where
+        switch_failed = calls[at] == "_record_memory_history" or sticky
+        assert not is_recording()
+        assert switch_failed or is_quiet(gpu), where
+        assert hooks() == before
+        gc.collect()
+        assert not gpu.gpu.adopted, where
+
+
+def test_ctrl_c_in_whichever_call_ends_the_run_and_leaves_nothing_on(calls, tmp_path):
+    asked, before = plan(tmp_path), hooks()
+    for at in each_call(calls):
+        gpu = FailingGpu(fails_at=at, raises=KeyboardInterrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run(gpu, asked)
+        assert is_quiet(gpu), (at, calls[at])
+        assert hooks() == before
+    asked.workload.forget()  # type: ignore[attr-defined]
+    gc.collect()
+    assert not gpu.gpu.adopted
+
+
+class Watching:
+    """Weak references to what the recorded run made, and what of it is alive when the timed run begins."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.made: list[weakref.ref[Any]] = []
+        self.alive_then: list[Any] = []
+        monkeypatch.setattr(measured, "_seconds", self._beginning(measured._seconds))
+        monkeypatch.setattr("memviz.runner.step.make_optimizer", self._optimizer)
+
+    def _optimizer(self, kind: Any, model: nn.Module) -> Any:
+        made = make_optimizer(kind, model)
+        self.made += [weakref.ref(each) for each in (model, *model.modules(), *model.parameters(), made)]
+        model.register_forward_hook(self._output)
+        return made
+
+    def _output(self, _module: nn.Module, _inputs: Any, output: Any) -> None:
+        self.made.append(weakref.ref(output))
+
+    def _beginning(self, seconds: Callable[..., Any]) -> Callable[..., Any]:
+        def begin(*arguments: Any) -> Any:
+            self.alive_then = [each() for each in self.made if each() is not None]
+            return seconds(*arguments)
+
+        return begin
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize("keep_output", [False, True])
+def test_nothing_of_the_recorded_run_is_alive_when_the_timed_run_begins(tmp_path, monkeypatch, optimizer, keep_output):
+    watching = Watching(monkeypatch)
+    asked = plan(tmp_path, optimizer=optimizer, keep_output=keep_output, warmup=1)
+    done = run(FailingGpu(), asked)
+    assert done.run.seconds is not None
+    assert len(watching.made) > 6
+    assert watching.alive_then == []
+
+
+def test_a_run_that_barely_fits_is_timed_on_the_same_card(tmp_path):
+    """AdamW keeps two copies of the weights: a second optimizer beside the first would not fit."""
+    alone = run(FailingGpu(), plan(tmp_path, optimizer="adamw"))
+    limit = alone.run.peak_allocated_bytes + WEIGHT // 2
+    done = run(FailingGpu(TorchsGpu(limit=limit)), plan(tmp_path, optimizer="adamw"))
+    assert done.run.seconds is not None
+    assert done.run.peak_allocated_bytes == alone.run.peak_allocated_bytes
+
+
+def test_what_a_model_keeps_elsewhere_is_said_beside_its_seconds(tmp_path, monkeypatch):
+    monkeypatch.setattr(measured, "_REST_BYTES", 1 * KIB)
+    kept = OWN + "\nimport builtins\nbuiltins.kept_by_test = []\n"
+    kept = kept.replace(
+        "return self.first(input)", "o = self.first(input); __import__('builtins').kept_by_test += [o]; return o"
+    )
+    done = run(FailingGpu(), plan(tmp_path, kept))
+    assert done.run.seconds is not None
+    assert any("stayed on the GPU while the seconds were measured" in each for each in done.run.notes)
+    import builtins
+
+    del builtins.kept_by_test  # type: ignore[attr-defined]
+
+
+def test_a_model_in_a_variable_of_its_own_file_is_let_go(tmp_path, monkeypatch):
+    monkeypatch.setattr(measured, "_REST_BYTES", 1 * KIB)
+    watching = Watching(monkeypatch)
+    source = OWN.replace("    return Model(), {", "    global KEPT\n    KEPT = Model()\n    return KEPT, {")
+    done = run(FailingGpu(), plan(tmp_path, source))
+    assert watching.alive_then == []
+    assert not any("stayed" in each for each in done.run.notes)
+    assert "own" not in sys.modules
+
+
+FAILS_LATER = """
+import builtins
+class Fails(Model):
+    def forward(self, input):
+        builtins.steps_of_test += 1
+        if builtins.steps_of_test > 1:
+            raise {error}
+        return self.first(input)
+def tiny():
+    return Fails(), {{"input": torch.ones(8, 64)}}
+"""
+
+
+@pytest.mark.parametrize(
+    "error", ["RuntimeError('no more')", "torch.OutOfMemoryError('no more')", "KeyError('no more')"]
+)
+def test_a_failure_of_the_timing_loses_no_peak_and_no_trace(tmp_path, monkeypatch, error):
+    monkeypatch.setattr("builtins.steps_of_test", 0, raising=False)
+    plain = run(FailingGpu(), plan(tmp_path))
+    done = run(FailingGpu(), plan(tmp_path, OWN + FAILS_LATER.format(error=error)))
+    assert done.run.seconds is None
+    assert "Its seconds could not be measured: " in done.run.notes[-1]
+    assert "no more" in done.run.notes[-1]
+    assert done.run.peak_allocated_bytes == plain.run.peak_allocated_bytes
+    assert done.trace.event_count == plain.trace.event_count
+
+
+def test_a_limited_run_is_not_timed_and_says_why(tmp_path):
+    gpu = FailingGpu()
+    gpu.gpu.get_per_process_memory_fraction = lambda _index: 0.5  # type: ignore[attr-defined]
+    done = run(gpu, plan(tmp_path))
+    assert done.run.seconds is None
+    assert "limited to 50" in done.run.notes[-1]
+    assert "Event" not in gpu.names
+
+
+def test_time_that_is_up_costs_the_seconds_alone(tmp_path):
+    done = run(FailingGpu(), plan(tmp_path), until=0.0)
+    assert done.run.seconds is None
+    assert "not enough for 3 of them" in done.run.notes[-1]
+
+
+def test_seconds_have_their_quartiles_and_their_number(tmp_path):
+    seconds = run(FailingGpu(), plan(tmp_path)).run.seconds
+    assert seconds is not None
+    assert seconds.count >= 3
+    assert seconds.low <= seconds.median <= seconds.high
+    assert seconds.spread == pytest.approx(seconds.high - seconds.low)
+
+
+MISMATCH = "The NVIDIA driver on your system is too old (found version 11040)"
+
+
+@pytest.mark.parametrize("call", ["init", "synchronize"])
+def test_a_card_that_is_listed_but_cannot_start_is_predicted_with_the_reason(tmp_path, call):
+    asked = plan(tmp_path, on="auto")
+    number = 0 if call == "init" else 1
+    gpu = FailingGpu(fails_at=number, raises=lambda: RuntimeError(MISMATCH), sticky=True)
+    done = run(gpu, asked)
+    assert gpu.names[-1] == call
+    assert (done.run.mode, done.run.why) == ("predicted", "Predicted, because nothing can be measured here.")
+    assert MISMATCH in done.run.notes[0]
+    assert "nvidia-smi" in done.run.notes[0]
+    with pytest.raises(UsageError, match="driver on your system is too old"):
+        run(FailingGpu(fails_at=number, raises=lambda: RuntimeError(MISMATCH)), plan(tmp_path))
+
+
+def test_a_card_that_others_have_filled_is_not_called_a_wrong_driver(tmp_path):
+    gpu = FailingGpu(fails_at=0, raises=lambda: RuntimeError("CUDA error: out of memory"))
+    with pytest.raises(UsageError, match=r"has no memory left to start on: CUDA error: out of memory\. .*who holds it"):
+        run(gpu, plan(tmp_path))
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "optimizer"])
+def test_a_model_that_raises_is_interrupted_with_what_was_live(tmp_path, part):
+    source = OWN + RAISING[part]
+    with pytest.raises(Interrupted) as caught:
+        run(FailingGpu(), plan(tmp_path, source))
+    assert isinstance(caught.value.__cause__, ArithmeticError)
+    assert caught.value.live_bytes >= WEIGHT
+    assert caught.value.trace is not None
+
+
+RAISING = {
+    "forward": """
+class Raises(Model):
+    def forward(self, input):
+        super().forward(input)
+        raise ArithmeticError("mine")
+def tiny():
+    return Raises(), {"input": torch.ones(8, 64)}
+""",
+    "backward": """
+class Broken(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        raise ArithmeticError("mine")
+class Raises(Model):
+    def forward(self, input):
+        return Broken.apply(super().forward(input))
+def tiny():
+    return Raises(), {"input": torch.ones(8, 64)}
+""",
+    "optimizer": """
+class Raises(Model):
+    def forward(self, input):
+        return super().forward(input)
+def tiny():
+    model = Raises()
+    def raises(*_):
+        raise ArithmeticError("mine")
+    from torch.optim.optimizer import register_optimizer_step_pre_hook
+    import builtins
+    builtins.handle_of_test = register_optimizer_step_pre_hook(raises)
+    return model, {"input": torch.ones(8, 64)}
+""",
+}
+
+
+@pytest.fixture(autouse=True)
+def no_hook_of_a_test_stays() -> Iterator[None]:
+    yield
+    import builtins
+
+    handle = builtins.__dict__.pop("handle_of_test", None)
+    if handle is not None:
+        handle.remove()
+
+
+def test_notes_of_the_environment_and_of_the_recording_itself(tmp_path, monkeypatch):
+    monkeypatch.setenv("MEMVIZ_ALLOC_CONF_LEFT_OUT", "PYTORCH_CUDA_ALLOC_CONF=max_split_size_mb:64")
+    gpu = FailingGpu()
+    plain = gpu.gpu._snapshot
+    settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:20", "expandable_segments": False}
+    gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": settings}  # type: ignore[method-assign]
+    notes = run(gpu, plan(tmp_path)).run.notes
+    assert any("max_split_size_mb:64, from the shell, was not in effect" in each for each in notes)
+    assert any("settings max_split_size_mb:20, which this run did not choose" in each for each in notes)
+
+
+@pytest.mark.parametrize(("recorded", "is_off"), [({"expandable_segments": False}, True), ({}, True)])
+def test_expandable_segments_that_are_off_are_not_called_on(tmp_path, recorded, is_off):
+    asked = plan(tmp_path)
+    chosen = replace(asked.request, optimizations=(("allocator_settings", {}),))
+    gpu = FailingGpu()
+    plain = gpu.gpu._snapshot
+    gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": recorded}  # type: ignore[method-assign]
+    done = run(gpu, plan_of(chosen))
+    assert done.run.label.endswith("(off on this platform)") is is_off
+    assert any("were asked for and are off" in each for each in done.run.notes) is is_off
+
+
+def test_expandable_segments_that_are_on_are_called_so(tmp_path):
+    chosen = replace(plan(tmp_path).request, optimizations=(("allocator_settings", {}),))
+    gpu = FailingGpu()
+    plain = gpu.gpu._snapshot
+    gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": {"expandable_segments": True}}  # type: ignore[method-assign]
+    done = run(gpu, plan_of(chosen))
+    assert "off" not in done.run.label
+    assert not any("are off" in each for each in done.run.notes)
+
+
+WARNS = """
+import warnings
+class Warns(Model):
+    def forward(self, input):
+        warnings.warn("expandable_segments not supported on this platform (Triggered internally at c10/cuda/x.h:40.)")
+        warnings.warn("something of somebody else")
+        return self.first(input)
+def tiny():
+    return Warns(), {"input": torch.ones(8, 64)}
+"""
+
+
+def test_torchs_warnings_are_kept_as_notes_and_other_peoples_are_not(tmp_path):
+    notes = run(FailingGpu(), plan(tmp_path, OWN + WARNS)).run.notes
+    assert notes.count("PyTorch warns: expandable_segments not supported on this platform") == 1
+    assert not any("somebody else" in each for each in notes)
+
+
+NO_KERNEL = """
+import warnings
+class Refused(Model):
+    def forward(self, input):
+        head = "Flash attention kernel not used because:"
+        for text in ("an earlier one", head, "Expected head_dim to be at most 256."):
+            warnings.warn(text + " (Triggered internally at aten/sdp_utils.cpp:551.)")
+        raise RuntimeError("No available kernel. Aborting execution.")
+def tiny():
+    return Refused(), {"input": torch.ones(8, 64)}
+"""
+
+
+def test_a_refused_attention_kernel_says_torchs_own_reasons(tmp_path):
+    with pytest.raises(Interrupted) as caught:
+        run(FailingGpu(), plan(tmp_path, OWN + NO_KERNEL))
+    assert caught.value.__notes__ == [
+        "PyTorch's reasons: Flash attention kernel not used because: Expected head_dim to be at most 256."
+    ]
+
+
+SWITCHES = {
+    "off": "torch_cuda._record_memory_history(None)",
+    "on": "torch_cuda._record_memory_history('all')",
+}
+
+
+@pytest.mark.parametrize("way", SWITCHES)
+def test_a_model_that_switches_the_history_itself_is_told_of_and_none_stays_on(tmp_path, monkeypatch, way):
+    gpu = FailingGpu()
+    monkeypatch.setattr("builtins.torch_cuda", gpu.gpu, raising=False)
+    source = OWN.replace("return self.first(input)", f"{SWITCHES[way]}; return self.first(input)")
+    done = run(gpu, plan(tmp_path, source))
+    assert any(f"switched the recording {way} by itself" in each for each in done.run.notes)
+    assert (done.run.seconds is None) is (way == "on")
+    assert done.run.peak_allocated_bytes > WEIGHT
+    assert is_quiet(gpu)
+
+
+def test_others_on_the_card_its_clock_and_waiting_kernels_are_noted(tmp_path, monkeypatch):
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    gpu = FailingGpu()
+    gpu.smi = {
+        "query-compute-apps": "GPU-abc, 4711, 5120\nGPU-other, 9, 5\n",
+        "clocks.sm": "1755, 1980\n",
+        "clocks_event_reasons": "0x0000000000000004\n",
+    }
+    monkeypatch.setattr(FailingGpu, "get_device_properties", lambda *_: type("P", (), {"uuid": "abc"}), raising=False)
+    notes = " ".join(run(gpu, plan(tmp_path)).run.notes)
+    assert "Another process was on this card with 5,120 MiB when the run began (pid 4711)" in notes
+    assert "1,755 of at most 1,980 MHz. It was held back by its power limit." in notes
+    assert "CUDA_LAUNCH_BLOCKING is set" in notes
