@@ -10,7 +10,7 @@ from memviz.trace.intern import Interner
 from memviz.trace.model import About, Trace
 from tests.traces import alloc, block, event, frame, free, segment
 
-COUNT = 160
+COUNT = 120
 _PLACES = [[frame("forward", f"/home/x/model_{i}.py", 10 + i), frame("main", "/home/x/train.py", 5)] for i in range(5)]
 _OPERATORS = [frame(f"at::_ops::{name}::call(at::Tensor const&)", "??", 0) for name in ("mm", "_to_copy", "empty")]
 _STEP = frame("step", "/usr/site-packages/torch/optim/adamw.py", 100)
