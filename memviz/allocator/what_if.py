@@ -17,8 +17,8 @@ from memviz.units import bytes_text
 GiB = 1 << 30
 
 OVERHEAD_BYTES = 512 * MiB
-"""Taken from every card before PyTorch's allocator gets any: the context and loaded kernels, 0.3 to 0.6 GiB and
-more where libraries such as NCCL keep buffers of their own. An assumption; files do not say."""
+"""Taken from every card before PyTorch's allocator gets any: the context and loaded kernels, and more where libraries
+such as NCCL keep buffers of their own. An assumption; files do not say. What is known stands in `context.py`."""
 
 CARD_BYTES = tuple(size * GiB for size in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288))
 """Sizes that cards are sold in, taken as whole GiB."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from memviz.allocator.as_json import environment, replay_json
+from memviz.allocator.context import A100
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
 from memviz.allocator.search import Search, Tried, search
@@ -75,7 +76,7 @@ def replay(
     Args:
         settings: As in PYTORCH_CUDA_ALLOC_CONF; without it the recorded ones.
         memory: Bytes of the whole card; without it memory without end.
-        overhead: Bytes of the card that the CUDA context and libraries take.
+        overhead: Bytes of the card that the CUDA context and libraries are taken to hold; the default is an assumption.
         search: Also try the settings that matter.
     """
     question = Question(
@@ -155,8 +156,12 @@ def _where(card: Card | None) -> str:
     usable = bytes_text(card.usable_bytes)
     if not card.overhead_bytes:
         return f", in {usable}"
-    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries"
+    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {_assumed(card)}"
     return f", in {usable} of a card of {card.name}: {taken}"
+
+
+def _assumed(card: Card) -> str:
+    return "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
 
 
 def _print_oom(ours: Replayed) -> None:
@@ -207,7 +212,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         default=OVERHEAD_BYTES,
         metavar="SIZE",
-        help=f"of the card, for the CUDA context and libraries (default: {bytes_text(OVERHEAD_BYTES)})",
+        help="of the card, for the CUDA context and libraries (default: "
+        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; known is {A100.text})",
     )
     parser.add_argument(
         "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"

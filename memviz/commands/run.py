@@ -168,7 +168,7 @@ def _print(run: Run, path: Path | None) -> None:
     if run.flops:
         print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
     if run.seconds:
-        print(f"  seconds    {run.seconds.median:.4g}, spread {run.seconds.spread:.2g}, {run.seconds.count} times")
+        print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
     _print_numerics(run)
     for each in run.notes:
@@ -196,6 +196,10 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
+    found = [each["difference"] for each in run.numerics.get("outputs", ()) if "relative_absmax" in each["difference"]]
+    if worst := max(found, key=lambda each: float(each["relative_l2"]), default=None):
+        absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
+        print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
 
 def _listing() -> dict[str, Any]:

@@ -95,7 +95,7 @@ def _timeline(side: Side) -> Drawing:
         by_event(device, min(_COLUMNS, len(device.events) + 1)),
         intervals=annotated(device).intervals,
         strings=trace.strings,
-        out_of_memory=out_of_memory(trace, device)[:_MOST_OOM],
+        out_of_memory=out_of_memory(trace, device, chosen=slice(_MOST_OOM)),
         caption="Bytes over events. A column shows the most and the least of its events, so no peak is lost.",
     )
 
@@ -125,7 +125,7 @@ def _out_of_memory(side: Side) -> list[Section]:
             f"{bytes_text(each.then.reserved_bytes)} reserved.",
             [_live_table(each.then)],
         )
-        for each in out_of_memory(trace, device, top=_ROWS)[:_MOST_OOM]
+        for each in out_of_memory(trace, device, top=_ROWS, chosen=slice(_MOST_OOM))
     ]
 
 

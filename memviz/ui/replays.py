@@ -20,10 +20,10 @@ from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
 from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, replay_on, smallest_for
+from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.context import Context
-from memviz.ui.store import memory_of
 
 GiB = 1 << 30
 _SIZED_UNASKED = 200_000
@@ -62,6 +62,7 @@ class Replays:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        context.store.on_drop(self._forget)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
         found = self._get((key, "begun"))
@@ -139,6 +140,12 @@ class Replays:
             name = next((each.name for each in self._kept.values() if each.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
 
+    def _forget(self, stored: str) -> None:
+        """The trace is not open any more, so nobody can ask for its replays."""
+        with self._lock:
+            for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
+                del self._kept[key]
+
     def _get(self, key: Hashable) -> Any:
         with self._lock:
             kept = self._kept.get(key)
@@ -149,10 +156,17 @@ class Replays:
 
     def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
         with self._lock:
-            self._kept[key] = _Kept(result, memory_of(trace) if trace else 0)
+            if self._context.find(_of_trace(key)) is None:
+                # It was closed while this was worked out.
+                return
+            self._kept[key] = _Kept(result, held_bytes(trace) if trace else 0)
             total = sum(each.bytes for each in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:
                 if total <= self._most_bytes:
                     break
                 total -= self._kept.pop(old).bytes
+
+
+def _of_trace(key: Hashable) -> str:
+    return str(key[0]) if isinstance(key, tuple) else ""

@@ -296,10 +296,8 @@ def test_a_file_that_cannot_be_written_is_said_and_counts(tmp_path):
     command = [sys.executable, "-c", PROGRAM, "-o", "out/run.pickle", "train.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
     assert done.returncode == 2
-    assert done.stderr == (
-        "memviz: Nothing is written. out/run.pickle cannot be written (No such file or directory). "
-        "Make the folder out first.\n"
-    )
+    words = "out/run.pickle cannot be written (No such file or directory). Make the folder out first."
+    assert done.stderr == f"memviz: Nothing is written. {words}\n"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,8 @@ def test_the_peak_of_a_prediction_is_that_of_its_trace(tmp_path: Path, capsys: p
         (["run"], "--list"),
         (["run", "feed_forward", "--set", "dim"], "KNOB=VALUE"),
         (["run", "feed_forward", "-o", "x.txt"], ".pickle"),
+        (["run", "feed_forward", "--steps", "0"], "1 to 100 steps"),
+        (["run", "feed_forward", "--torch", "new"], "such as 2.6"),
         (["run", "feed_forwrd"], "Did you mean feed_forward?"),
         (["reproduce", "everything"], "There is no seed everything."),
     ],
@@ -92,8 +94,6 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         ([*SMALL, "--with", "checkpointing"], "mode=training"),
         ([*SMALL, "--optimizer", "adamw"], "mode=training"),
         (["--card", "GTX 9000"], "GTX 9000"),
-        (["--steps", "0"], "1 to 100 steps"),
-        (["--torch", "new"], "such as 2.6"),
     ],
 )
 def test_a_question_that_cannot_be_answered_is_refused(arguments: list[str], words: str, worker: Worker) -> None:

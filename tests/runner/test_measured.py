@@ -22,7 +22,8 @@ from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 from memviz.runner.step import make_optimizer
 from memviz.runner.worker import answer
-from tests.runner.failing_gpu import LOST, FailingGpu, TorchsGpu
+from tests.runner.failing_gpu import LOST, FailingGpu
+from tests.runner.fake_gpu import TorchsGpu
 
 KIB = 1 << 10
 OWN = """
@@ -134,6 +135,17 @@ def test_whichever_call_fails_a_run_is_kept_or_refused_in_words_and_nothing_stay
         assert hooks() == before
         gc.collect()
         assert not gpu.gpu.adopted, where
+
+
+def test_a_measured_run_with_an_optimization_ends_in_its_verdict(tmp_path):
+    small = {"sequence": "64", "dim": "64", "layers": "2", "mode": "training"}
+    asked = plan_of(Request("feed_forward", small, (("checkpointing", {"every": "1"}),), on="cuda"))
+    gpu = FailingGpu()
+    happened = said(gpu, asked, tmp_path)
+    assert [each["kind"] for each in happened if each["kind"] != "phase"] == ["figures", "figures", "done"]
+    assert happened[-1]["run"]["numerics"]["verdict"]["ok"] is True
+    assert happened[-1]["run"]["seconds"]["count"] >= 3
+    assert is_quiet(gpu)
 
 
 def test_ctrl_c_in_whichever_call_ends_the_run_and_leaves_nothing_on(calls, tmp_path):

@@ -252,3 +252,35 @@ def test_a_baseline_does_not_inherit_the_allocator_settings_of_the_shell(name, m
     assert given[LEFT_OUT] == f"{name}=max_split_size_mb:64"
     chosen = replace(SMALL, optimizations=(("allocator_settings", {"conf": "max_split_size_mb:20"}),))
     assert _environment(environment_of(chosen))[name] == "max_split_size_mb:20"
+
+
+DIES_LATER = """
+import os, signal
+from pathlib import Path
+from memviz.runner import execute, worker
+from memviz.runner.executed import Executed
+
+plain = execute.execute
+
+def dies_while_it_times(plan, tell, *, until, recorded):
+    recorded(plain(plan, tell))
+    os.kill(os.getpid(), signal.SIGKILL)
+
+execute.execute = dies_while_it_times
+worker.main()
+"""
+
+
+class DiesLater(Worker):
+    module = "dies_later"
+
+
+def test_figures_that_were_there_are_kept_where_the_process_dies_later(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "dies_later.py").write_text(DIES_LATER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with DiesLater(tmp_path) as worker:
+        first, second = last_of(worker, SMALL, SMALL)
+    assert first.kind == "done" and first.run is not None and first.file is not None
+    assert load_run(first.file)[1] == first.run
+    assert first.text.startswith("Nothing more could be found out. Its process was ended by SIGKILL.")
+    assert second.what == "not begun"

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.links import link_name, named, view_state
@@ -21,7 +22,7 @@ from memviz.ui.opening import (
     sample_named,
 )
 from memviz.ui.session import Opened, Refused, Session
-from memviz.ui.store import TraceStore, memory_of
+from memviz.ui.store import TraceStore
 from memviz.ui.views.frame import actions_html, refused_html, samples_html, traces_html
 from memviz.ui.views.markup import Html, esc, tag
 from memviz.ui.views.verdict import facts, verdict_html
@@ -68,7 +69,7 @@ def test_a_trace_is_found_by_its_key_only(store: TraceStore) -> None:
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
-    store = TraceStore(most_bytes=int(2.5 * memory_of(small())))
+    store = TraceStore(most_bytes=int(2.5 * held_bytes(small())))
     first, second = store.add(small()), store.add(small())
     store.get(first)
     store.add(small())
@@ -130,7 +131,7 @@ def test_samples_open_once(store: TraceStore) -> None:
 def test_a_browser_finds_again_what_the_store_still_has(store: TraceStore) -> None:
     session = open_sample(store, open_sample(store, Session(), SAMPLE_LIST[0]), SAMPLE_LIST[2])
     store.drop(session.opened[0].key)
-    again = reopened(store, remembered(session))
+    again = reopened(store, remembered(session.opened))
     assert again.opened == session.opened[1:]
     assert reopened(store, [["guessed", ""], ["x"]]) == Session()
 

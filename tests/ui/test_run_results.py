@@ -118,6 +118,14 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
     assert words(html).count("output bitwise equal") == 2
 
 
+def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
+    """Of a run kept before that was a figure of its own, too."""
+    sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
+    verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
+    html = results_html(Standing("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
+    assert rows(html)[-1][:4] == ["Split", "1.5e-04", "3.0e-01", "8.0e-03"]
+
+
 def test_measured_runs_are_compared_by_their_seconds() -> None:
     slow = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0, 10, "cuda events"))
     fast = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0, 10, "cuda events"))
@@ -196,3 +204,9 @@ def test_the_published_table_is_computed_on_demand() -> None:
 
 def test_without_kept_runs_nothing_is_shown() -> None:
     assert kept_value(())["html"] == ""
+
+
+def test_the_spread_stands_beside_the_seconds() -> None:
+    seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
+    html = results_html(Standing("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
+    assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)

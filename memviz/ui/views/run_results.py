@@ -161,7 +161,8 @@ def _open(words: str, each: Variant, number: int) -> Html:
 
 def _answers(each: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else change_words(base, run)
-    cost = tag("div", tag("b", _work(run)), tag("small", change), class_="mv-variant-cost")
+    spread = tag("small", run.seconds.spread_words) if run.seconds else None
+    cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
     words = [_open("Open", each, number), _fit(run), _output_words(run)]
     if each.state == "running":
         words.append(tag("small", f"{each.phase} …", class_="mv-phase"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.as_json import environment
+from memviz.allocator.context import A100
 from memviz.allocator.what_if import CARD_BYTES, Card
 from memviz.ui.asked import ANY_CARD, RELEASES, Asked, Understood
 from memviz.ui.views.markup import Html, joined, tag
@@ -139,7 +140,8 @@ def _usable(gib: int, asked: Asked) -> str:
 def _overhead(asked: Asked) -> Html:
     field = tag("input", type="text", name_="overhead", value=asked.overhead, size="8", aria_label="Taken from a card")
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
-    return tag("div", tag("p", *sentence), _fault("overhead"), class_="mv-field mv-assumed")
+    words = tag("p", *sentence, f" Files do not say. Known is {A100.text}.")
+    return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
 
 
 def _switch(asked: Asked) -> Html:
