@@ -19,12 +19,12 @@ from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
 from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, what_if
 from memviz.analysis.summary import device_number
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     print_table,
@@ -91,7 +91,7 @@ def replay(
 
 
 def _answer(trace: Trace, device: str | None, question: Question, progress: Progress | None) -> Answer:
-    chosen = choose_device(trace, device)
+    chosen = chosen_device(trace, device)
     parts = 1 + _SEARCH_PARTS if question.search else 1
     first, source = part_of(progress, 0, parts), source_of(trace, chosen)
     found = what_if(

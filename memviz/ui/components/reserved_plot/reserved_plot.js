@@ -59,7 +59,7 @@
       if (!this.value) return;
       if (!this.value.axes.time) this.axis = "event";
       this.byTime.disabled = !this.value.axes.time;
-      this.byTime.title = this.value.axes.time ? "" : "This file has no times (torch before 2.2)";
+      this.byTime.title = this.value.axes.time ? "" : "This trace has no times";
       this.ruler = -1;
       this.plot.setAttribute("aria-label", `Reserved memory over the run. ${value.label}`);
       this.showLegend();
