@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from optimizations.checkpointing import Checkpointing
+from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.tiny import Block, different, llama, ltx, one_step, stack
 
 
