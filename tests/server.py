@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-_PATIENCE_SECONDS = 120
+_PATIENCE_SECONDS = 300
 
 
 @dataclass(frozen=True)

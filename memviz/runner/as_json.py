@@ -14,6 +14,7 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "workload": request.workload,
         "settings": dict(request.settings),
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
+        "optimizer": request.optimizer,
         "mode": run.mode,
         "device": run.device,
         "peak_allocated_bytes": run.peak_allocated_bytes,

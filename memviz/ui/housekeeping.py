@@ -51,7 +51,9 @@ class Housekeeping:
 
     def _run(self) -> None:
         while not self._stop.wait(min(_EVERY_SECONDS, self._keep / 4)):
-            self.tidy()
+            # What Gradio keeps may change while it is looked through: then the next round does it.
+            with suppress(RuntimeError):
+                self.tidy()
 
     def tidy(self) -> None:
         self._page.readings.forget()

@@ -68,7 +68,7 @@ def adds_up(trace: Trace, device: DeviceTrace) -> None:
     for event in (-1, line.peak_event, len(device.events) - 1):
         segments_at(trace, device, event)
         fragmentation_at(trace, device, event)
-    health(trace, device)
+    health(trace)
     summary(trace, (device,))
 
 

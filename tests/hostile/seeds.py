@@ -46,7 +46,7 @@ def objects() -> list[Any]:
     }
     rows = [
         each
-        for i in range(40)
+        for i in range(9)
         for each in (
             alloc(BASE + 512 * i, 300 + i, time_us=i, frames=frames[: i % 3], compile_context="N/A"),
             *free(BASE + 512 * i, 300 + i, time_us=i, frames=frames[: i % 2], compile_context="N/A"),

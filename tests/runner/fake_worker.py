@@ -12,6 +12,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ GROWS = "import time\nheld = []\nwhile True:\n    held.append(bytearray(8 << 20)
 
 
 def main() -> None:
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     for line in sys.stdin:
         asked = json.loads(line)
         for number, request in zip(asked["numbers"], asked["requests"], strict=True):
@@ -28,6 +30,13 @@ def main() -> None:
             act, _, more = request["workload"].partition(":")
             answer(act, more, number, request)
         say("idle", -1)
+
+
+def end_with(parent: int) -> None:
+    """As the runner's own: nobody would read the answer."""
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(0)
 
 
 def say(kind: str, number: int, **rest: Any) -> None:

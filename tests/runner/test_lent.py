@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import importlib
 import sys
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from memviz.runner import lent, timing, worker
+from memviz.runner import lent, worker
 from memviz.runner.desk import Desk
 from memviz.runner.process import Happened
 from memviz.runner.request import Request
@@ -130,15 +129,6 @@ def tiny():
 """
 
 
-@pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
 def on_a_card(gpu: FailingGpu, folder: Path) -> Happened:
     """As the Space would run it, with this card lent."""
     (folder / "own.py").write_text(OWN)
@@ -190,12 +180,12 @@ def test_the_limit_of_time_is_called_that_and_what_was_measured_by_then_is_kept(
         def until(kind: str, number: int, **rest: Any) -> None:
             send(kind, number, **rest)
             if rest.get("phase") == phase:
-                raise SystemExit
+                raise KeyboardInterrupt
 
         plain(number, request, folder, until, **more)
 
     def lends(_number: int, asked: dict[str, Any], folder: str) -> Any:
-        with pytest.raises(SystemExit):
+        with pytest.raises(KeyboardInterrupt):
             lent._measured(0, asked, folder)
         raise RuntimeError("GPU task aborted")
 

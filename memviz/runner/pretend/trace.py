@@ -71,6 +71,7 @@ def trace_of(ledger: Ledger, known: Known, marks: Marks, interner: Interner, *, 
         annotations=annotations,
         event_labels=_labels(known, cause),
         block_labels=_labels(known, block_cause),
+        is_timed=False,
     )
     return Trace(
         devices=(device,),

@@ -10,9 +10,9 @@ from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.words import cut
 
 
-def below_html(variants: Sequence[Variant]) -> Html:
+def below_html(variants: Sequence[Variant], chosen: int) -> Html:
     parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
-    return joined(parts, _take_away(variants))
+    return joined(parts, _take_away(variants, chosen))
 
 
 def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -110,15 +110,16 @@ def _unseen(variants: Sequence[Variant]) -> Html:
     return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
 
 
-def _take_away(variants: Sequence[Variant]) -> Html:
-    """The same choice in a script and on the command line, of the last variant that there is."""
-    run = next((each.run for each in reversed(variants) if each.run is not None), None)
+def _take_away(variants: Sequence[Variant], chosen: int) -> Html:
+    """The same choice in a script and on the command line, of one variant."""
+    each = variants[chosen]
+    run = each.run
     if run is None:
         return Html("")
-    parts = [_code("On the command line", run.command)]
+    parts = [_code(f"On the command line: {cut(each.label)}", run.command)]
     if run.code:
-        parts.insert(0, _code(f"In your own script: {run.label}", run.code))
-    return tag("section", *parts, class_="mv-take-away")
+        parts.insert(0, _code(f"In your own script: {cut(each.label)}", run.code))
+    return tag("section", *parts, class_="mv-take-away", aria_live="polite")
 
 
 def _code(title: str, text: str) -> Html:

@@ -56,9 +56,11 @@ _RELEASE = "Which keys there are and how they are read. Where memory is placed h
 
 @dataclass(frozen=True)
 class Had:
-    """What the process could have when the recording ran out, where it did."""
+    """What the process could have, where the recording shows it."""
 
     memory: int | None
+    is_exact: bool = True
+    """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
 
 
 def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> dict[str, Any]:
@@ -119,6 +121,10 @@ def _had(had: Had) -> Html:
     if had.memory is None:
         return Html("")
     words = f"{bytes_text(had.memory)} is what it had when it ran out: reserved then, and free on the device."
+    if not had.is_exact:
+        words = (
+            f"{bytes_text(had.memory)} is what it had at least: it got that, was refused more, and gave back its cache."
+        )
     return tag("p", words)
 
 
