@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any
 
 _MOST = 16
 _MOST_CHARACTERS = 400
@@ -28,10 +28,10 @@ class Warned:
         message: Warning | str,
         category: type[Warning],
         filename: str,
-        lineno: int,
-        file: TextIO | None = None,
-        line: str | None = None,
+        *more: Any,
+        **named: Any,
     ) -> None:
+        """In the place of `warnings.showwarning`, whose further arguments say nothing that we show."""
         text = str(message)
         if _FROM_CPP not in text and "/torch/" not in filename.replace("\\", "/"):
             return

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import secrets
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from starlette.middleware import Middleware
 
 from memviz.trace.model import Trace
 from memviz.ui import programs, routes
+from memviz.ui.arriving import not_kept
 from memviz.ui.compare_links import TAB, compare_session, compare_view
 from memviz.ui.components import (
     arrivals,
@@ -26,9 +30,13 @@ from memviz.ui.components import (
 from memviz.ui.components.arrivals import Arrivals
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.context import Context
-from memviz.ui.exports import EXPORTS, export_file
+from memviz.ui.doorway import Doorway
+from memviz.ui.exports import EXPORTS, Exports, export_file
+from memviz.ui.housekeeping import Housekeeping
 from memviz.ui.links import SAMPLE, named, view_state
-from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, remembered, reopened, sample_named
+from memviz.ui.open_pages import OpenPages
+from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, reopened, sample_named
+from memviz.ui.presence import presence
 from memviz.ui.reading import Readings
 from memviz.ui.run_answer import RunState
 from memviz.ui.session import Session
@@ -47,6 +55,7 @@ from memviz.ui.views.frame import (
     welcome_html,
 )
 from memviz.ui.what_if_answer import Shown
+from memviz.ui.windows import Windows
 from memviz.ui.wiring import IN_PARTS, PRIVATE
 
 _HERE = Path(__file__).parent
@@ -75,29 +84,44 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     given = Session()
     for each in traces_given:
         given = given.with_opened(opened(context.store, each, pinned=True))
-    page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400))
+    page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
+    page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
+    page.exports = Exports()
+    page.open_pages = OpenPages()
+    page.windows = Windows(page)
+    page.housekeeping = Housekeeping(page)
     with page:
-        _Page(context, given).build(page)
+        _Page(context, given, page.windows).build(page)
     return page
 
 
-class PageBlocks(gr.Blocks):
+class PageBlocks(programs.Blocks):
+    """What routes and the doorway find by Gradio's application."""
+
+    store: TraceStore
     readings: Readings
-    """Files on their way here; `routes` finds them."""
+    """Files on their way here."""
+    exports: Exports
+    """Files on their way out."""
+    open_pages: OpenPages
+    windows: Windows
+    housekeeping: Housekeeping
 
 
 class _Page:
     """Everything on the page, laid out by `build` and wired by `_wire`. It keeps nothing of any visitor."""
 
-    def __init__(self, context: Context, given: Session) -> None:
+    def __init__(self, context: Context, given: Session, windows: Windows) -> None:
         self.context = context
         self.given = given
+        self.windows = windows
 
     def build(self, page: gr.Blocks) -> None:
         self.session = gr.State(Session())
         # What this browser may open again after a reload. The keys are worth nothing to anybody else.
         self.browser = gr.BrowserState([], storage_key="memviz-open-traces", secret="memviz")
+        self.browser_name = gr.BrowserState("", storage_key="memviz-browser", secret="memviz")
         self._sidebar()
         self.band = Panel(elem_id="band")
         self._tabs()
@@ -155,7 +179,7 @@ class _Page:
                 api_visibility="private",
             )
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
-        for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer):
+        for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
@@ -165,15 +189,17 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
-        begun = [*outputs, self.compare.view, self.what_if.shown]
-        page.load(self._begin, [self.browser], begun, show_progress="hidden", api_visibility="private")
+        begun = [*outputs, self.compare.view, self.what_if.shown, self.browser_name]
+        page.load(
+            self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"
+        )
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
         """A value for each of the outputs."""
         is_open = current.current is not None and not current.home
         return [
             current,
-            remembered(current),
+            self.windows.remembered(current),
             traces_html(current, self.context.of),
             refused_html(current),
             gr.update(visible=not is_open),
@@ -194,7 +220,7 @@ class _Page:
         def say(share: float, words: str) -> None:
             progress(share, desc=words)
 
-        return [*self._shown(open_files(self.context.store, current, paths or [], say)), None]
+        return [*self._shown(open_files(self.context.store, current, paths or [], say, presence())), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
@@ -202,7 +228,12 @@ class _Page:
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
-        return self._shown(_changed(self.context, current, data), tab=_tab(data))
+        after = _changed(self.context, current, data)
+        for each in current.opened:
+            # Another window may show it still; it goes when that is closed.
+            if after.of(each.key) is None and not self.windows.is_open_elsewhere(each.key):
+                self.context.store.drop(each.key)
+        return self._shown(after, tab=_tab(data))
 
     def _keep_replay(self, current: Session, shown: Shown, event: gr.EventData) -> list[Any]:
         session, tab = what_if.kept(self.what_if, current, shown, event)
@@ -222,9 +253,19 @@ class _Page:
     def _export(self, current: Session, event: gr.EventData) -> str | None:
         found = self.context.current(current)
         kind = clicked(event).get("kind", "")
-        return export_file(*found, kind) if found is not None and kind in EXPORTS else None
+        if found is None or kind not in EXPORTS:
+            return None
+        try:
+            return export_file(*found, kind)
+        except OSError as error:
+            raise gr.Error(not_kept(error), print_exception=False) from None
 
-    def _begin(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
+    def _begin(self, kept: list[list[str]] | None, browser: str, request: gr.Request) -> list[Any]:
+        browser = browser or secrets.token_urlsafe(18)
+        self.windows.begin(browser)
+        return [*self._first(kept, request), browser]
+
+    def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:
         """The page as it is first seen: what this browser had open, and what the link asks for."""
         session = reopened(self.context.store, kept or [], self.given)
         query = dict(request.query_params)
@@ -270,8 +311,6 @@ def _changed(context: Context, session: Session, data: dict[str, str]) -> Sessio
         case "device":
             return session.choosing(key).on_device(key, data.get("device", ""))
         case "close":
-            if session.of(key) is not None:
-                context.store.drop(key)
             return session.closing(key)
         case "dismiss":
             return session.without_refused()
@@ -301,9 +340,15 @@ def launch_options() -> dict[str, Any]:
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * programs.MOST_ASKED,
         "max_file_size": routes.most_bytes(),
-        "app_kwargs": {"routes": routes.routes()},
+        "app_kwargs": {"routes": routes.routes(), "middleware": [Middleware(Doorway)], "lifespan": _while_up},
         "allowed_paths": [],
     }
+
+
+@asynccontextmanager
+async def _while_up(app: Any) -> AsyncIterator[None]:
+    async with app.get_blocks().housekeeping.while_up():
+        yield
 
 
 def style() -> str:

@@ -7,34 +7,62 @@ a header): then they are kept as they came, and unpacked as they are read.
 
 from __future__ import annotations
 
+import errno
 import io
 import tempfile
 import threading
 import time
 import zlib
-from typing import Any
+from contextlib import suppress
+from typing import IO, Any, Protocol
 
 from memviz.errors import TraceError
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED
 
 _PIECE = 4 << 20
 _PACKED_PIECE = 1 << 18
+_PACKED_MORE = 1 << 16
+"""Packed, a file may be a little larger than it was."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+_TIGHTEST = 200
+"""The page packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
+that much of it has to be there before it is read."""
+
+
+class Gate(Protocol):
+    def acquire(self) -> Any: ...
+
+    def release(self) -> None: ...
+
+
+class TooMuch(Exception):
+    """More came than was announced."""
+
+
+def not_kept(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "The disk of the server is full. Try it again later."
+    return f"The server could not keep it ({error.strerror or error})."
 
 
 class Arriving(io.BufferedIOBase):
     """`add` and `end` belong to whoever brings the parts, all else to whoever reads."""
 
-    def __init__(self, size: int, *, packed: bool, gate: threading.Semaphore, patience_seconds: float = 60) -> None:
+    def __init__(self, size: int, *, packed: bool, gate: Gate, patience_seconds: float = 60) -> None:
         """`gate` is what the reader holds while it works; it lets go of it while it waits."""
         self.size = size
         self.arrived = 0
         """Bytes so far, as they came."""
-        self.touched = time.monotonic()
+        self.begun = self.touched = time.monotonic()
         """When the newest of them came."""
         self._packed = packed
+        self._least = size // _TIGHTEST
         self._gate = gate
         self._patience_seconds = patience_seconds
-        self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._kept: IO[bytes] | None = None
+        """Nothing is taken of the disk before anything has come."""
         self._changed = threading.Condition()
         self._ended = False
         self._fault = ""
@@ -47,21 +75,56 @@ class Arriving(io.BufferedIOBase):
 
     # -- bringing
 
+    @property
+    def room(self) -> int:
+        """Bytes that may still come of what was announced."""
+        return self.size + self.size // 8 + _PACKED_MORE - self.arrived
+
+    @property
+    def ended(self) -> bool:
+        return self._ended
+
     def add(self, part: bytes) -> None:
+        """TooMuch where it is more than was announced; OSError where the disk is full. Both are its end."""
         with self._changed:
-            if self._kept.closed:
+            if self._ended:
                 return
-            self._kept.seek(0, io.SEEK_END)
-            self._kept.write(part)
+            if len(part) > self.room:
+                self._end("More of it came than was announced.")
+                raise TooMuch
+            try:
+                self._write(part)
+            except OSError as error:
+                self._free()
+                self._end(not_kept(error))
+                raise
             self.arrived += len(part)
             self.touched = time.monotonic()
             self._changed.notify_all()
 
+    def _write(self, part: bytes) -> None:
+        if self._kept is None:
+            self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._kept.seek(0, io.SEEK_END)
+        self._kept.write(part)
+        # A full disk shall be known now, and not when somebody reads.
+        self._kept.flush()
+
     def end(self, fault: str = "") -> None:
         """All have come; or none will come any more, and why."""
         with self._changed:
-            self._ended, self._fault = True, self._fault or fault
-            self._changed.notify_all()
+            self._end(fault)
+
+    def _end(self, fault: str) -> None:
+        self._ended, self._fault = True, self._fault or fault
+        self._changed.notify_all()
+
+    def _free(self) -> None:
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            # What did not fit is tried once more.
+            with suppress(OSError):
+                kept.close()
 
     # -- reading
 
@@ -100,7 +163,8 @@ class Arriving(io.BufferedIOBase):
 
     def close(self) -> None:
         with self._changed:
-            self._kept.close()
+            self._ended = True
+            self._free()
         super().close()
 
     def _begin(self) -> None:
@@ -138,13 +202,17 @@ class Arriving(io.BufferedIOBase):
         with self._changed:
             if self._fault:
                 raise TraceError(self._fault)
+            if self.arrived < self._least:
+                raise TraceError("Less of it came than was announced.", remedy=AGAIN)
+            if self._kept is None:
+                return b""
             self._kept.seek(self._taken)
             found = self._kept.read(most)
         self._taken += len(found)
         return found
 
     def _is_ready(self) -> bool:
-        return self._ended or self._taken < self.arrived
+        return self._ended or self._taken < self.arrived >= self._least
 
     def _wait(self) -> None:
         self._gate.release()

@@ -1,9 +1,16 @@
-"""Files made from the trace that is looked at, for saving."""
+"""Files made for one visitor: each in a folder that nobody can guess, given once, and then deleted."""
 
 from __future__ import annotations
 
-import tempfile
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from gradio.utils import get_upload_folder
 
 from memviz.analysis.write_allocations import write_allocations
 from memviz.figures.report import report_page
@@ -16,22 +23,93 @@ EXPORTS = {
     "allocations": "All allocations as CSV",
     "snapshot": "Snapshot without paths",
 }
+_FOLDER = "memviz-exports"
+_UNFETCHED_SECONDS = 600
+_LONGEST_NAME = 80
+
+
+def _root() -> Path:
+    """Below Gradio's own folder: what lies elsewhere it would copy there, and keep for a day."""
+    return Path(get_upload_folder()).resolve() / _FOLDER
+
+
+def new_file(name: str) -> Path:
+    folder = _root() / secrets.token_urlsafe(18)
+    folder.mkdir(parents=True, mode=0o700)
+    return folder / name
+
+
+def drop(path: str | Path) -> None:
+    folder = _folder_of(path)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _folder_of(path: str | Path) -> Path | None:
+    """Only of what lies in a folder of its own, by its whole path."""
+    try:
+        whole = Path(path).resolve()
+    except (OSError, ValueError, RuntimeError):
+        return None
+    root = _root()
+    return root / whole.relative_to(root).parts[0] if root in whole.parents else None
+
+
+class Exports:
+    """Given to who asks for them by their whole path."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._giving: set[Path] = set()
+
+    def is_one(self, path: str) -> bool:
+        return _folder_of(path) is not None
+
+    @contextmanager
+    def giving(self, path: str) -> Iterator[bool]:
+        """To one at a time; whether it is there."""
+        folder = _folder_of(path)
+        with self._lock:
+            is_there = folder is not None and folder not in self._giving and Path(path).is_file()
+            if folder is not None and is_there:
+                self._giving.add(folder)
+        try:
+            yield is_there
+        finally:
+            with self._lock:
+                if folder is not None and is_there:
+                    self._giving.discard(folder)
+
+    def forget(self) -> None:
+        """What nobody has fetched in a while."""
+        old = time.time() - _UNFETCHED_SECONDS
+        with suppress(OSError):
+            for folder in _root().iterdir():
+                with suppress(OSError), self._lock:
+                    if folder not in self._giving and folder.stat().st_mtime < old:
+                        shutil.rmtree(folder, ignore_errors=True)
 
 
 def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
-    """In a folder of its own that nobody can guess; the page's cache takes the file over and cleans it away."""
-    folder = Path(tempfile.mkdtemp(prefix="memviz-"))
     stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace.about.source.partition(".")[0])
-    name = stem.strip(".")[:80] or "trace"
+    # File systems count bytes.
+    name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
+    ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
+    path = new_file(name + ending)
+    try:
+        _write(path, trace, device, kind)
+    except BaseException:
+        drop(path)
+        raise
+    return str(path)
+
+
+def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
     if kind == "report":
-        path = folder / f"{name}.html"
         path.write_text(report_page([(trace, device)]), encoding="utf-8", errors="replace")
     elif kind == "allocations":
-        path = folder / f"{name}-allocations.csv"
         with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
             write_allocations(trace, table)
     else:
-        path = folder / f"{name}-stripped.pickle"
         with path.open("wb") as file:
             write_pickle(strip_paths(trace), file)
-    return str(path)

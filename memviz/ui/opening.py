@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -63,7 +63,9 @@ def sample_named(name: str) -> Sample | None:
     return next((each for each in SAMPLE_LIST if each.name == name), None)
 
 
-def open_files(store: TraceStore, session: Session, paths: Sequence[str], say: Say) -> Session:
+def open_files(
+    store: TraceStore, session: Session, paths: Sequence[str], say: Say, is_wanted: Callable[[], bool] = lambda: True
+) -> Session:
     session = session.without_refused()
     for number, path in enumerate(paths):
         name = Path(path).name
@@ -73,7 +75,7 @@ def open_files(store: TraceStore, session: Session, paths: Sequence[str], say: S
             say(share, f"Reading {name}, {100 * done // max(total, 1)} %")
 
         try:
-            session = session.with_opened(opened(store, load_trace(path, progress=progress)))
+            session = session.with_opened(opened(store, load_trace(path, progress=progress, is_wanted=is_wanted)))
         except TraceError as error:
             session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
     return session
@@ -121,8 +123,8 @@ def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | 
     return session
 
 
-def remembered(session: Session) -> list[list[str]]:
-    return [[each.key, each.sample] for each in session.opened]
+def remembered(opened: Sequence[Opened]) -> list[list[str]]:
+    return [[each.key, each.sample] for each in opened]
 
 
 def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
@@ -130,10 +132,8 @@ def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
 
 
 def _described(trace: Trace, key: str) -> Opened:
-    """The device with most events is looked at first."""
-    first = max(trace.devices, key=lambda each: (each.kind == "gpu", len(each.events), timeline(each).peak_bytes))
     name = trace.about.source
     for ending in (".gz", ".pickle", ".pkl", ".json"):
         name = name.removesuffix(ending)
     names = tuple(each.name for each in trace.devices)
-    return Opened(key, name, first.name, names)
+    return Opened(key, name, chosen_device(trace).name, names)

@@ -6,29 +6,71 @@ Client(url).predict(handle_file("run.pickle"), api_name="/summary")
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import gradio as gr
+from gradio.exceptions import InvalidPathError
 
 from memviz.analysis import peak as peaks
-from memviz.analysis.as_json import diff_json, live_json
-from memviz.analysis.compare import compare
+from memviz.analysis.as_json import live_json
+from memviz.analysis.changes import changes
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.summary import summary as summary_of
-from memviz.analysis.timeline import timeline
-from memviz.errors import MemvizError
+from memviz.analysis.which_device import chosen_device
+from memviz.errors import MemvizError, UsageError
 from memviz.figures.report import report_page
+from memviz.headlines.as_json import compared_json, summary_json
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.arriving import not_kept
+from memviz.ui.exports import drop, new_file
 from memviz.ui.presence import presence
 from memviz.ui.run_answer import RunAnswers
 from memviz.ui.run_asked import run_asked
+from memviz.ui.sound import sound, sound_text
 
 MOST_ASKED = 96
 """Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
 _PARSE: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
+_MOST_ROWS = 10_000
+_MOST_FILES = 24
+_MOST_WORDS = 1000
+_KINDS = {
+    "file": "an uploaded file",
+    "other": "an uploaded file",
+    "files": "a list of uploaded files",
+    "by": "a text",
+    "top": "a whole number",
+}
+
+
+class Blocks(gr.Blocks):
+    """A page that says what is wrong with a question, where Gradio would say nothing and fill the log."""
+
+    async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
+        try:
+            return await super().preprocess_data(block_fn, inputs, *more, **options)
+        except gr.Error as error:
+            error.print_exception = False
+            raise
+        except Exception as error:
+            raise _refused(_words_for(block_fn, inputs, error)) from None
+
+
+def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
+    names = [each.label or "" for each in block_fn.inputs]
+    about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
+    if len(inputs) < len(names):
+        return f"{about} takes {len(names)} values ({', '.join(names)}); {len(inputs)} came."
+    if isinstance(error, InvalidPathError):
+        return f"{about} takes files that were uploaded here, and no others."
+    kinds = ", ".join(f"{each} ({_KINDS[each]})" if each in _KINDS else each for each in names)
+    return f"{about} takes {kinds or 'nothing'}. What came is of another kind."
+
+
+def _refused(words: str) -> gr.Error:
+    return gr.Error(sound_text(words)[:_MOST_WORDS], print_exception=False)
 
 
 def build(runs: RunAnswers) -> None:
@@ -56,7 +98,8 @@ def summary(file: str) -> dict[str, Any]:
     Args:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
-    return summary_of(_open(file)[0])
+    with _in_words():
+        return _sound(summary_json(_open(file)[0]))
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -67,8 +110,10 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
         by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
         top: How many rows.
     """
-    trace, device = _open(file)
-    return live_json(trace, device, peaks.peak(trace, device, by, top=int(top)), "peak_bytes")
+    with _in_words():
+        grouping, rows = _grouping(by), _rows(top)
+        trace, device = _open(file)
+        return _sound(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
 
 
 def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -80,7 +125,10 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
         by: What a row is.
         top: How many rows.
     """
-    return diff_json(compare([_open(file), _open(other)], by, top=int(top)))
+    with _in_words():
+        grouping, rows = _grouping(by), _rows(top)
+        sides = [_open(file), _open(other)]
+        return _sound(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))
 
 
 def report(files: list[str]) -> str:
@@ -89,9 +137,20 @@ def report(files: list[str]) -> str:
     Args:
         files: Snapshots.
     """
+    with _in_words():
+        return _report(files)
+
+
+def _report(files: object) -> str:
+    if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
+        raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
     page = report_page([_open(each) for each in files])
-    path = Path(tempfile.mkdtemp(prefix="memviz-")) / "report.html"
-    path.write_text(page, encoding="utf-8", errors="replace")
+    path = new_file("report.html")
+    try:
+        path.write_text(page, encoding="utf-8", errors="replace")
+    except OSError:
+        drop(path)
+        raise
     return str(path)
 
 
@@ -115,26 +174,53 @@ class Run:
             optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
             card: A part of a card's name, as RTX 4090.
         """
-        try:
-            return await run_asked(
+        with _in_words():
+            found = await run_asked(
                 self._answers,
                 workload,
-                settings or {},
-                optimizations or [],
+                {} if settings is None else settings,
+                [] if optimizations is None else optimizations,
                 card=card or "",
                 owner=request.session_hash or "",
                 is_there=presence(),
             )
-        except MemvizError as error:
-            raise gr.Error(str(error), print_exception=False) from None
+            return _sound(found)
 
 
-def _open(file: str | None) -> tuple[Trace, DeviceTrace]:
-    """With the device whose memory went highest."""
-    if not file:
-        raise gr.Error("Name a snapshot file.", print_exception=False)
+@contextmanager
+def _in_words() -> Iterator[None]:
+    """Whatever is wrong with a question is said to who asked it."""
     try:
-        trace = load_trace(file)
+        yield
     except MemvizError as error:
-        raise gr.Error(str(error), print_exception=False) from None
-    return trace, max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
+        raise _refused(str(error)) from None
+    except OSError as error:
+        raise _refused(not_kept(error)) from None
+    except MemoryError:
+        raise _refused("The answer needs more memory than this machine has free.") from None
+
+
+def _sound(answer: dict[str, Any]) -> dict[str, Any]:
+    """What everybody can read as JSON."""
+    found: dict[str, Any] = sound(answer)
+    return found
+
+
+def _grouping(by: object) -> str:
+    if not isinstance(by, str) or by not in GROUPINGS:
+        raise UsageError(f"by is one of {', '.join(GROUPINGS)}.")
+    return by
+
+
+def _rows(top: object) -> int:
+    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= _MOST_ROWS:
+        raise UsageError(f"top is a whole number from 1 to {_MOST_ROWS:,}.")
+    return top
+
+
+def _open(file: object) -> tuple[Trace, DeviceTrace]:
+    """With the device that ran out of memory, else the one whose memory went highest."""
+    if not isinstance(file, str) or not file:
+        raise UsageError("Name a snapshot file.")
+    trace = load_trace(file, is_wanted=presence())
+    return trace, chosen_device(trace)

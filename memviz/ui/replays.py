@@ -10,20 +10,21 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, Source, part_of
+from memviz.allocator.replayer import Progress, Replayed, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, replay_on, smallest_for
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, answered, replay_on, smallest_for
+from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.context import Context
-from memviz.ui.store import memory_of
 
 GiB = 1 << 30
 _SIZED_UNASKED = 200_000
@@ -62,6 +63,7 @@ class Replays:
         self._most_bytes = most_bytes
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        context.store.on_drop(self._forget)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
         found = self._get((key, "begun"))
@@ -75,29 +77,32 @@ class Replays:
         result: Begun = found
         return result
 
-    def on(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> Replayed:
-        found = self._get((key, settings, card))
+    def on(
+        self, key: str, settings: Settings, card: Card | None, afresh: bool, progress: Progress | None = None
+    ) -> Replayed:
+        found = self._get((key, settings, card, afresh))
         if found is None:
-            found = replay_on(self.begun(key).source, settings, card, progress=progress)
-            self._keep((key, settings, card), found, found.trace)
+            found = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+            self._keep((key, settings, card, afresh), found, found.trace)
         result: Replayed = found
         return result
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
-        begun, card = self.begun(key, part_of(progress, 0, 4)), terms.card
-        source, recorded = begun.source, begun.recorded
-        base = recorded if card is None else self.on(key, source.recorded, card, part_of(progress, 1, 4))
-        is_recorded = settings == source.recorded
-        ours = base if is_recorded else self.on(key, settings, card, part_of(progress, 2, 4))
-        smallest = self._smallest(key, ours, terms, part_of(progress, 3, 4))
-        return WhatIf(recorded, base, ours, card, smallest)
+        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
+        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
+        if known is None:
+            rest = rest_of(progress, 1, 5)
+            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            self._keep((key, "answer", settings, terms.card), known, None)
+        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
+        return replace(known, smallest_card=smallest)
 
     def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> Card | None:
         """Of a long recording only a search says it: it may take several replays."""
         source = self.begun(key).source
         if len(source.device.events) > _SIZED_UNASKED:
             return None
-        asked = (key, "smallest", replayed.settings, terms.overhead_bytes)
+        asked = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
         found: tuple[Card | None] | None = self._get(asked)
         if found is None:
             found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
@@ -139,6 +144,12 @@ class Replays:
             name = next((each.name for each in self._kept.values() if each.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
 
+    def _forget(self, stored: str) -> None:
+        """The trace is not open any more, so nobody can ask for its replays."""
+        with self._lock:
+            for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
+                del self._kept[key]
+
     def _get(self, key: Hashable) -> Any:
         with self._lock:
             kept = self._kept.get(key)
@@ -149,10 +160,17 @@ class Replays:
 
     def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
         with self._lock:
-            self._kept[key] = _Kept(result, memory_of(trace) if trace else 0)
+            if self._context.find(_of_trace(key)) is None:
+                # It was closed while this was worked out.
+                return
+            self._kept[key] = _Kept(result, held_bytes(trace) if trace else 0)
             total = sum(each.bytes for each in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:
                 if total <= self._most_bytes:
                     break
                 total -= self._kept.pop(old).bytes
+
+
+def _of_trace(key: Hashable) -> str:
+    return str(key[0]) if isinstance(key, tuple) else ""

@@ -7,6 +7,7 @@ use the page, and answers only the page itself, never another site in the same b
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from urllib.parse import urlsplit
@@ -17,16 +18,21 @@ from starlette.routing import Route
 from starlette.types import Message
 
 from memviz.errors import UsageError
+from memviz.ui.arriving import Arriving, TooMuch, not_kept
+from memviz.ui.bodies import whole_body
 from memviz.ui.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.sound import sound_text
+from memviz.ui.visitors import visitor_of
 
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
 MOST_BYTES_ON_A_SPACE = 200 << 20
 _LOGIN_CHECK = "/gradio_api/login_check"
 _OF_THE_VISITOR = ("type", "asgi", "http_version", "scheme", "headers", "client", "server", "root_path", "state")
-_PACKED_MORE = 1 << 16
-"""Packed, a part may be a little larger than it was; no part has a reason to be larger than all of its file."""
 _LONGEST_NAME = 300
+_MOST_SAID = 1 << 14
+_MOST_SIZE = 1 << 53
+"""The largest number that every browser knows exactly."""
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -53,8 +59,12 @@ def _guarded(handler: Handler) -> Handler:
             return _refusal("Log in first.", 401)
         try:
             return await handler(request)
-        except (UsageError, ValueError, KeyError, TypeError):
+        except (UsageError, ValueError, KeyError, TypeError, RecursionError):
             return _refusal("This is not what the page would ask.", 400)
+        except TooMuch:
+            return _refusal("More than was announced.", 400)
+        except OSError as error:
+            return _refusal(not_kept(error), 507)
 
     return answer
 
@@ -105,10 +115,13 @@ def _reading(request: Request) -> Reading:
 
 
 async def _begin(request: Request) -> Response:
-    said = await request.json()
-    name, size, packed = str(said["name"])[-_LONGEST_NAME:], int(said["size"]), said["packed"] is True
+    said = json.loads(await whole_body(request.receive, _MOST_SAID))
+    name, size, packed = sound_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
+        raise UsageError("A size is a whole number of bytes.")
+    name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
-        ticket = _readings(request).begin(name.replace("\\", "/").rsplit("/", 1)[-1], size, packed=packed)
+        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
     except TooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:
@@ -117,33 +130,44 @@ async def _begin(request: Request) -> Response:
 
 
 async def _part(request: Request) -> Response:
-    """Bodies as they are, one after the other; the last one says so."""
+    """Bodies as they are, one after the other; the last one says so. What is refused counts as nothing."""
     reading = _reading(request)
     arriving = reading.arriving
-    if int(request.headers["memviz-part"]) != reading.next_part:
+    if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:
         raise UsageError("Parts come in their order.")
-    reading.next_part += 1
-    most = arriving.size + arriving.size // 8 + _PACKED_MORE - arriving.arrived
-    if int(request.headers["content-length"]) > most:
-        arriving.end("More of it came than was announced.")
+    if not 0 <= int(request.headers["content-length"]) <= arriving.room:
         raise UsageError("More than was announced.")
+    reading.is_receiving = True
+    try:
+        reading.begin()
+        await _receive(request, arriving)
+        reading.next_part += 1
+    finally:
+        reading.is_receiving = False
+    if request.headers.get("memviz-last") == "1":
+        arriving.end()
+    return Response(status_code=204)
+
+
+async def _receive(request: Request, arriving: Arriving) -> None:
     try:
         async for chunk in request.stream():
             arriving.add(chunk)
     except ClientDisconnect:
         arriving.end("Its upload broke off.")
         raise
-    if request.headers.get("memviz-last") == "1":
-        arriving.end()
-    return Response(status_code=204)
 
 
 async def _listen(request: Request) -> Response:
     reading, ticket = _reading(request), request.path_params["ticket"]
+    if reading.is_heard:
+        raise UsageError("Somebody listens already.")
+    reading.use()
 
     async def messages() -> AsyncIterator[bytes]:
         """Whoever listens to the end has the trace; where nobody listens any more, it is not kept."""
         heard = False
+        reading.is_heard = True
         try:
             async for each in reading.outbox.messages():
                 yield each

@@ -13,6 +13,8 @@ from memviz.runner.standing import Standing
 from memviz.ui.run_answer import RunAnswers
 
 _MOST_TEXTS = 100
+_LONGEST_TEXT = 200
+_LARGEST = 1 << 63
 _LOOK_SECONDS = 0.1
 
 
@@ -64,7 +66,12 @@ def _knobs(value: object, name: str) -> dict[str, str]:
         raise UsageError(f'{name} are an object of knobs and values, as in {{"batch": 2}}.')
     if not all(isinstance(each, str | int | float | None) for each in value.values()):
         raise UsageError(f"{name}: a value is a text, a number, true, false or null.")
-    return {str(key): _text(each) for key, each in value.items()}
+    for key, each in value.items():
+        if isinstance(each, str | int) and len(_text(each)) > _LONGEST_TEXT:
+            raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is longer than {_LONGEST_TEXT} characters.")
+        if isinstance(each, int | float) and not abs(each) < _LARGEST:
+            raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is no number that is used here.")
+    return {str(key)[:_LONGEST_TEXT]: _text(each) for key, each in value.items()}
 
 
 def _text(value: object) -> str:

@@ -1,7 +1,8 @@
 """The open traces of all visitors, in memory, apart from each other.
 
 A trace is reached by a key that nobody can guess and only its visitor's browser knows. What was not used for
-longest goes first when the store is full, and everything goes after a while.
+longest goes first when the store is full, what nobody has open goes a while after its visitor, and everything goes
+in the end. Whoever keeps something beside a trace is told when it goes.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import secrets
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-import numpy as np
-
+from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
@@ -33,13 +34,19 @@ class TraceStore:
         self.most_seconds = most_seconds
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
+        self._listeners: list[Callable[[str], None]] = []
+
+    def on_drop(self, listener: Callable[[str], None]) -> None:
+        """Told the key of each trace that goes."""
+        self._listeners.append(listener)
 
     def add(self, trace: Trace, *, pinned: bool = False) -> str:
         """`pinned`: named by whoever started the page, for everybody who sees it; nobody can close it."""
         key = secrets.token_urlsafe(18)
         with self._lock:
-            self._kept[key] = _Kept(trace, memory_of(trace), pinned)
-            self._make_room()
+            self._kept[key] = _Kept(trace, held_bytes(trace), pinned)
+            gone = self._make_room()
+        self._tell(gone)
         return key
 
     def get(self, key: str) -> Trace | None:
@@ -53,28 +60,46 @@ class TraceStore:
 
     def drop(self, key: str) -> None:
         with self._lock:
-            if key in self._kept and not self._kept[key].pinned:
+            found = key in self._kept and not self._kept[key].pinned
+            if found:
                 del self._kept[key]
+        self._tell([key] if found else [])
 
-    def _make_room(self) -> None:
+    def forget(self, held: Collection[str], left_seconds: float) -> int:
+        """By the clock: what has not been used for so long and is held by no visitor who is here; how many went."""
+        now = time.monotonic()
+        # What is computed for a view is kept on the trace, so traces grow while they are looked at.
+        with self._lock:
+            kept_now = list(self._kept.values())
+        for each in kept_now:
+            each.bytes = held_bytes(each.trace)
+        with self._lock:
+            gone = [
+                key
+                for key, kept in self._kept.items()
+                if not kept.pinned
+                and now - kept.used >= (self.most_seconds if key in held else min(left_seconds, self.most_seconds))
+            ]
+            for key in gone:
+                del self._kept[key]
+            gone += self._make_room()
+        self._tell(gone)
+        return len(gone)
+
+    def _make_room(self) -> list[str]:
         """The newest always stays, whatever its size."""
         old = time.monotonic() - self.most_seconds
         total = sum(each.bytes for each in self._kept.values())
+        gone = []
         for key in list(self._kept)[:-1]:
             kept = self._kept[key]
             if not kept.pinned and (total > self.most_bytes or kept.used < old):
                 total -= kept.bytes
                 del self._kept[key]
+                gone.append(key)
+        return gone
 
-
-def memory_of(trace: Trace) -> int:
-    """Bytes of its columns; what is computed from them later takes about as much again."""
-    columns = [
-        column
-        for device in trace.devices
-        for table in (device.events, device.segments, device.blocks, device.annotations)
-        for _, column in table.columns()
-    ]
-    stacks = [trace.stacks.offsets, trace.stacks.indices]
-    texts = sum(map(len, trace.strings))
-    return 2 * sum(each.nbytes for each in map(np.asarray, [*columns, *stacks])) + texts
+    def _tell(self, gone: list[str]) -> None:
+        for key in gone:
+            for listener in self._listeners:
+                listener(key)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import replace
-from pathlib import Path
 
 from memviz.allocator.replayer import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.exports import new_file
 from memviz.ui.opening import opened
 from memviz.ui.session import Session
 from memviz.ui.store import TraceStore
@@ -22,15 +21,14 @@ _LONGEST = 80
 
 
 def page_file(device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
-    """In a folder of its own that nobody can guess; the page's cache takes the file over and cleans it away."""
-    path = Path(tempfile.mkdtemp(prefix="memviz-")) / "what-if.html"
+    path = new_file("what-if.html")
     path.write_text(what_if_page(device, asked, searched), encoding="utf-8", errors="replace")
     return str(path)
 
 
 def snapshot_file(replayed: Replayed) -> str:
     stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in _stem(replayed.trace))
-    path = Path(tempfile.mkdtemp(prefix="memviz-")) / f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle"
+    path = new_file(f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle")
     with path.open("wb") as file:
         write_pickle(replayed.trace, file)
     return str(path)

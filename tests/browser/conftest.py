@@ -6,26 +6,18 @@ request to another host fails the test that opened it.
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
-import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server import started
+
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -92,39 +84,11 @@ def watch(page: Any) -> list[str]:
     return faults
 
 
-@dataclass(frozen=True)
-class Server:
-    address: str
-    port: int
-    pid: int
-
-
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of the page, started as people start it."""
     with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs"))}) as found:
         yield found.address
-
-
-@contextmanager
-def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",)) -> Iterator[Server]:
-    """A page of its own, with `more` in its environment."""
-    port = port or _free_port()
-    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "output.txt"
-        environment["GRADIO_TEMP_DIR"] = str(Path(folder) / "uploads")
-        with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *program], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
-        try:
-            address = f"http://127.0.0.1:{port}/"
-            _wait_for(address, process, log)
-            yield Server(address, port, process.pid)
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
 
 
 @pytest.fixture
@@ -139,21 +103,3 @@ def watched() -> Iterator[Callable[[Any], Any]]:
 
     yield make
     assert not any(faults), "\n".join(sum(faults, []))
-
-
-def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(address, timeout=5) as answer:
-                answer.read(1)
-            return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.2)
-    pytest.fail(f"The page did not start. Its output:\n{log.read_text(errors='replace')}")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

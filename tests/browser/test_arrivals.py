@@ -20,7 +20,7 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.routes import PATH
 from memviz.units import bytes_text
-from tests.browser.conftest import started as started_page
+from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
 COMPONENTS = Path(__file__).parents[2] / "memviz" / "ui" / "components"

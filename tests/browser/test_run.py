@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import started
+from tests.server import started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -97,7 +97,9 @@ def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any)
     press(tab, "Predict 2 variants")
     expect(row(tab, 0)).to_contain_text("does not fit")
     expect(row(tab, 1)).to_contain_text("✓ fits")
-    expect(verdict(tab)).to_contain_text(re.compile(r"Checkpoint blocks makes the step fit\. It saves .* more work\."))
+    expect(verdict(tab)).to_contain_text(
+        re.compile(r"Checkpoint blocks makes the step fit, with no optimizer\. It saves .* more work\.")
+    )
     done(tab, 2)
     expect(row(tab, 1)).to_contain_text("output bitwise equal")
     expect(tab.locator("#run-results table")).to_contain_text("bitwise equal, as claimed")

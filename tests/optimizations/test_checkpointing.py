@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory
@@ -203,20 +202,19 @@ def test_hooks_on_a_block_run_in_the_recomputation_too():
     assert different(plain, one_step(case.model, case.loss)) == []
 
 
-def test_a_function_of_the_users_runs_the_chosen_blocks():
-    case = stack()
-    plain = one_step(case.model, case.loss)
-    seen = []
-
-    def own(number, block, *args):
-        seen.append(number)
-        return checkpoint(block, *args, use_reentrant=False) if number else block(*args)
-
-    for each in case.model.blocks:
-        each.strides.clear()
-    Checkpointing(every=2, function=own).apply(case.model)
-    assert different(plain, one_step(case.model, case.loss)) == []
-    assert (seen, case.model.runs) == ([0, 2, 4], [1, 1, 2, 1, 2])
+def test_applying_twice_is_refused_and_so_is_undoing_beneath_what_came_later():
+    model = stack().model
+    undo = Checkpointing(every=2).apply(model)
+    with pytest.raises(ValueError, match="checkpointed already: undo that first"):
+        Checkpointing().apply(model)
+    kind = type(model.blocks[0])
+    model.blocks[0].__class__ = type("Later", (kind,), {})
+    with pytest.raises(RuntimeError, match="applied to the checkpointed blocks later"):
+        undo()
+    model.blocks[0].__class__ = kind
+    undo()
+    assert {type(each) for each in model.blocks} == {Block}
+    undo()
 
 
 @torch.library.custom_op("memviz_tests::drawing_attention", mutates_args=())

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
+import os
 import pickle
 import random
+import tempfile
 import threading
 import zipfile
 import zlib
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 
 from memviz.errors import TraceError
 from memviz.trace.load import read_trace
-from memviz.ui.arriving import Arriving
+from memviz.ui.arriving import Arriving, TooMuch
 from tests.traces import alloc, free, snapshot
 
 
@@ -115,7 +118,7 @@ def test_what_stops_half_way_or_never_ends_is_refused(is_packed):
 
 def test_a_bomb_unpacks_to_no_more_than_was_announced():
     bomb = Arriving(1000, packed=True, gate=threading.Semaphore(0))
-    bomb.add(packed(bytes(50_000_000)))
+    bomb.add(packed(bytes(5_000_000)))
     bomb.end()
     with pytest.raises(TraceError, match="more than the 1,000 bytes"):
         bomb.read()
@@ -124,3 +127,56 @@ def test_a_bomb_unpacks_to_no_more_than_was_announced():
     broken.end()
     with pytest.raises(TraceError, match="damaged on its way"):
         broken.read()
+
+
+def test_more_than_was_announced_is_not_kept():
+    arriving = Arriving(1000, packed=False, gate=threading.Semaphore(0))
+    arriving.add(bytes(60_000))
+    with pytest.raises(TooMuch):
+        arriving.add(bytes(60_000))
+    assert arriving.arrived == 60_000
+    with pytest.raises(TraceError, match="More of it came than was announced"):
+        arriving.read()
+
+
+def test_a_full_disk_frees_what_was_taken_and_says_so(monkeypatch: pytest.MonkeyPatch):
+    """As a write fails for want of room: the first bytes fit, the next do not."""
+    made: list[io.BufferedIOBase] = []
+    make = tempfile.TemporaryFile
+
+    def small(*given: int, **options: int) -> io.BufferedIOBase:
+        made.append(make(*given, **options))
+        write = made[-1].write
+
+        def limited(part: bytes) -> int:
+            if made[-1].tell() + len(part) > 1000:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return write(part)
+
+        monkeypatch.setattr(made[-1], "write", limited, raising=False)
+        return made[-1]
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", small)
+    arriving = Arriving(50_000, packed=False, gate=threading.Semaphore(0))
+    arriving.add(bytes(900))
+    with pytest.raises(OSError, match="No space left"):
+        arriving.add(bytes(900))
+    assert [each.closed for each in made] == [True]
+    with pytest.raises(TraceError, match="disk of the server is full"):
+        arriving.read()
+    arriving.add(bytes(900))
+    assert len(made) == 1
+
+
+def test_what_is_announced_as_large_is_not_read_before_it_can_be_that_large():
+    """A file may take of the machine what its size allows: 330 bytes shall not pass for gigabytes."""
+    gate = threading.Semaphore(0)
+    arriving = Arriving(1 << 30, packed=False, gate=gate, patience_seconds=0.02)
+    arriving.add(bytes(330))
+    with pytest.raises(TraceError, match="stopped half way"):
+        arriving.read(1)
+    ended = Arriving(1 << 30, packed=False, gate=gate)
+    ended.add(bytes(330))
+    ended.end()
+    with pytest.raises(TraceError, match="Less of it came than was announced"):
+        ended.read(1)

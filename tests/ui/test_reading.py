@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import pickle
+import threading
 import time
+from functools import partial
 from typing import Any
 
 import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
+from memviz.trace.load import read_trace
 from memviz.ui.opening import opened
 from memviz.ui.outbox import Outbox
 from memviz.ui.reading import Busy, Reading, Readings, TooLarge
 from memviz.ui.store import TraceStore
+from memviz.ui.turns import Turns
 from tests.traces import alloc, free, snapshot
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
@@ -41,6 +46,7 @@ def told(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
 def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle") -> Reading:
     reading = readings.get(readings.begin(name, len(raw), packed=False))
     assert reading is not None
+    reading.begin()
     return reading
 
 
@@ -92,6 +98,7 @@ def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
     ticket = readings.begin("run.pickle", len(RAW), packed=False)
     reading = readings.get(ticket)
     assert reading is not None
+    reading.begin()
     reading.arriving.add(RAW)
     readings.drop(ticket)
     assert readings.get(ticket) is None
@@ -112,6 +119,7 @@ def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest
         return found
 
     monkeypatch.setattr("memviz.ui.reading.opened", opened_too_late)
+    reading.begin()
     reading.arriving.add(RAW)
     reading.arriving.end()
     assert [header["kind"] for header, _ in told(reading) if header["kind"] != "reading"] == []
@@ -141,10 +149,118 @@ def test_limits_are_said_before_anything_is_sent():
     readings = Readings(TraceStore(), most_bytes=1 << 20)
     with pytest.raises(TooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
         readings.begin("run.pickle", 2 << 20, packed=True)
-    tickets = [readings.begin("run.pickle", 100, packed=True) for _ in range(48)]
-    assert len(set(tickets)) == 48
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The clock of all readings is put forward."""
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
+
+
+def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
+    tickets = [begin(visitor="hostile") for _ in range(16)]
     with pytest.raises(Busy):
-        readings.begin("run.pickle", 100, packed=True)
-    for each in tickets:
-        readings.drop(each)
-    readings.drop(readings.begin("run.pickle", 100, packed=True))
+        begin(visitor="hostile")
+    begin(visitor="friend")
+    # Nothing comes under any of them: the oldest makes way for the next.
+    later(monkeypatch, 10)
+    tickets.append(begin(visitor="hostile"))
+    assert [readings.get(each) is None for each in tickets] == [True] + 16 * [False]
+
+
+def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_later(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
+    useful = readings.get(begin(visitor="busy"))
+    assert useful is not None
+    useful.arriving.add(bytes(90_000))
+    for i in range(255):
+        begin(visitor=f"hostile {i % 16}")
+    with pytest.raises(Busy):
+        begin(visitor="friend")
+    later(monkeypatch, 10)
+    for _ in range(16):
+        begin(visitor="friend")
+    assert useful in readings._under_way.values()
+    useful.arriving.close()
+
+
+def test_tickets_take_neither_threads_nor_files():
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    readings, before = Readings(TraceStore()), count()
+    for i in range(100):
+        readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
+    assert count() == before
+
+
+def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    slow = begun(readings, RAW)
+    slow.arriving.add(RAW[:500])
+    silent = begun(readings, RAW)
+    heard = begun(readings, RAW)
+    heard.is_heard = True
+    heard.arriving.add(RAW)
+    heard.arriving.end()
+    later(monkeypatch, 150)
+    slow.arriving.add(RAW[500:1000])
+    slow.is_heard = True
+    readings.forget()
+    assert list(readings._under_way.values()) == [heard]
+    for each in (slow, silent, heard):
+        wait_for_the_end(each)
+
+
+def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest.MonkeyPatch):
+    """The file is whole: nothing else than the visitor's going could end it."""
+    said: list[int] = []
+    readings = Readings(TraceStore())
+    raw = pickle.dumps(snapshot(EVENTS * 200), 2)
+    ticket = readings.begin("run.pickle", len(raw), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+
+    def read(*given: Any, progress: Any, **options: Any) -> Any:
+        def say(done: int, total: int) -> None:
+            said.append(done)
+            readings.drop(ticket)
+            progress(done, total)
+
+        return read_trace(*given, progress=say, **options)
+
+    monkeypatch.setattr("memviz.ui.reading.read_trace", read)
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    reading.begin()
+    wait_for_the_end(reading)
+    assert 0 <= max(said) < len(raw) / 2
+    assert not readings._store._kept
+
+
+def test_turns_go_to_who_has_least_and_are_never_lost():
+    turns, done = Turns(2), []
+    first, second = turns.of("many"), turns.of("many")
+    first.acquire()
+    second.acquire()
+    lock = threading.Lock()
+
+    def work(visitor: str) -> None:
+        with turns.of(visitor), lock:
+            done.append(visitor)
+
+    threads = []
+    for visitor in ("many", "many", "many", "one"):
+        threads.append(threading.Thread(target=work, args=[visitor]))
+        threads[-1].start()
+        while len(turns._waiting) < len(threads):
+            time.sleep(0.001)
+    first.release()
+    for each in threads:
+        each.join(60)
+    second.release()
+    assert done == ["one", "many", "many", "many"]
+    assert (turns._free, turns._working) == (2, {})

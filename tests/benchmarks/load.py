@@ -1,0 +1,294 @@
+"""Many visitors over HTTP at one page, who open, look, replay and compare; then none.
+
+    python -m tests.benchmarks.load [--visitors 100] [--events 100000] [--minutes 20] [--write]
+
+Each visitor does what the page's own scripts do: loads the page, sends two files in parts, listens, looks at moments of
+the first, replays it, puts the second beside it, and stays until all are done. As many as `--acting` do something at
+the same time, the others look on. Seconds are those until the whole answer is there. Memory is what the server's
+process holds: before (one visitor came and went, so that everything is imported), with all of them, and after the last
+has left and the time is over in which they might come back. It ends by itself: after
+`--minutes` whoever is not done goes, and is not counted among those who were.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import pickle
+import platform
+import statistics
+import time
+import zlib
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.benchmarks.readme import README, write_table
+from tests.server import Server, started
+from tests.traces import alloc, frame, free, snapshot
+
+STEPS = {
+    "page": "the page",
+    "open": "a file sent, read and drawn",
+    "shown": "its words in the page",
+    "look": "another moment looked at",
+    "replay": "replayed, with its answer",
+    "compare": "two compared",
+}
+KEEP_SECONDS = 20
+_SETTLED_SECONDS = 40
+_PART = 1 << 20
+Seconds = dict[str, list[float]]
+Turn = Callable[[Awaitable[Any]], Awaitable[Any]]
+
+
+def made(events: int, *, more: int = 0) -> bytes:
+    """A training-shaped snapshot: stacks of 30 frames, most of a step's memory freed in it."""
+    stacks = [[frame(f"layer_{(i * 7 + j) % 97}", f"model_{j % 5}.py", 10 * j) for j in range(30)] for i in range(64)]
+    found: list[dict[str, Any]] = []
+    for i in range(events // 3):
+        size, stack = 512 * (1 + (i * 37 + more) % 200), stacks[i % 64]
+        found.append(alloc(i * 200_000, size, frames=stack, time_us=3 * i))
+        # One in fifty stays, as weights do.
+        if i % 50:
+            found += free(i * 200_000, size, frames=stack, time_us=3 * i + 1)
+    return pickle.dumps(snapshot(found))
+
+
+class File:
+    """Packed once, as every browser would pack it."""
+
+    def __init__(self, name: str, raw: bytes) -> None:
+        press = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
+        self.name, self.size, self.packed = name, len(raw), press.compress(raw) + press.flush()
+
+
+class Visitor:
+    """A browser without a screen. Only what was chosen travels; all else stays on the server."""
+
+    def __init__(self, client: httpx.AsyncClient, number: int, seconds: Seconds) -> None:
+        self._client = client
+        self._session = f"visitor{number}x{os.getpid()}"
+        self._seconds = seconds
+        self._config: dict[str, Any] = {}
+
+    async def comes(self) -> None:
+        begun = time.monotonic()
+        (await self._client.get("/")).raise_for_status()
+        self._config = (await self._client.get("/config")).json()
+        await self._event("load", None, None)
+        self._seconds["page"].append(time.monotonic() - begun)
+
+    async def stays(self) -> None:
+        """The line that a page holds as long as it is open."""
+        with suppress(httpx.HTTPError):
+            async with self._client.stream("GET", f"/gradio_api/heartbeat/{self._session}") as line:
+                async for _ in line.aiter_raw():
+                    pass
+
+    async def opens(self, file: File) -> str:
+        begun = time.monotonic()
+        said = {"name": file.name, "size": file.size, "packed": True}
+        answer = await self._client.post("/gradio_api/memviz/readings", json=said)
+        answer.raise_for_status()
+        own = f"/gradio_api/memviz/readings/{answer.json()['ticket']}"
+        _, heard = await asyncio.gather(self._sends(own, file), self._client.get(own))
+        opened = _message(heard.content, "opened")
+        self._seconds["open"].append(time.monotonic() - begun)
+        await self._timed("shown", "click", "arrivals", {"stored": opened["stored"]})
+        return str(opened["key"])
+
+    async def _sends(self, own: str, file: File) -> None:
+        for number, at in enumerate(range(0, len(file.packed), _PART)):
+            part, last = file.packed[at : at + _PART], at + _PART >= len(file.packed)
+            headers = {"memviz-part": str(number), "memviz-last": str(int(last))}
+            (await self._client.post(own, content=part, headers=headers)).raise_for_status()
+
+    async def looks(self, key: str, event: int) -> None:
+        await self._timed("look", "select", "timeline", {"key": key, "at": event})
+
+    async def replays(self) -> None:
+        await self._timed("replay", "select", "tabs", {"index": 3, "value": "What if", "selected": True})
+
+    async def compares(self) -> None:
+        tab = next(each for each in self._config["components"] if each["props"].get("label") == "Compare")
+        await self._timed("compare", "select", "", {"index": 1, "value": "Compare", "selected": True}, tab["id"])
+
+    async def _timed(self, step: str, event: str, element: str, data: Any, id: int | None = None) -> None:
+        begun = time.monotonic()
+        await self._event(event, id if id is not None else self._id(element), data)
+        self._seconds[step].append(time.monotonic() - begun)
+
+    def _id(self, element: str) -> int:
+        return next(each["id"] for each in self._config["components"] if each["props"].get("elem_id") == element)
+
+    async def _event(self, event: str, id: int | None, data: Any) -> None:
+        """One event, and what follows in the page from the states that it changed."""
+        wanted = [
+            each
+            for each in self._config["dependencies"]
+            if each["backend_fn"] and any(kind == event and id in (None, target) for target, kind in each["targets"])
+        ]
+        for each in wanted:
+            for changed in await self._asks(each, id, data):
+                await self._event("change", changed, None)
+
+    async def _asks(self, what: dict[str, Any], id: int | None, data: Any) -> list[int]:
+        body = {
+            "data": [None] * len(what["inputs"]),
+            "fn_index": what["id"],
+            "session_hash": self._session,
+            "trigger_id": id,
+            "event_data": data,
+        }
+        begun = await self._client.post("/gradio_api/queue/join", json=body)
+        begun.raise_for_status()
+        event, changed = begun.json()["event_id"], []
+        address = f"/gradio_api/queue/data?session_hash={self._session}"
+        async with self._client.stream("GET", address) as messages:
+            async for line in messages.aiter_lines():
+                said = json.loads(line.removeprefix("data: ")) if line else {}
+                if said.get("event_id") != event or said["msg"] not in ("process_generating", "process_completed"):
+                    continue
+                if not said["success"]:
+                    raise SystemExit(f"{what['api_name']} failed: {said['output']}")
+                changed = said["output"].get("changed_state_ids") or changed
+                if said["msg"] == "process_completed":
+                    return list(changed)
+        raise SystemExit(f"{what['api_name']} was not answered.")
+
+
+def _message(raw: bytes, kind: str) -> dict[str, Any]:
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        header: dict[str, Any] = json.loads(raw[4 : 4 + length])
+        if header["kind"] == kind:
+            return header
+        raw = raw[4 + length + header["bytes"] :]
+    raise SystemExit(f"The server never said {kind}.")
+
+
+async def _one(
+    visitor: Visitor, files: list[File], events: int, turn: Callable[[Awaitable[Any]], Awaitable[Any]]
+) -> None:
+    await turn(visitor.comes())
+    keys = [await turn(visitor.opens(each)) for each in files]
+    for i in range(3):
+        await turn(visitor.looks(keys[-1], events * (i + 1) // 5))
+    await turn(visitor.replays())
+    await turn(visitor.compares())
+
+
+async def _all(
+    server: Server, count: int, files: list[File], events: int, acting: int, most_seconds: float
+) -> tuple[Seconds, int, int]:
+    """With the memory of the server then, and how many visitors came to their end in time."""
+    seconds: Seconds = defaultdict(list)
+    gate = asyncio.Semaphore(acting)
+
+    async def turn(step: Awaitable[Any]) -> Any:
+        async with gate:
+            return await step
+
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=server.address, timeout=None, limits=limits) as client:
+        visitors = [Visitor(client, number, seconds) for number in range(count)]
+        lines = [asyncio.create_task(each.stays()) for each in visitors]
+        work = [asyncio.create_task(_one(each, files, events, turn)) for each in visitors]
+        done, late = await asyncio.wait(work, timeout=most_seconds)
+        for each in done:
+            each.result()
+        memory = memory_of(server)
+        for each in (*late, *lines):
+            each.cancel()
+        await asyncio.gather(*late, *lines, return_exceptions=True)
+    return seconds, memory, len(done)
+
+
+def memory_of(server: Server) -> int:
+    """Bytes of the server's own process that lie in memory."""
+    text = Path(f"/proc/{server.pid}/status").read_text(encoding="utf-8")
+    return 1024 * int(next(line for line in text.splitlines() if line.startswith("VmRSS")).split()[1])
+
+
+def _settled(server: Server) -> int:
+    """Once everything is forgotten it falls no more."""
+    lowest, since = memory_of(server), time.monotonic()
+    while time.monotonic() - since < _SETTLED_SECONDS:
+        time.sleep(1)
+        now = memory_of(server)
+        if now < 0.99 * lowest:
+            lowest, since = now, time.monotonic()
+    return memory_of(server)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.load", description=__doc__.split("\n\n")[0])
+    parser.add_argument("--visitors", type=int, default=100)
+    parser.add_argument("--events", type=int, default=100_000)
+    parser.add_argument("--acting", type=int, default=8, help="how many do something at the same time")
+    parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--note", default="", help="what else the machine did")
+    parser.add_argument("--write", action="store_true", help=f"into {README.name}")
+    args = parser.parse_args()
+    files = [File("first.pickle", made(args.events)), File("second.pickle", made(args.events, more=11))]
+
+    def visit(server: Server, count: int) -> tuple[Seconds, int, int]:
+        return asyncio.run(_all(server, count, files, args.events, args.acting, 60 * args.minutes))
+
+    with started({"MEMVIZ_KEEP_SECONDS": str(KEEP_SECONDS)}) as server:
+        visit(server, 1)
+        before = _settled(server)
+        begun = time.monotonic()
+        seconds, during, done = visit(server, args.visitors)
+        took = time.monotonic() - begun
+        after = _settled(server)
+    table = _table(args, seconds, (before, during, after), took, files, done)
+    print(table)
+    if args.write:
+        write_table("load", table)
+
+
+def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: float, files: list[File], done: int) -> str:
+    before, during, after = memory
+    mib, sent = 1 << 20, sum(each.size for each in files)
+    each_one = (during - before) / max(len(seconds["open"]) / len(files), 1)
+    rows = [
+        f"| {words} | {len(seconds[step])} | {statistics.median(seconds[step]):.2f} | {_p95(seconds[step]):.2f} |"
+        for step, words in STEPS.items()
+        if seconds[step]
+    ]
+    note = f" {args.note}" if args.note else ""
+    return "\n".join(
+        [
+            f"Measured on {date.today():%-d %B %Y}, CPython {platform.python_version()}, {os.cpu_count()} cores, "
+            f"{platform.system()}.{note} {done} of {args.visitors} visitors came to their end within {took:.0f} s, "
+            f"{args.acting} acting at a time, each with two files of {args.events:,} events.",
+            "",
+            "| what a visitor does | times | p50, s | p95, s |",
+            "|---|---|---|---|",
+            *rows,
+            "",
+            "| memory of the server | MiB |",
+            "|---|---|",
+            f"| before | {before / mib:,.0f} |",
+            f"| with all of them | {during / mib:,.0f} |",
+            f"| a visitor, whose files have {sent / mib:.0f} MiB | {each_one / mib:.1f} |",
+            f"| after the last has left | {after / mib:,.0f} ({after / before:.2f} times before) |",
+        ]
+    )
+
+
+def _p95(values: list[float]) -> float:
+    return statistics.quantiles(values, n=20)[-1] if len(values) > 1 else values[0]
+
+
+if __name__ == "__main__":
+    main()

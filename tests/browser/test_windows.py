@@ -1,0 +1,112 @@
+"""One visitor with two windows, and one who reloads in the middle of everything."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces import alloc, frame, free, snapshot
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+PATIENCE_MS = 150_000
+
+
+def written(folder: Path, name: str, count: int = 200) -> Path:
+    path = folder / f"{name}.pickle"
+    events = []
+    for i in range(count):
+        stack = [frame(f"{name}_{i % 7}", "model.py", i % 7)]
+        events += [alloc(4096 * i, 512 * (1 + i % 9), frames=stack, time_us=2 * i)]
+        events += free(4096 * i, 512 * (1 + i % 9), frames=stack, time_us=2 * i + 1) if i % 2 else []
+    path.write_bytes(pickle.dumps(snapshot(events)))
+    return path
+
+
+def window(make: Callable[[Any], Any], context: Any, server: str) -> Any:
+    page = make(context)
+    page.goto(server)
+    page.locator("#home, .mvt[data-drawn]").first.wait_for()
+    return page
+
+
+def opens(page: Any, path: Path) -> None:
+    target = "#files" if page.locator("#traces .mv-trace").count() else "#first-files"
+    page.set_input_files(f"{target} input[type=file]", path)
+    trace(page, path.stem).wait_for()
+
+
+def trace(page: Any, name: str) -> Any:
+    return page.locator("#traces .mv-trace").filter(has_text=name)
+
+
+def remembered(page: Any, names: set[str]) -> None:
+    """In a new window of the same browser, as after a reload."""
+    again = page.context.new_page()
+    again.goto(page.url.partition("?")[0])
+    for name in names:
+        trace(again, name).wait_for()
+    expect(again.locator("#traces .mv-trace")).to_have_count(len(names))
+    again.close()
+
+
+def test_two_windows_of_one_visitor_take_nothing_from_each_other(
+    context: Any, watched: Callable[[Any], Any], server: str, tmp_path: Path
+) -> None:
+    one, two = window(watched, context, server), window(watched, context, server)
+    opens(one, written(tmp_path, "apple"))
+    opens(two, written(tmp_path, "banana"))
+    opens(one, written(tmp_path, "cherry"))
+    expect(one.locator("#traces .mv-trace")).to_have_count(2)
+    expect(two.locator("#traces .mv-trace")).to_have_count(1)
+    # Both windows write one list of what is open; whichever wrote last, nothing is lost by a reload.
+    remembered(one, {"apple", "banana", "cherry"})
+    two.reload()
+    expect(two.locator("#traces .mv-trace")).to_have_count(3)
+    # What is closed in one is still looked at in the other.
+    trace(one, "apple").get_by_role("button", name=re.compile("Close")).click()
+    trace(one, "apple").wait_for(state="detached")
+    trace(two, "apple").get_by_role("button", name=re.compile("^apple")).click()
+    expect(two.locator("#verdict .mv-verdict")).to_be_visible()
+    two.get_by_role("tab", name="Events").click()
+    two.locator(".mve-rows .mve-row").first.wait_for()
+
+
+def test_a_visitor_who_reloads_in_the_middle_of_everything_loses_nothing(
+    context: Any, watched: Callable[[Any], Any], server: str, tmp_path: Path
+) -> None:
+    page = window(watched, context, server)
+    opens(page, written(tmp_path, "apple"))
+    # While a file is on its way.
+    page.route("**/memviz/readings/*", lambda route: None if route.request.method == "POST" else route.continue_())
+    page.set_input_files("#files input[type=file]", written(tmp_path, "banana", 5000))
+    page.locator(".mv-arrival").get_by_text("reading").wait_for()
+    page.unroute("**/memviz/readings/*")
+    page.reload()
+    trace(page, "apple").wait_for()
+    expect(page.locator(".mv-arrival")).to_have_count(0)
+    opens(page, written(tmp_path, "banana", 5000))
+    # While it is replayed.
+    page.get_by_role("tab", name="What if").click()
+    page.reload()
+    expect(page.locator("#traces .mv-trace")).to_have_count(2)
+    page.get_by_role("tab", name="What if").click()
+    expect(page.locator("#what-if-verdict h1")).to_be_visible()
+    # While a model runs.
+    page.get_by_role("tab", name="Run").click()
+    expect(page.locator("#run-form .mv-opt")).to_have_count(6)
+    page.locator("#run-form [name='workload']").select_option("gpt2")
+    page.locator("#run-form").get_by_role("button", name="Predict").click()
+    page.locator("#run-results .mv-variant").first.wait_for()
+    page.reload()
+    expect(page.locator("#traces .mv-trace")).to_have_count(2)
+    page.get_by_role("tab", name="Run").click()
+    expect(page.locator("#run-form .mv-opt")).to_have_count(6)
+    page.locator("#run-form").get_by_role("button", name="Predict").click()
+    expect(page.locator("#run-results :is(.mv-is-done, .mv-is-failed)").first).to_be_visible()
+    expect(page.get_by_role("button", name="Cancel")).to_have_count(0)

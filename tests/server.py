@@ -1,0 +1,75 @@
+"""The real page in a process of its own, for tests that ask it over HTTP."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+_PATIENCE_SECONDS = 300
+
+
+@dataclass(frozen=True)
+class Server:
+    address: str
+    port: int
+    pid: int
+    log: Path
+    folder: Path
+    """Where it keeps what was uploaded and made."""
+
+
+@contextmanager
+def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",)) -> Iterator[Server]:
+    """A page of its own, with `more` in its environment."""
+    port = port or _free_port()
+    environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "output.txt"
+        uploads = Path(folder) / "uploads"
+        environment["GRADIO_TEMP_DIR"] = str(uploads)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                [sys.executable, *program], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+            )
+        try:
+            address = f"http://127.0.0.1:{port}/"
+            _wait_for(address, process, log)
+            yield Server(address, port, process.pid, log, uploads)
+        finally:
+            process.terminate()
+            try:
+                process.wait(timeout=30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(address, timeout=5) as answer:
+                answer.read(1)
+            return
+        except (urllib.error.URLError, OSError):
+            time.sleep(0.2)
+    pytest.fail(f"The page did not start. Its output:\n{log.read_text(errors='replace')}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
