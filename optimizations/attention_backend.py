@@ -6,12 +6,15 @@ on the newest cards), call by call; this chooses one for all calls, and then a c
 instead of quietly taking a hundred times the memory.
 
 The choice is PyTorch's own switch, so it holds for the process and not for one model, also while a checkpointed block
-computes again during backward. A CPU has no efficient and no cuDNN kernel; its flash stands in for the three there.
+computes again during backward. Of several, the one made last holds, in whatever order they are undone. A copy of the
+model has it while it holds; a model that another process has saved or sent makes it for good in its first forward pass.
+A CPU has no efficient and no cuDNN kernel; its flash stands in for the three there.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -81,9 +84,9 @@ class AttentionBackend:
             for each in _not_sdpa(model):
                 undo.callback(each.set_attn_implementation, each.config._attn_implementation)
                 each.set_attn_implementation("sdpa")
-            switch = _Switch(self.kernels)
+            switch = _Switch(self)
             undo.callback(switch.back)
-            switch(model)
+            switch.choose(model)
             undo.callback(model.register_forward_pre_hook(switch).remove)
             return undo.pop_all().close
 
@@ -126,20 +129,45 @@ class AttentionBackend:
 class _Switch:
     """Turned at every forward, since the model may have been moved from or to a CPU."""
 
-    def __init__(self, kernels: Callable[[str], list[SDPBackend]]) -> None:
-        self.kernels = kernels
+    def __init__(self, knobs: AttentionBackend, copied_in: int | None = None) -> None:
+        self.knobs = knobs
+        self.copied_in = copied_in
+        """The process that a copy of a model was made in: there the model's own switch holds for all, until undone."""
         self.chosen: list[SDPBackend] = []
-        self.stack = contextlib.ExitStack()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Switch, (self.knobs, os.getpid())
 
     def __call__(self, model: nn.Module, *_: Any) -> None:
-        wanted = self.kernels(next((each.device.type for each in model.parameters()), "cpu"))
+        if self.copied_in != os.getpid():
+            self.choose(model)
+
+    def choose(self, model: nn.Module) -> None:
+        wanted = self.knobs.kernels(next((each.device.type for each in model.parameters()), "cpu"))
         if wanted != self.chosen:
-            self.back()
-            self.stack.enter_context(sdpa_kernel(wanted, set_priority=True))
             self.chosen = wanted
+            _in_force.hold([*(each for each in _in_force.choices if each is not self), self])
 
     def back(self) -> None:
-        self.stack.close()
+        _in_force.hold([each for each in _in_force.choices if each is not self])
+
+
+class _InForce:
+    """The choices of this process. PyTorch's switch nests, and restores nonsense when not undone from within: so one
+    choice at a time is entered, always over what was there before all of them."""
+
+    def __init__(self) -> None:
+        self.choices: list[_Switch] = []
+        self.entered = contextlib.ExitStack()
+
+    def hold(self, choices: list[_Switch]) -> None:
+        self.entered.close()
+        self.choices = choices
+        if choices:
+            self.entered.enter_context(sdpa_kernel(choices[-1].chosen, set_priority=True))
+
+
+_in_force = _InForce()
 
 
 def _dtype(model: nn.Module) -> torch.dtype:

@@ -4,7 +4,10 @@ The knobs choose which blocks, what of them is kept after all, and where their i
 structure (`blocks`), so diffusers, transformers and plain modules are treated alike, and the switches that those
 libraries have of their own stay off. A chosen block gets a class of its own whose call goes through
 `torch.utils.checkpoint`: hooks on the block run in the recomputation too, its parameters, its name in the model and
-`isinstance` stay as they were, and a deep copy of the model is checkpointed like the model.
+`isinstance` stay as they were, and a deep copy of the model, or one read from a file, is checkpointed like the model.
+
+A function of your own is called either way: as `function(number, block, *args, **kwargs)`, or as diffusers calls
+one, `function(block, *args)`, which is told by its parameters: a single one before `*args` is the block.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -42,7 +46,9 @@ class Checkpointing:
     keep: str = _knob("nothing", "results kept in a checkpointed block, not computed again", choices=_KEEPS)
     offload: bool = _knob(False, "inputs of checkpointed blocks wait in host memory instead of on the device")
     function: Callable[..., Any] | None = _knob(
-        None, "your own way: called as function(number, block, *args, **kwargs) for chosen blocks", python_only=True
+        None,
+        "your own way for chosen blocks: function(number, block, *args, **kwargs), or function(block, *args)",
+        python_only=True,
     )
 
     name: ClassVar[str] = "checkpointing"
@@ -83,12 +89,18 @@ class Checkpointing:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         found = self._found(model)
-        undo = contextlib.ExitStack()
-        for number in self.chosen(len(found)):
-            block = found[number]
-            undo.callback(setattr, block, "__class__", type(block))
-            block.__class__ = _checkpointed(type(block), self.function or self._recompute, number)
-        return undo.close
+        kinds = {found[number]: (type(found[number]), number) for number in self.chosen(len(found))}
+        for block, (plain, number) in kinds.items():
+            block.__class__ = _checkpointed(plain, self, number)
+
+        def undo() -> None:
+            if any("unchecked_class" not in vars(type(block)) for block in kinds):
+                raise RuntimeError("Something was applied to the checkpointed blocks later: undo that first.")
+            for block, (plain, _) in kinds.items():
+                block.__class__ = plain
+            kinds.clear()
+
+        return undo
 
     def code(self) -> str:
         knobs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
@@ -115,6 +127,8 @@ class Checkpointing:
         last = max((each[-1] for each in self._skipped()), default=0)
         if last >= len(found):
             raise ValueError(f"skip names block {last}; this model has {len(found)}, numbered 0 to {len(found) - 1}.")
+        if any(hasattr(type(each), "unchecked_class") for each in model.modules()):
+            raise ValueError("Blocks of this model are checkpointed already: undo that first.")
         if any(getattr(each, "gradient_checkpointing", False) is True for each in model.modules()):
             raise ValueError(
                 "The model checkpoints by itself already, and doing it twice would compute everything three times: "
@@ -122,7 +136,18 @@ class Checkpointing:
             )
         return found
 
-    def _recompute(self, number: int, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def _run(self, number: int, plain: type[nn.Module], block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
+        if self.function is None:
+            return self._recompute(functools.partial(plain.__call__, block), *args, **kwargs)
+        if not _takes_the_block_alone(self.function):
+            return self.function(number, _as_plain(plain, block, {}), *args, **kwargs)
+        # By position, as diffusers gives them, so that any way of checkpointing sees the tensors.
+        given = inspect.signature(block.forward).bind(*args, **kwargs)
+        given.apply_defaults()
+        by_name = {name: each for name, each in given.kwargs.items() if name in kwargs}
+        return self.function(_as_plain(plain, block, by_name), *given.args)
+
+    def _recompute(self, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Only positional tensors pass the hooks that move them; nested ones, as rotary tables, are shared and stay.
         everything, names, unnamed = (*args, *kwargs.values()), tuple(kwargs), len(args)
         caches = {place: _as_now(each) for place, each in enumerate(everything) if hasattr(each, "get_seq_length")}
@@ -175,15 +200,49 @@ def _alike(modules: list[nn.Module]) -> bool:
     return len(classes) == 1 or all(hasattr(each, "gradient_checkpointing") for each in classes)
 
 
-def _checkpointed(plain: type[nn.Module], run: Callable[..., Any], number: int) -> type[nn.Module]:
+def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:
     """A class that differs from `plain` in how it is called, and only where autograd would keep something."""
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        block = functools.partial(plain.__call__, self)
-        return run(number, block, *args, **kwargs) if torch.is_grad_enabled() else block(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return plain.__call__(self, *args, **kwargs)
+        return strategy._run(number, plain, self, args, kwargs)
 
-    told = {"__call__": call, "__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
-    return type(plain.__name__, (plain,), told)
+    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        make, args, *rest = plain.__reduce_ex__(self, protocol)
+        # Files name classes, and this one has no name: it is made again from the one that it stands on.
+        named = tuple(plain if each is type(self) else each for each in args)
+        return _checkpointed_again, (strategy, number, make, named), *rest
+
+    told = {"__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
+    return type(plain.__name__, (plain,), {**told, "__call__": call, "__reduce_ex__": reduce})
+
+
+def _checkpointed_again(strategy: Checkpointing, number: int, make: Callable[..., nn.Module], args: Any) -> nn.Module:
+    block = make(*args)
+    block.__class__ = _checkpointed(type(block), strategy, number)
+    return block
+
+
+def _as_plain(plain: type[nn.Module], block: nn.Module, by_name: Mapping[str, Any]) -> nn.Module:
+    """What a function is given: the block with all that it has and is, but called as if it were not checkpointed."""
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return plain.__call__(block, *args, **by_name, **kwargs)
+
+    twin: nn.Module = object.__new__(type(plain.__name__, (plain,), {"__call__": call, "__module__": plain.__module__}))
+    object.__setattr__(twin, "__dict__", vars(block))
+    return twin
+
+
+def _takes_the_block_alone(function: Callable[..., Any]) -> bool:
+    """As function(block, *args); one whose only parameter before them is `number` is given the number first."""
+    try:
+        first, rest, *_ = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    one = first.kind in (first.POSITIONAL_ONLY, first.POSITIONAL_OR_KEYWORD) and rest.kind == rest.VAR_POSITIONAL
+    return one and first.name != "number" and first.annotation not in (int, "int")
 
 
 def _as_now(value: Any) -> Any:

@@ -13,6 +13,11 @@ The three add the same numbers in the same order, element by element, so their s
 change its sign). What PyTorch itself accumulates in `p.grad`, in the parameters' dtype, differs from them by
 rounding, unless that dtype is fp32. A micro-batch is one backward pass, a step `micro_batches` of them; after the
 last every parameter has its sum as `p.main_grad`, until the next forward that needs gradients begins a new step.
+
+Under DistributedDataParallel apply it to the wrapper: the wrapper's own reduction, which would write each
+micro-batch over the sums, is held back, and the sum is reduced once a step, in fp32: the mean of all ranks' sums,
+with `no_sync` around the earlier micro-batches or without. FSDP and sharded parameters are refused: they sum in
+shards of their own. A copy of the model, or one read from a file, adds up its own steps from its next forward on.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
@@ -80,13 +86,13 @@ class FlatGradients:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         _trained(model)
-        if model in _SUMS:
+        if _sums_of(model) is not None:
             raise ValueError("This model's gradients are added up already: undo that first.")
-        _SUMS[model] = sums = _Sums(self)
+        sums = _Sums(self)
         undo = contextlib.ExitStack()
-        undo.callback(_SUMS.pop, model, None)
         undo.callback(sums.let_go)
         undo.callback(model.register_forward_pre_hook(sums.before_forward).remove)
+        undo.callback(model.register_forward_hook(sums.after_forward, always_call=True).remove)
         return undo.close
 
     def code(self) -> str:
@@ -98,7 +104,7 @@ class FlatGradients:
 
 def flat_gradient(model: nn.Module) -> Tensor:
     """The sum of the last complete step: one fp32 tensor, parameters one after the other in the model's order."""
-    sums = _SUMS.get(model)
+    sums = _sums_of(model)
     if sums is None or sums.total is None or sums.begun:
         raise ValueError("There is no complete sum: apply FlatGradients, then run all micro-batches of a step.")
     return sums.total
@@ -116,16 +122,35 @@ class _Sums:
         self.begun = False
         self.backward: int | None = None
         self.done = 0
+        self.model: weakref.ref[nn.Module] | None = None
+        self.replicas: _Replicas | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model begins with nothing added up: what there is hangs on the parameters of this one."""
+        return _Sums, (self.knobs,)
 
     def before_forward(self, model: nn.Module, inputs: Any) -> None:
         """Every step looks anew: parameters may have been frozen, or replaced when the model was moved."""
-        if self.begun or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return
+        _refuse_outer_replicas(model)
+        if not self.begun:
+            self.begin(model)
+        if self.replicas is not None:
+            self.replicas.hold_back()
+
+    def after_forward(self, model: nn.Module, inputs: Any, output: Any) -> None:
+        if self.replicas is not None:
+            self.replicas.release()
+
+    def begin(self, model: nn.Module) -> None:
         for each in self.places if self.knobs.fill_grad else ():
             each.grad = None
         self.let_go()
-        size, self.begun = 0, True
-        for each in _trained(model):
+        trained = _trained(model)
+        self.replicas = _Replicas(model) if isinstance(model, DistributedDataParallel) else None
+        self.model, size, self.begun = weakref.ref(model), 0, True
+        for each in trained:
             self.places[each] = slice(size, size := size + each.numel())
             hook = each.register_post_accumulate_grad_hook(self.after_accumulation)  # type: ignore[no-untyped-call]
             self.hooks.append(hook)
@@ -165,7 +190,23 @@ class _Sums:
                 self.total = _cat(self.places, self.pieces, torch.float32)
                 self.pieces = {}
             del joined
+            try:
+                self.refuse_replaced()
+                if self.replicas is not None and self.total is not None:
+                    self.replicas.reduce(self.total)
+            except BaseException:
+                self.let_go()
+                raise
             self.hand_over()
+
+    def refuse_replaced(self) -> None:
+        """As FSDP around a model does, which takes its parameters away once the backward pass has used them."""
+        model = self.model() if self.model is not None else None
+        if model is not None and not self.places.keys() <= {*model.parameters()}:
+            raise RuntimeError(
+                "Parameters were replaced between the forward pass and the end of the step, so the sums belong to none "
+                "that an optimizer sees: move, load or shard the model between steps; under FSDP leave this out."
+            )
 
     def join_gradients(self) -> Tensor:
         gradients = {each: each.grad for each in self.places if each.grad is not None}
@@ -199,10 +240,44 @@ class _Sums:
         self.end()
         for each in self.places:
             each.__dict__.pop("main_grad", None)
-        self.places, self.pieces, self.total = {}, {}, None
+        self.places, self.pieces, self.total, self.replicas = {}, {}, None, None
 
 
-_SUMS: weakref.WeakKeyDictionary[nn.Module, _Sums] = weakref.WeakKeyDictionary()
+class _Replicas:
+    """Of a model under DistributedDataParallel, which reduces gradients in its own buckets and writes them back."""
+
+    def __init__(self, model: DistributedDataParallel) -> None:
+        self.model = model
+        self.held = False
+        self.syncs = True
+        """Whether the last forward pass was outside of no_sync."""
+
+    def hold_back(self) -> None:
+        """As in `no_sync`, for this forward pass: it decides whether the wrapper reduces in the backward pass."""
+        self.syncs = self.model.require_backward_grad_sync
+        self.model.require_backward_grad_sync, self.held = False, True
+
+    def release(self) -> None:
+        if self.held:
+            # What the wrapper itself notes of a forward pass, so that it sends buffers around when it would have.
+            self.model.require_backward_grad_sync = self.model.require_forward_param_sync = self.syncs
+            self.held = False
+
+    def reduce(self, total: Tensor) -> None:
+        """The mean of the ranks, as the wrapper takes it: divided first, then added up."""
+        if not self.syncs:
+            raise RuntimeError(
+                "The last micro-batch of the step ran under no_sync, so its sum would be this rank's alone: leave "
+                "no_sync for the last, or give FlatGradients the number of micro-batches that make a step."
+            )
+        group = self.model.process_group
+        total.mul_(1 / torch.distributed.get_world_size(group))
+        torch.distributed.all_reduce(total, group=group)
+
+
+def _sums_of(model: nn.Module) -> _Sums | None:
+    owners = (getattr(each, "__self__", None) for each in model._forward_pre_hooks.values())
+    return next((each for each in owners if isinstance(each, _Sums)), None)
 
 
 def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
@@ -211,7 +286,53 @@ def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tens
     return torch.cat([each.flatten() for each in parts])
 
 
+def _refuse_outer_replicas(model: nn.Module) -> None:
+    # That of a build without torch.distributed has none of this, and nothing to refuse.
+    outer = getattr(DistributedDataParallel, "_active_ddp_module", None)
+    if outer is not None and outer is not model:
+        raise ValueError(
+            "This model runs inside DistributedDataParallel, whose reduction would overwrite the sums: undo, and apply "
+            "FlatGradients to the wrapper, DistributedDataParallel(model), instead of to what is in it."
+        )
+
+
+def _refuse_distributed(model: nn.Module) -> None:
+    for name, each in model.named_modules():
+        if each is not model and isinstance(each, DistributedDataParallel):
+            raise ValueError(f"{name} is wrapped in DistributedDataParallel: apply FlatGradients to that wrapper.")
+        if type(each).__name__ == "FullyShardedDataParallel" or hasattr(type(each), "set_requires_gradient_sync"):
+            raise ValueError(
+                f"{name or 'This model'} is sharded or replicated by FSDP or replicate, which reduces gradients by "
+                "itself, into tensors of its own: leave FlatGradients out, and let it sum in fp32, by "
+                "MixedPrecisionPolicy(reduce_dtype=torch.float32), or in FSDP 1 by MixedPrecision with the same."
+            )
+    for name, parameter in model.named_parameters():
+        if hasattr(parameter, "placements") or getattr(parameter, "_fsdp_flattened", False):
+            raise ValueError(f"{name} is a shard of a parameter (a {type(parameter).__name__}), not the whole of it.")
+    if isinstance(model, DistributedDataParallel):
+        _refuse_special_replicas(model)
+
+
+def _refuse_special_replicas(model: Any) -> None:
+    ignored = [name for name, each in model.module.named_parameters() if each.requires_grad]
+    ignored = [name for name in ignored if name in model.parameters_to_ignore]
+    why = {
+        "a communication hook": bool(model._comm_hooks) or bool(model._get_ddp_logging_data().get("comm_hook")),
+        "mixed precision of its own": model.mixed_precision is not None,
+        "the reducer of compiled autograd": model._use_python_reducer,
+        f"parameters that it ignores, {', '.join(ignored)}": bool(ignored),
+        "ranks with unlike numbers of batches (join)": model._join_config.enable,
+        "a static graph, whose first step it must reduce itself (it needs none here: make it without)": (
+            model.static_graph
+        ),
+    }
+    for what, there in why.items():
+        if there:
+            raise ValueError(f"This DistributedDataParallel has {what}: FlatGradients does not go with that.")
+
+
 def _trained(model: nn.Module) -> list[nn.Parameter]:
+    _refuse_distributed(model)
     trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
     if not trained:
         raise ValueError("No parameter of this model is trained, so there are no gradients to add up.")

@@ -12,6 +12,8 @@ what is computed depends on `skip` alone. What to know before using it:
   under checkpointing.
 * The whole model as one piece saves nothing while it runs, only between runs.
 * It comes after splitting feed-forwards and before checkpointing.
+* A model that is converted (`.half()`, `.to(dtype)`) or gets other weights is cast again by its next forward pass, and
+  then computes in what it was converted to. Until then its weights are as wide as they came.
 """
 
 from __future__ import annotations
@@ -95,7 +97,7 @@ class LayerwiseCasting:
             except re.error as error:
                 raise ValueError(f"{pattern!r} in skip is not a regular expression: {error}.") from None
         if self.compute != "own":
-            self._check_dtype(_DTYPES[self.compute])
+            _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -117,7 +119,7 @@ class LayerwiseCasting:
             why = f"all are skipped, by {', '.join(kept)}; shorten skip" if kept else "it has no layer with a matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
         for dtype in {each for weight in cast for each in (weight.dtype, self._computes_in(weight))}:
-            self._check_dtype(dtype)
+            _check_holds(_DTYPES[self.storage], dtype)
         for name, module in self._converted(model, cast).items():
             if any(each not in cast for each in module.parameters()):
                 raise ValueError(
@@ -131,23 +133,34 @@ class LayerwiseCasting:
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=False)
         cast, owners, storage = self._sort(model)[0], _owners(model), _DTYPES[self.storage]
-        own = {each: each.dtype for each in _in_order(model) if each in cast}
-        weights = {each: _Weight(each, owners[each], storage, self._computes_in(each)) for each in own}
-        telling = [each for each in model.modules() if isinstance(getattr(type(each), "dtype", None), property)]
-        undo = [_keep_telling_dtype(module) for module in telling]
+        weights = {
+            each: _Weight(each, owners[each], storage, None if self.compute == "own" else _DTYPES[self.compute])
+            for each in _in_order(model)
+            if each in cast
+        }
+        telling, undo = _telling(model, weights), []
+        for module, (kind, first) in telling.items():
+            module.__class__ = _telling_class(kind, first)
         for module, unit in _units(model, weights, self.granularity):
             undo.append(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
             undo.append(module.register_forward_hook(unit.leave, always_call=True).remove)
         for module in self._converted(model, cast).values():
-            undo += [hook.remove for hook in _convert(module, _DTYPES[self.compute], next(module.parameters()).dtype)]
-        for each in own:
-            _cast(each, storage)
+            convert = _Convert(_DTYPES[self.compute], next(module.parameters()).dtype)
+            undo.append(module.register_forward_pre_hook(convert.enter, with_kwargs=True).remove)
+            undo.append(module.register_forward_hook(convert.leave).remove)
+        for each in weights.values():
+            _cast(each.weight, storage)
 
         def restore() -> None:
+            if any(vars(type(module)).get("told_by") is not first for module, (_, first) in telling.items()):
+                raise RuntimeError("Something was applied to the model after it was cast: undo that first.")
+            for module, (kind, _) in telling.items():
+                module.__class__ = kind
+            telling.clear()
             for each in undo:
                 each()
-            for weight, dtype in own.items():
-                _cast(weight, dtype)
+            for weight in weights.values():
+                weight.restore()
 
         return restore
 
@@ -166,13 +179,6 @@ class LayerwiseCasting:
 
     def _computes_in(self, weight: Parameter) -> torch.dtype:
         return weight.dtype if self.compute == "own" else _DTYPES[self.compute]
-
-    def _check_dtype(self, wide: torch.dtype) -> None:
-        small, held = torch.finfo(_DTYPES[self.storage]), torch.finfo(wide)
-        if held.bits <= small.bits:
-            raise ValueError(f"Weights in {wide} save nothing when stored in {self.storage}: choose an fp8 storage.")
-        if held.eps > small.eps or held.max < small.max or held.tiny > small.tiny:
-            raise ValueError(f"{wide} cannot hold what {self.storage} can, so that casting would go on losing.")
 
     def _converted(self, model: nn.Module, cast: Mapping[Parameter, str]) -> dict[str, nn.Module]:
         """Modules that compute with cast weights, where that is in another dtype than the model's."""
@@ -223,15 +229,20 @@ _Owner = tuple[str, nn.Module, str]
 class _Weight:
     """One weight, and how many of the forward passes under way need it up."""
 
-    def __init__(self, weight: Parameter, owners: list[_Owner], storage: torch.dtype, compute: torch.dtype) -> None:
-        self.weight, self.owners, self.storage, self.compute = weight, owners, storage, compute
+    def __init__(
+        self, weight: Parameter, owners: list[_Owner], storage: torch.dtype, compute: torch.dtype | None
+    ) -> None:
+        self.weight, self.owners, self.storage, self.own = weight, owners, storage, weight.dtype
+        self.compute = compute
+        """None: in its own dtype, whatever the model is converted to."""
         self.users = 0
 
     def up(self) -> None:
         if self.users == 0:
+            self.look_again()
             if torch.is_grad_enabled() and self.weight.requires_grad:
                 raise ValueError(f"{self.owners[0][0]} has a trained weight, and is cast. {_TRAINED}")
-            _cast(self.weight, self.compute)
+            _cast(self.weight, self.compute or self.own)
             if torch.is_grad_enabled():
                 # Autograd may keep this, and must not find it cast down when the backward pass comes.
                 self._put(Parameter(self.weight.detach(), requires_grad=False))
@@ -242,6 +253,40 @@ class _Weight:
         if self.users == 0:
             self._put(self.weight)
             _cast(self.weight, self.storage)
+
+    def look_again(self) -> None:
+        """Since the last forward pass the model may have been converted, or have got other weights."""
+        self.weight = self._now()
+        if self.weight.dtype is not self.storage:
+            if self.compute is not None and self.weight.dtype is not self.own:
+                raise ValueError(
+                    f"{self.owners[0][0]} was cast to compute in {self.compute}, and has been converted to "
+                    f"{self.weight.dtype} since: undo the casting, convert, and cast again."
+                )
+            _check_holds(self.storage, self.weight.dtype)
+            self.own = self.weight.dtype
+            self._put(self.weight)
+            _cast(self.weight, self.storage)
+
+    def tells(self) -> torch.dtype:
+        """What a model says of itself: the dtype that its weight has when it is not at rest."""
+        found = self._now().dtype
+        return found if self.users == 0 and found is not self.storage else self.own
+
+    def restore(self) -> None:
+        self.weight = self._now()
+        if self.weight.dtype is self.storage:
+            _cast(self.weight, self.own)
+
+    def _now(self) -> Parameter:
+        found = [module._parameters.get(name) for _, module, name in self.owners]
+        first = found[0]
+        if first is None or any(each is None or each.data_ptr() != first.data_ptr() for each in found):
+            raise ValueError(
+                f"{self.owners[0][0]} was cast, and its weight has been taken away or replaced in one of several "
+                "places since: undo the casting before, and cast again after."
+            )
+        return first
 
     def _put(self, weight: Parameter) -> None:
         for _, module, name in self.owners:
@@ -324,7 +369,8 @@ def _reads(module: nn.Module) -> list[Parameter]:
     They must be up as long as that forward runs. Where its code does not say whose `.weight` it takes, all below are.
     """
     forward = inspect.unwrap(module.forward)
-    code = getattr(getattr(forward, "__func__", forward), "__code__", None)
+    called = forward if inspect.isroutine(forward) else type(forward).__call__
+    code = getattr(getattr(called, "__func__", called), "__code__", None)
     found: list[Parameter] = []
     for *path, last in _taken(code) if code is not None and not _is_leaf(module) else ():
         owner: Any = module
@@ -349,28 +395,60 @@ def _taken(code: CodeType) -> list[list[str]]:
     return found
 
 
-def _convert(module: nn.Module, inside: torch.dtype, outside: torch.dtype) -> list[Any]:
+class _Convert:
     """Where layers compute in another dtype than the model's, what goes in and what comes out is converted."""
 
-    def to(dtype: torch.dtype, values: Any) -> Any:
-        return tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, values)
+    def __init__(self, inside: torch.dtype, outside: torch.dtype) -> None:
+        self.inside, self.outside = inside, outside
 
-    return [
-        module.register_forward_pre_hook(
-            lambda _, *given: (to(inside, given[0]), to(inside, given[1])), with_kwargs=True
-        ),
-        module.register_forward_hook(lambda _, args, output: to(outside, output)),
-    ]
+    def enter(self, module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        return _all_to(self.inside, args), _all_to(self.inside, kwargs)
+
+    def leave(self, module: nn.Module, args: Any, output: Any) -> Any:
+        return _all_to(self.outside, output)
 
 
-def _keep_telling_dtype(module: nn.Module) -> Callable[[], None]:
+def _all_to(dtype: torch.dtype, values: Any) -> Any:
+    return tree_map(lambda v: v.to(dtype) if isinstance(v, Tensor) and v.is_floating_point() else v, values)
+
+
+def _telling(
+    model: nn.Module, weights: Mapping[Parameter, _Weight]
+) -> dict[nn.Module, tuple[type[nn.Module], _Weight]]:
     """Models of diffusers and transformers tell the dtype of their first weight, and inputs are converted to that."""
-    kind: Any = type(module)
-    dtype = module.dtype
-    body = {"dtype": property(lambda _: dtype), "__module__": kind.__module__, "__qualname__": kind.__qualname__}
-    module.__class__ = type(kind.__name__, (kind,), body)
+    found: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
+    for module in model.modules():
+        if isinstance(getattr(type(module), "dtype", None), property):
+            cast = (weights[each] for each in module.parameters() if each in weights)
+            first = next((each for each in cast if str(each.own) == str(module.dtype)), None)
+            found |= {} if first is None else {module: (type(module), first)}
+    return found
 
-    def undo() -> None:
-        module.__class__ = kind
 
-    return undo
+def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:
+    def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
+        make, args, *rest = kind.__reduce_ex__(self, protocol)
+        # Files name classes, and this one has no name: it is made again from the one that it stands on.
+        return _telling_again, (first, make, tuple(kind if each is type(self) else each for each in args)), *rest
+
+    body = {"dtype": property(lambda _: first.tells()), "told_by": first, "__reduce_ex__": reduce}
+    named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    return type(kind.__name__, (kind,), {**body, **named})
+
+
+def _telling_again(first: _Weight, make: Callable[..., nn.Module], args: tuple[Any, ...]) -> nn.Module:
+    module = make(*args)
+    module.__class__ = _telling_class(type(module), first)
+    return module
+
+
+def _check_holds(storage: torch.dtype, wide: torch.dtype) -> None:
+    small, held = torch.finfo(storage), torch.finfo(wide)
+    if held.bits <= small.bits:
+        raise ValueError(f"Weights in {wide} save nothing when stored in {_word(storage)}: choose an fp8 storage.")
+    if held.eps > small.eps or held.max < small.max or held.tiny > small.tiny:
+        raise ValueError(f"{wide} cannot hold what {_word(storage)} can, so that casting would go on losing.")
+
+
+def _word(dtype: torch.dtype) -> str:
+    return next(name for name, each in _DTYPES.items() if each is dtype)

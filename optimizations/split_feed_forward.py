@@ -19,7 +19,6 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from types import MethodType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -89,20 +88,8 @@ class SplitFeedForward:
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=model.training)
         chosen = list(self._chosen(model).values())
-        splits, as_published = self.splits, self.as_published
-
-        def forward(module: nn.Module, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-            parts = _parts(module)
-            if fault := _fault(parts):
-                raise ValueError(f"Since this feed-forward was split it has changed: {fault}. Undo the split first.")
-            # Layerwise casting, too, sees by `.weight` in a forward that a module reads what its layers own.
-            columns = torch.split(parts.second.weight, parts.second.in_features // splits, dim=1)
-            slices = list(zip(*_rows(parts, splits), columns, strict=True))
-            return parts.final(_sum(x, parts, slices, as_published))
-
         for module in chosen:
-            # A bound method, so that a deep copy of the model computes with its own weights.
-            module.__dict__["forward"] = MethodType(forward, module)
+            module.__dict__["forward"] = _InSlices(module, self)
 
         def undo() -> None:
             for module in chosen:
@@ -124,6 +111,22 @@ class SplitFeedForward:
         if not chosen:
             raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(found)}.")
         return chosen
+
+
+class _InSlices:
+    """Stands as a feed-forward's `forward`. An object, so that copies and files of a model take it along."""
+
+    def __init__(self, module: nn.Module, knobs: SplitFeedForward) -> None:
+        self.module, self.knobs = module, knobs
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        parts, splits, as_published = _parts(self.module), self.knobs.splits, self.knobs.as_published
+        if fault := _fault(parts):
+            raise ValueError(f"Since this feed-forward was split it has changed: {fault}. Undo the split first.")
+        # Layerwise casting, too, sees by `.weight` in a forward that a module reads what its layers own.
+        columns = torch.split(parts.second.weight, parts.second.in_features // splits, dim=1)
+        slices = list(zip(*_rows(parts, splits), columns, strict=True))
+        return parts.final(_sum(x, parts, slices, as_published))
 
 
 def _same(x: Tensor) -> Tensor:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.agreement import addresses
+from memviz.allocator.replayer import Figures, Replayed
 from memviz.allocator.search import Search, Tried
-from memviz.allocator.verdict import addresses, verdict
 from memviz.allocator.what_if import WhatIf
 
 
-def replay_json(found: WhatIf, searched: Search | None = None) -> dict[str, Any]:
+def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
+    """`verdict` is the headline, which is made above here."""
     ours, card = found.replayed, found.card
     return {
         "settings": ours.settings.to_text(),
@@ -20,10 +21,11 @@ def replay_json(found: WhatIf, searched: Search | None = None) -> dict[str, Any]
         "reserved_end_bytes": ours.reserved_end_bytes,
         "retries": ours.retries,
         "oom": _oom(ours),
-        "verdict": " ".join(verdict(found, searched)).strip(),
+        "verdict": verdict,
         "provenance": ours.trace.about.label,
         "recorded_settings": found.recorded.settings.to_text(),
         "addresses": addresses(found.recorded),
+        **_beside(found),
         "peak_requested_bytes": ours.peak_requested_bytes,
         "unused_at_peak_bytes": ours.unused_at_peak_bytes,
         "fragmentation": round(ours.fragmentation, 6),
@@ -33,6 +35,29 @@ def replay_json(found: WhatIf, searched: Search | None = None) -> dict[str, Any]
         "smallest_card_bytes": found.smallest_card.total_bytes if found.smallest_card else None,
         "notes": [{"code": each.code, "level": each.level, "text": each.text} for each in ours.trace.notes],
         **(_search(searched) if searched else {}),
+    }
+
+
+def _beside(found: WhatIf) -> dict[str, Any]:
+    """The recording, and the recorded settings in the same memory and from the same start."""
+    return {
+        "as_recorded": found.replayed is found.base and not found.parted,
+        "why_not_as_recorded": found.parted if found.replayed is found.base else found.why_not_as_recorded,
+        "recorded_peak_reserved_bytes": found.recorded_peak_bytes,
+        "recorded_retries": found.recorded.retries,
+        "recorded_settings_replayed": _figures(found.rival),
+        "recorded_settings_as_memory_lay": _figures(found.base),
+        "change_bytes": None if found.replayed.oom or found.rival.oom else found.change_bytes,
+    }
+
+
+def _figures(replayed: Figures) -> dict[str, Any]:
+    return {
+        "peak_allocated_bytes": replayed.peak_allocated_bytes,
+        "peak_reserved_bytes": replayed.peak_reserved_bytes,
+        "reserved_end_bytes": replayed.reserved_end_bytes,
+        "retries": replayed.retries,
+        "oom": _oom(replayed),
     }
 
 
@@ -49,7 +74,7 @@ def _agreement(recorded: Replayed) -> dict[str, Any]:
     }
 
 
-def _oom(replayed: Replayed | Tried) -> dict[str, int] | None:
+def _oom(replayed: Figures | Tried) -> dict[str, int] | None:
     oom = replayed.oom
     if oom is None:
         return None
@@ -75,9 +100,11 @@ def _tried(each: Tried) -> dict[str, Any]:
     return {
         "settings": each.text,
         "is_recorded": each.is_recorded,
+        "as_recorded": each.is_as_recorded,
         "fits": each.fits,
         "peak_allocated_bytes": each.peak_allocated_bytes,
         "peak_reserved_bytes": each.peak_reserved_bytes,
+        "peak_reserved_on_card_bytes": each.reserved_on_card_bytes,
         "retries": each.retries,
         "oom": _oom(each),
         "smallest_card_bytes": each.smallest_card.total_bytes if each.smallest_card else None,

@@ -54,6 +54,18 @@ def replay_as_recorded(source: Source, progress: Progress | None = None) -> Repl
     return AsRecorded(source).result(progress)
 
 
+def with_needless(source: Source) -> Source:
+    """A source that knows which mallocs did not need what was freed before them."""
+    return known(source) if source.steps.forced else source
+
+
+def known(source: Source) -> Source:
+    """A source that was replayed as recorded."""
+    if source.is_exact is None:
+        replay_as_recorded(source)
+    return source
+
+
 class AsRecorded(Replay):
     def __init__(self, source: Source, *, second_thoughts: bool = False) -> None:
         self.second_thoughts = second_thoughts
@@ -64,6 +76,9 @@ class AsRecorded(Replay):
         grown = source.steps.grown.nonzero()[0]
         self.grown = dict(zip(grown.tolist(), source.steps.grown[grown].tolist(), strict=True))
         self.after_ladder: dict[int, bool] = {}
+        self.needless: set[int] = set()
+        failed = source.steps.out_of_memory
+        self.forced = {each.first: each.malloc for each in source.steps.forced if each.malloc not in failed}
         self.unsaid = _unsaid(source)
         self.mismatches = 0
         self.first: Mismatch | None = None
@@ -76,7 +91,8 @@ class AsRecorded(Replay):
         self.run()
         self._check_end()
         self.settings = self.source.recorded
-        return self.finished(Agreement(self.mismatches, self.first), self.source.steps.retries)
+        self.source.needless, self.source.is_exact = frozenset(self.needless), self.first is None
+        return self.finished(Agreement(self.mismatches, self.first), self.source.freed.retries)
 
     def _check_end(self) -> None:
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved
@@ -132,12 +148,22 @@ class AsRecorded(Replay):
     def _enter_ladder(self, event: int) -> None:
         """Whether the cache has nothing for a malloc shows before its ladder frees something."""
         malloc = self.source.steps.ladders.get(event)
-        if malloc is None:
-            return
+        if malloc is not None:
+            self.after_ladder[malloc] = self._would_serve(malloc)
+            if self.source.steps.waited:
+                self._note_need(malloc)
+        # Where no free ever waits, one just before a release was complete before it.
+        if event in self.forced and not self.source.steps.waited:
+            self._note_need(self.forced[event])
+
+    def _note_need(self, malloc: int) -> None:
+        if self.first is None and self._would_serve(malloc):
+            self.needless.add(malloc)
+
+    def _would_serve(self, malloc: int) -> bool:
         events, trace = self.source.device.events, self.source.trace
         size, stream = int(events.size[malloc]), int(events.stream[malloc])
-        pool = trace.pools[int(self.source.pools[malloc])]
-        self.after_ladder[malloc] = self.allocator.would_serve(size, stream, pool)
+        return self.allocator.would_serve(size, stream, trace.pools[int(self.source.pools[malloc])])
 
     def _recorded(self, first: int, last: int) -> list[Entry]:
         events = self.source.device.events

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memviz.allocator.as_recorded import with_needless
 from memviz.allocator.blocks import PoolId
 from memviz.allocator.caching import CachingAllocator, Record, unrecorded
 from memviz.allocator.device import Device, OutOfMemory
@@ -18,6 +19,7 @@ class OtherSettings(Replay):
     ) -> None:
         """`afresh` even where the settings would allow the recorded layout: to compare with some that do not."""
         super().__init__(source, settings, Device(memory, total=total))
+        self.emptied = with_needless(source).freed.emptied
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
 
     def result(self, progress: Progress | None = None) -> Replayed:
@@ -73,7 +75,7 @@ class OtherSettings(Replay):
         self.live[address] = block
 
     def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        emptied = self.source.steps.emptied.get(event)
+        emptied = self.emptied.get(event)
         if emptied is None:
             return
         private = [self.allocator.private_pools[each] for each in emptied if each in self.allocator.private_pools]

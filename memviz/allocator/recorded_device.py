@@ -18,8 +18,8 @@ _BEYOND_REAL_ADDRESSES = 1 << 62
 class RecordedDevice(Device):
     """Where the recording has no segment for what is asked, an address that no device has."""
 
-    def __init__(self, spaces: AddressSpaces) -> None:
-        super().__init__()
+    def __init__(self, spaces: AddressSpaces, memory: int | None = None, *, total: int | None = None) -> None:
+        super().__init__(memory, total=total)
         self._next_address = _BEYOND_REAL_ADDRESSES
         self._spaces = spaces
         self._offered: deque[Entry] = deque()
@@ -30,8 +30,7 @@ class RecordedDevice(Device):
 
     def malloc(self, size: int) -> int | None:
         if self._offered and self._offered[0][0] == Action.SEGMENT_ALLOC and self._offered[0][2] == size:
-            self.map(size)
-            return self._offered.popleft()[1]
+            return self._offered.popleft()[1] if self.map(size) else None
         return super().malloc(size)
 
     def reserve(self, size: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
 from memviz.allocator.statistics import Tally
 from memviz.allocator.steps import Step, Steps, pools_of_events, steps_of
+from memviz.allocator.who_freed import WhoFreed, who_freed
 from memviz.trace.model import Action, DeviceTrace, Ints4, Ints8, Trace
 
 _CHUNK = 1 << 16
@@ -132,8 +133,20 @@ class Source:
         self.device = device
         self.recorded, self.settings_are_inferred = settings_of(trace, device)
         self.steps: Steps = steps_of(trace, device)
+        self.needless: frozenset[int] | None = None
+        """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
+        self.is_exact: bool | None = None
+        """Whether a replay as recorded lands on every address; None before there was one."""
+        self._freed: tuple[frozenset[int] | None, WhoFreed] | None = None
         self.pools: Ints4 = pools_of_events(trace, device)
         self.know_sizes({})
+
+    @property
+    def freed(self) -> WhoFreed:
+        if self._freed is None or self._freed[0] is not self.needless:
+            found = who_freed(self.device, self.recorded, self.steps, self.needless or ())
+            self._freed = (self.needless, found)
+        return self._freed[1]
 
     def know_sizes(self, sizes: Mapping[int, int]) -> None:
         """Of blocks that were there before the first event, by address."""

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.allocator.replayer import Progress, RanOut, Source, part_of
+from memviz.allocator.as_recorded import known
+from memviz.allocator.replayer import Figures, Progress, RanOut, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size
@@ -49,6 +50,9 @@ class Tried:
     text: str
     """To paste behind `PYTORCH_CUDA_ALLOC_CONF=`; empty for PyTorch's defaults."""
     is_recorded: bool
+    """These are the settings of the recording."""
+    is_as_recorded: bool
+    """And replayed like this they do what is recorded, to the address."""
     peak_requested_bytes: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int
@@ -73,6 +77,8 @@ class Search:
     """The simplest of those that are as good as the best, to one in a hundred."""
     advice: str
     """One sentence."""
+    is_placed_anew: bool = False
+    """The history starts late: for all of them what was live before is placed into empty memory."""
 
     @property
     def best(self) -> Tried:
@@ -108,7 +114,8 @@ def search(
     found = [_tried(source, each, card, overhead_bytes, part) for each, part in zip(wanted, parts, strict=True)]
     tried = sorted(found, key=_rank)
     advised = _advised(tried)
-    return Search(tuple(tried), advised, _advice(tried, advised, card))
+    advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
+    return Search(tuple(tried), advised, advice, is_anew)
 
 
 def settings_to_try(source: Source, release: Release = NEWEST) -> list[Settings]:
@@ -158,6 +165,7 @@ def _tried(
         settings=settings,
         text=settings.to_text(),
         is_recorded=settings == source.recorded,
+        is_as_recorded=settings == source.recorded and _does_the_same(source, on_card),
         peak_requested_bytes=free.peak_requested_bytes,
         peak_allocated_bytes=free.peak_allocated_bytes,
         peak_reserved_bytes=free.peak_reserved_bytes,
@@ -166,6 +174,12 @@ def _tried(
         reserved_on_card_bytes=on_card.peak_reserved_bytes,
         smallest_card=smallest,
     )
+
+
+def _does_the_same(source: Source, on_card: Figures) -> bool:
+    """Neither start nor end of memory makes a difference to what is recorded."""
+    is_known = bool(known(source).is_exact) and not source.layout.segments
+    return is_known and not source.freed.was_short and (on_card.memory is None or never_short(on_card))
 
 
 def _rank(tried: Tried) -> tuple[bool, int, bool]:
@@ -189,8 +203,9 @@ def _advice(ranked: list[Tried], advised: Tried, card: Card | None) -> str:
         return "None of the settings tried makes it fit: it needs less live memory, or a larger card."
     if not recorded.fits:
         return f"Set {name}: with it this run fits, and with the recorded settings it runs out of memory."
+    # Under a limit the cache fills what there is, so what settings need shows without one.
+    where = " without a limit" if card else ""
     if advised.is_recorded:
-        where = " on this card" if card else ""
-        return f"Keep the settings{where}: none of those tried reserves noticeably less at its peak."
+        return f"Keep the settings: none of those tried reserves noticeably less at its peak{where}."
     saved = percent_text(recorded.peak_reserved_bytes - advised.peak_reserved_bytes, recorded.peak_reserved_bytes)
-    return f"Set {name}: at its peak it reserves {saved} less than with the recorded settings."
+    return f"Set {name}: at its peak it reserves {saved} less than with the recorded settings{where}."

@@ -1,12 +1,14 @@
 """What a recording asked of the allocator, event by event, apart from what the allocator did about it.
 
 The file does not say who gave segments back. A run of `segment_free` and `segment_unmap` before a new segment
-or an out-of-memory event belongs to that malloc: the allocator ran short or collected garbage. Any other run
-is the program's `empty_cache`. Stacks help where there are some: within a malloc they are the malloc's own.
+or an out-of-memory event can belong to that malloc: the allocator ran short or collected garbage. Any other run
+is the program's `empty_cache`. Stacks help where there are some: within a malloc they are the malloc's own. What
+else speaks for the program stands in `who_freed.py`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -36,6 +38,22 @@ class Step(IntEnum):
 
 
 @dataclass(frozen=True)
+class Forced:
+    """A run of releases that a malloc may have needed; the program may also have emptied the cache just before."""
+
+    first: int
+    """Event of the first release."""
+    malloc: int
+    """The malloc's own event, or the one that says it ran out."""
+    grown_bytes: int
+    """What it took from the device afterwards; 0 where it ran out."""
+    pools: frozenset[PoolId]
+    is_sure: bool
+    """Its stacks are the malloc's own, as only the allocator writes them: a program's call has another stack, or where
+    frees are recorded without stacks, shows those of the segments. Before it runs out it frees what it can."""
+
+
+@dataclass(frozen=True)
 class Steps:
     step: Bytes1
     grown: Ints8
@@ -44,10 +62,17 @@ class Steps:
     """Where a malloc went on after its search in the cache failed, up to its own event: it does not search again."""
     emptied: dict[int, frozenset[PoolId]]
     """Events at which the program emptied the cache, with the pools that gave something back then."""
-    retries: int
-    """Mallocs that had to free everything cached first, by what was recorded."""
+    forced: tuple[Forced, ...]
+    """The other releases: a malloc follows that may have needed them."""
+    out_of_memory: tuple[int, ...]
+    """Events at which the recording itself ran out."""
     waited: int
     """Frees that another stream delayed."""
+
+    @property
+    def retries(self) -> int:
+        """Mallocs that had to free everything cached first, if every one that can have did."""
+        return len({each.malloc for each in self.forced}.union(self.out_of_memory))
 
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
@@ -67,7 +92,8 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
         grown=grown,
         ladders=_ladders(events, step, within),
         emptied=_emptied(trace, events, within),
-        retries=_retries(events, within),
+        forced=tuple(_forced(trace, events, within)),
+        out_of_memory=tuple(np.flatnonzero(action == Action.OOM).tolist()),
         waited=waited,
     )
 
@@ -98,7 +124,7 @@ def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
 
 def _within_malloc(events: Events) -> Bools:
     """Frees that complete in between are part of a malloc's ladder too, so they do not end a run."""
-    kept = np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
+    kept = _of_the_allocator(events)
     action, stack = events.action[kept], events.stack[kept]
     releases = _is_one_of(action, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
     follower = _next_where(~releases)
@@ -106,9 +132,15 @@ def _within_malloc(events: Events) -> Bools:
     follower = np.minimum(follower, max(len(kept) - 1, 0))
     takes = _is_one_of(action[follower], Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)
     own_stack = (stack == stack[follower]) | (stack == NO_STACK) | (stack[follower] == NO_STACK)
+    foreign = np.unique(follower[releases & ~own_stack])
     within = np.zeros(len(events), dtype=np.bool_)
-    within[kept] = follows & takes & own_stack
+    # Of what `empty_cache` frees, some segments may have been made where the next malloc stands.
+    within[kept] = follows & takes & ~np.isin(follower, foreign)
     return within
+
+
+def _of_the_allocator(events: Events) -> Ints8:
+    return np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
 
 
 def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
@@ -136,25 +168,41 @@ def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) 
 
 
 def _emptied(trace: Trace, events: Events, within: Bools) -> dict[int, frozenset[PoolId]]:
-    kept = np.flatnonzero((events.action != Action.FREE_COMPLETED) & (events.action <= Action.OOM))
-    by_program = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & ~within[kept]
-    starts = by_program.copy()
-    starts[1:] &= ~by_program[:-1]
-    runs = np.split(kept[by_program], np.cumsum(starts[by_program]).searchsorted(np.arange(1, starts.sum()), "right"))
-    return {
-        int(run[0]): frozenset(trace.pools[pool] for pool in np.unique(events.pool[run]).tolist())
-        for run in runs
-        if len(run)
-    }
+    return {int(run[0]): _pools(trace, events, run) for run in _runs(events, ~within)}
 
 
-def _retries(events: Events, within: Bools) -> int:
-    """A malloc that released something and then took a segment, or that gave up."""
-    releasing = np.flatnonzero(within)
+def _runs(events: Events, chosen: Bools) -> list[Ints8]:
+    """Releases that stand together, of those chosen."""
+    kept = _of_the_allocator(events)
+    wanted = _is_one_of(events.action[kept], Action.SEGMENT_FREE, Action.SEGMENT_UNMAP) & chosen[kept]
+    starts = wanted.copy()
+    starts[1:] &= ~wanted[:-1]
+    bounds = np.cumsum(starts[wanted]).searchsorted(np.arange(1, starts.sum()), "right")
+    return [run for run in np.split(kept[wanted], bounds) if len(run)]
+
+
+def _pools(trace: Trace, events: Events, run: Ints8) -> frozenset[PoolId]:
+    return frozenset(trace.pools[pool] for pool in np.unique(events.pool[run]).tolist())
+
+
+def _forced(trace: Trace, events: Events, within: Bools) -> Iterator[Forced]:
     ends = np.flatnonzero(_is_one_of(events.action, Action.ALLOC, Action.OOM))
-    retried = set(np.searchsorted(ends, releasing).tolist())
-    retried |= set(np.flatnonzero(events.action[ends] == Action.OOM).tolist())
-    return len(retried)
+    grows = _is_one_of(events.action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+    made, seen = dict[int, int](), 0
+    frees_have_stacks = bool((events.stack[events.action == Action.FREE_REQUESTED] != NO_STACK).any())
+    for run in _runs(events, within):
+        for at in (seen + np.flatnonzero(grows[seen : run[0]])).tolist():
+            made[int(events.address[at])] = int(events.stack[at])
+        seen = int(run[0])
+        after = int(np.searchsorted(ends, run[-1]))
+        malloc = int(ends[after]) if after < len(ends) else len(events) - 1
+        grown = int(events.size[run[-1] : malloc][grows[run[-1] : malloc]].sum())
+        own = [made.get(address, NO_STACK) for address in events.address[run].tolist()]
+        theirs = zip(events.stack[run].tolist(), own, strict=True)
+        is_sure = events.action[malloc] == Action.OOM or any(
+            stack != NO_STACK and (frees_have_stacks or segment not in (NO_STACK, stack)) for stack, segment in theirs
+        )
+        yield Forced(int(run[0]), malloc, grown, _pools(trace, events, run), bool(is_sure))
 
 
 def _is_one_of(action: Bytes1, *wanted: Action) -> Bools:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Figures, Progress, Replayed, Source, part_of
+from memviz.allocator.replayer import Figures, Progress, Replayed, Source, part_of, rest_of
+from memviz.allocator.reproduced import PLACED_ANEW, why_parted
 from memviz.allocator.settings import Settings
+from memviz.allocator.who_freed import reserved_after
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.rounding import MiB
@@ -17,8 +20,8 @@ from memviz.units import bytes_text
 GiB = 1 << 30
 
 OVERHEAD_BYTES = 512 * MiB
-"""Taken from every card before PyTorch's allocator gets any: the context and loaded kernels, 0.3 to 0.6 GiB and
-more where libraries such as NCCL keep buffers of their own. An assumption; files do not say."""
+"""Taken from every card before PyTorch's allocator gets any: the context and loaded kernels, and more where libraries
+such as NCCL keep buffers of their own. An assumption; files do not say. What is known stands in `context.py`."""
 
 CARD_BYTES = tuple(size * GiB for size in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288))
 """Sizes that cards are sold in, taken as whole GiB."""
@@ -41,15 +44,41 @@ class Card:
 
 @dataclass(frozen=True)
 class WhatIf:
+    """One frozen answer: every sentence, line, row and figure of a what-if is taken from it."""
+
     recorded: Replayed
-    """Under the recorded settings, to show how well the model knows this file."""
+    """Under the recorded settings, guided by the file, to show how well the model knows it."""
     base: Replayed
-    """The recorded settings on the card."""
+    """The recorded settings in the memory asked for, from where memory lay; `recorded` where that comes to the same."""
+    rival: Replayed
+    """What `replayed` is compared with: the recorded settings in the same memory and from the same start."""
     replayed: Replayed
     card: Card | None
+    recorded_peak_bytes: int
+    """Of what was reserved, by the file itself."""
+    parted: str
+    """Why `base` does not do what is recorded, in words that go on after a colon; empty where it does."""
+    device: str = "0"
+    devices: int = 1
+    """How many the trace has: where there are several, whatever is said of one names it."""
     smallest_card: Card | None = None
     """Of the usual sizes, the smallest on which `replayed` would have run to its end; None where none is large
     enough, or nobody asked."""
+
+    @property
+    def why_not_as_recorded(self) -> str:
+        """Why what `replayed` is compared with is not the recording itself; empty where it is."""
+        reasons = [self.parted] if self.rival is self.base else [self.parted, PLACED_ANEW]
+        return "; ".join(dict.fromkeys(each for each in reasons if each))
+
+    @property
+    def change_bytes(self) -> int:
+        """Of the peak of what is reserved, against the recorded settings."""
+        return self.replayed.peak_reserved_bytes - self.rival.peak_reserved_bytes
+
+
+ReplayOn = Callable[[Settings, Card | None, bool, Progress | None], Replayed]
+"""Under these settings, on this card, and whether what was live before the first event is placed anew."""
 
 
 def what_if(
@@ -60,21 +89,58 @@ def what_if(
     card: Card | None = None,
     overhead_bytes: int | None = None,
     progress: Progress | None = None,
+    source: Source | None = None,
 ) -> WhatIf:
     """Without settings the recorded ones; without a card memory without end.
 
     `overhead_bytes` are taken from the cards of the usual sizes; without it as much as from `card`.
     """
-    source = source_of(trace, device)
+    source = source or source_of(trace, device)
     wanted = source.recorded if settings is None else settings
     if wanted != source.recorded:
         check_share(wanted, card)
-    recorded = replay_as_recorded(source, part_of(progress, 0, 4))
-    base = recorded if card is None else replay_on(source, None, card, progress=part_of(progress, 1, 4))
-    ours = base if wanted == source.recorded else replay_on(source, wanted, card, progress=part_of(progress, 2, 4))
+    recorded = replay_as_recorded(source, part_of(progress, 0, 5))
+
+    def replay(settings: Settings, card: Card | None, afresh: bool, progress: Progress | None) -> Replayed:
+        return replay_on(source, settings, card, afresh=afresh, progress=progress)
+
+    found = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
-    return WhatIf(recorded, base, ours, card, smallest_for(source, ours, overhead_bytes, part_of(progress, 3, 4)))
+    smallest = smallest_for(source, found.replayed, overhead_bytes, part_of(progress, 4, 5))
+    return replace(found, smallest_card=smallest)
+
+
+def answered(
+    source: Source,
+    recorded: Replayed,
+    wanted: Settings,
+    card: Card | None,
+    *,
+    replay: ReplayOn,
+    progress: Progress | None = None,
+) -> WhatIf:
+    """Like is compared with like. Without the smallest card, which may take several replays."""
+    starts_late = bool(source.layout.segments)
+    does_the_same = card is None and recorded.exact and not source.freed.was_short
+    base = recorded if does_the_same else replay(source.recorded, card, False, part_of(progress, 0, 4))
+    ours = rival = base
+    if wanted != source.recorded:
+        ours = replay(wanted, card, starts_late, part_of(progress, 1, 4))
+        if ours.is_placed_anew and not base.is_placed_anew:
+            rival = replay(source.recorded, card, True, part_of(progress, 2, 4))
+    total = card.total_bytes if card else None
+    return WhatIf(
+        recorded=recorded,
+        base=base,
+        rival=rival,
+        replayed=ours,
+        card=card,
+        recorded_peak_bytes=int(reserved_after(source.device).max()),
+        parted="" if does_the_same else why_parted(source, recorded, base, total),
+        device=source.device.name,
+        devices=len(source.trace.devices),
+    )
 
 
 def smallest_for(
@@ -83,7 +149,10 @@ def smallest_for(
     """The smallest card for settings that were replayed already."""
     was_free = replayed.memory is None and replayed.agreement is None
     free = replayed if was_free or never_short(replayed) else None
-    return smallest_card(source, replayed.settings, overhead_bytes=overhead_bytes, free=free, progress=progress)
+    anew = replayed.is_placed_anew
+    return smallest_card(
+        source, replayed.settings, overhead_bytes=overhead_bytes, afresh=anew, free=free, progress=progress
+    )
 
 
 def never_short(on_card: Figures) -> bool:

@@ -1,8 +1,7 @@
 """Which allocations of several traces are of the same thing, wherever in time they were made.
 
-`compare` calls a function one site, because lines move between versions of a program. Here a site is a line and
-the operator that took the memory, as long as the function's lines are the same in all traces that have it; where
-they have moved, it is the function again. Operators count only where every trace recorded them.
+A site is a line and the operator that took the memory, as long as the function's lines are the same in all traces
+that have it; where they have moved, it is the function. Operators count only where every trace recorded them.
 
 What is known per stack is decided per stack, so that a million allocations cost one look-up each.
 """
@@ -15,23 +14,23 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.alike_stacks import stack_names
-from memviz.analysis.categories import categories
+from memviz.analysis.common_tails import Place, common_tails
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.matching import Place, common_tails
+from memviz.analysis.groups import keyed_by
+from memviz.analysis.kinds import KINDS, kinds
+from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.moved_lines import lines_text, moved
 from memviz.analysis.operators import NO_OPERATOR, operator_name, operators
 from memviz.analysis.phases import label_of_rows
+from memviz.analysis.remember import kept
 from memviz.analysis.sites import Site, sites
 from memviz.errors import UsageError
-from memviz.trace.model import NO_STACK, Category, DeviceTrace, Ints4, Ints8, Trace
+from memviz.trace.model import DeviceTrace, Ints4, Ints8, Trace
 
 Pair = tuple[Trace, DeviceTrace]
-BEFORE_RECORDING = "before recording"
-KINDS = (*(each.label for each in Category), BEFORE_RECORDING)
-"""What a row of `kinds` means: the categories, and what was live at the first event without a stack to say."""
 Named = tuple[Ints8, list["Thing"]]
 """Of one trace: per own code a number, and per number the thing."""
+_ALL = slice(None)
 
 
 @dataclass(frozen=True)
@@ -48,6 +47,11 @@ class Thing:
         """What tells two things of one label apart."""
         return self.operator or self.function
 
+    @property
+    def name(self) -> str:
+        """What a row is called, wherever it is shown."""
+        return f"{self.label} {self.detail}".strip()
+
 
 @dataclass(frozen=True, eq=False)
 class Alike:
@@ -55,10 +59,11 @@ class Alike:
     things: tuple[Thing, ...]
     of_code: tuple[Ints8, ...]
     """Per trace: the thing of each of its own codes, which are stacks, categories or texts."""
+    rule: SiteRule = DEFAULT_RULE
 
-    def of_rows(self, number: int, side: Pair) -> Ints8:
-        """The thing of every row of `lifetimes` of trace `number`."""
-        return np.asarray(self.of_code[number][_CODES[self.by](*side)], dtype=np.int64)
+    def of_rows(self, number: int, side: Pair, rows: Ints8 | slice = _ALL) -> Ints8:
+        """The thing of these rows of `lifetimes` of trace `number`."""
+        return np.asarray(self.of_code[number][_codes(side, self.by, self.rule)[rows]], dtype=np.int64)
 
     def rows_of(self, number: int, side: Pair, key: str) -> Ints8:
         """All its allocations, wherever in time; none for a key that nothing has."""
@@ -67,27 +72,18 @@ class Alike:
 
 
 def alike(sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE) -> Alike:
-    if by not in _NAMES:
-        raise UsageError(f"{by!r} is nothing to compare by; there are {', '.join(_NAMES)}.")
+    if by not in GROUPINGS:
+        raise UsageError(f"{by!r} is nothing to compare by; there are {', '.join(GROUPINGS)}.")
     numbers: dict[str, int] = {}
     things: list[Thing] = []
     of_code = []
-    for number_of_code, named in _NAMES[by](sides, rule):
+    for number_of_code, named in _NAMES[by](sides, rule) if by in _NAMES else _by_own_names(sides, by, rule):
         for thing in named:
             if numbers.setdefault(thing.key, len(things)) == len(things):
                 things.append(thing)
         of_name = np.array([numbers[thing.key] for thing in named], dtype=np.int64)
         of_code.append(of_name[number_of_code])
-    return Alike(by, tuple(things), tuple(of_code))
-
-
-def kinds(trace: Trace, device: DeviceTrace) -> Ints8:
-    """Per row of `lifetimes` an index into KINDS."""
-    rows = lifetimes(device)
-    found = categories(trace, device).category.astype(np.int64)
-    unseen = (rows.start == BEFORE) & (rows.stack == NO_STACK) & (found == Category.UNKNOWN)
-    found[unseen] = len(Category)
-    return found
+    return Alike(by, tuple(things), tuple(of_code), rule)
 
 
 def _stack_codes(trace: Trace, device: DeviceTrace) -> Ints4:
@@ -193,16 +189,60 @@ def _place(site: Site) -> Place:
     return site.path, site.function
 
 
+def _by_line(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
+    """A line of a file, whatever function and operator; one that has moved is another."""
+    used = [_used_sites(*side, rule) for side in sides]
+    tails = common_tails([{(site.path, "") for site in each if site.path} for each in used])
+    found = []
+    for trace, _ in sides:
+        table = sites(trace, rule)
+        lines = [
+            f"{tails.get((site.path, ''), site.path)}:{site.line}" if site.path else site.label for site in table.sites
+        ]
+        keys = [line if site.path else site.key for line, site in zip(lines, table.sites, strict=True)]
+        things = [Thing(key, line) for key, line in zip(keys, lines, strict=True)]
+        found.append((table.of_stack.astype(np.int64), things))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnNames:
+    codes: Ints8
+    """Per row of `lifetimes` an index into `things`."""
+    things: list[Thing]
+
+
+def _by_own_names(sides: Sequence[Pair], by: str, rule: SiteRule) -> list[Named]:
+    """Groups that are called the same in every trace."""
+    found = [_own_names(side, by, rule) for side in sides]
+    return [(np.arange(len(each.things)), each.things) for each in found]
+
+
+def _own_names(side: Pair, by: str, rule: SiteRule) -> _OwnNames:
+    def make() -> _OwnNames:
+        keyed = keyed_by(*side, np.arange(len(lifetimes(side[1]))), by, rule=rule)
+        found, codes = np.unique(keyed.codes, return_inverse=True)
+        return _OwnNames(codes, [Thing(*keyed.name(int(code))) for code in found])
+
+    return kept(side[0], (_own_names, side[1], by, rule), make)
+
+
+def _codes(side: Pair, by: str, rule: SiteRule) -> Ints8 | Ints4:
+    return _CODES[by](*side) if by in _CODES else _own_names(side, by, rule).codes
+
+
 _CODES: dict[str, Callable[[Trace, DeviceTrace], Ints8 | Ints4]] = {
     "site": _stack_codes,
+    "line": _stack_codes,
+    "stack": _stack_codes,
     "category": kinds,
     "module": _module_codes,
-    "stack": _stack_codes,
 }
 _NAMES: dict[str, Callable[[Sequence[Pair], SiteRule], list[Named]]] = {
     "site": _by_site,
+    "line": _by_line,
+    "stack": _by_stack,
     "category": _by_category,
     "module": _by_module,
-    "stack": _by_stack,
 }
-GROUPINGS = tuple(_NAMES)
+GROUPINGS = (*_NAMES, "phase", "annotation", "stream", "pool", "size")

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 
 import numpy as np
 
-from memviz.analysis.live import clock, has_times
+from memviz.analysis.live import clock, has_stamps
 from memviz.analysis.remember import remembered
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
@@ -52,7 +52,7 @@ class Annotated:
 @remembered
 def annotated(device: DeviceTrace) -> Annotated:
     rows = device.annotations
-    if len(device.events) and not has_times(device):
+    if len(device.events) and not has_stamps(device):
         return Annotated(_intervals(device, *_pairs(_none())), unplaced=len(rows))
     start, end = _pairs(rows)
     ends = int(np.count_nonzero(rows.stage == Stage.END))
@@ -177,4 +177,4 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
     ends = intervals.end_event[optimized]
     begins = [0, *(ends[:-1] + 1)] if optimized else []
     spans = zip(begins, ends, strict=True)
-    return tuple(Step(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans))
+    return tuple(Step(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans, start=1))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.compare import Comparison
+from memviz.analysis.changes import Change, Changes
 from memviz.analysis.peak import LiveSet
+from memviz.analysis.setting_differences import Setting
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 
@@ -42,39 +44,41 @@ def frames_json(trace: Trace, stack: int) -> list[dict[str, Any]]:
     ]
 
 
-def diff_json(found: Comparison) -> dict[str, Any]:
-    pairs = [_pair(found, other) for other in range(1, len(found.moments))]
+def diff_json(found: Changes, settings: Sequence[Setting], *, top: int | None = None) -> dict[str, Any]:
+    pairs = [_pair(found, settings, other, top) for other in range(1, len(found.moments))]
     return pairs[0] if len(pairs) == 1 else {"comparisons": pairs}
 
 
-def _pair(found: Comparison, other: int) -> dict[str, Any]:
-    name = "site" if found.by == "site" else "key"
+def _pair(found: Changes, settings: Sequence[Setting], other: int, top: int | None) -> dict[str, Any]:
     return {
         "a": _side(found, 0),
         "b": _side(found, other),
         "by": found.by,
-        "delta_bytes": found.delta_bytes[other],
-        "rows": [
-            {
-                name: row.label,
-                "a_bytes": row.bytes[0],
-                "b_bytes": row.bytes[other],
-                "delta_bytes": row.delta_bytes[other],
-                "a_count": row.counts[0],
-                "b_count": row.counts[other],
-            }
-            for row in found.rows
-        ],
-        "rest_bytes": found.rest_delta_bytes[other],
-        "settings": {each.name: [each.values[0], each.values[other]] for each in found.settings},
+        "delta_bytes": found.delta(other),
+        "rows": [_row(row, found.by, other) for row in found.rows[:top]],
+        "rest_bytes": found.after(top).delta(other),
+        "settings": {each.name: [each.values[0], each.values[other]] for each in settings},
     }
 
 
-def _side(found: Comparison, number: int) -> dict[str, Any]:
+def _row(row: Change, by: str, other: int) -> dict[str, Any]:
+    return {
+        "site" if by == "site" else "key": row.thing.name,
+        "a_bytes": row.bytes[0],
+        "b_bytes": row.bytes[other],
+        "delta_bytes": row.delta(other),
+        "a_count": row.counts[0],
+        "b_count": row.counts[other],
+        "function": row.thing.function,
+        "operator": row.thing.operator,
+    }
+
+
+def _side(found: Changes, number: int) -> dict[str, Any]:
     moment = found.moments[number]
     return {
         "file": moment.source,
-        "device": moment.device,
+        "device": moment.which.name,
         "event": moment.event,
         "peak_bytes": moment.live_bytes,
         "reserved_peak_bytes": moment.reserved_peak_bytes,

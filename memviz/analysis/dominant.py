@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.alike import BEFORE_RECORDING, KINDS
-from memviz.analysis.categories import categories
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped, keyed_by
-from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.kinds import KINDS, kinds
+from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by
-from memviz.trace.model import NO_STACK, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
 
 
 @dataclass(frozen=True)
 class Dominant:
     kind: str
-    """One of `alike.KINDS`."""
+    """One of `kinds.KINDS`."""
     bytes: int
     """Of this kind; the rest of the group is of others."""
 
@@ -56,17 +55,8 @@ def dominant_by_group(
 def bytes_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.NDArray[Any], *, count: int) -> Ints8:
     """A row per code in 0..count-1, a column per kind."""
     width = len(KINDS)
-    pairs = codes * width + _kinds(trace, device, rows)
+    pairs = codes * width + kinds(trace, device, rows)
     return sum_by(pairs, lifetimes(device).size[rows], count * width).reshape(count, width)
-
-
-def _kinds(trace: Trace, device: DeviceTrace, rows: Ints8) -> Ints8:
-    """What `alike.kinds` has for these rows, without looking at all the others."""
-    all_rows = lifetimes(device)
-    found = categories(trace, device).category[rows].astype(np.int64)
-    unseen = (all_rows.start[rows] == BEFORE) & (all_rows.stack[rows] == NO_STACK) & (found == Category.UNKNOWN)
-    found[unseen] = KINDS.index(BEFORE_RECORDING)
-    return found
 
 
 def dominant_of(sums: Ints8) -> list[Dominant]:

@@ -10,14 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.categories import categories
 from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.kinds import KINDS, kinds
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.phases import label_of_rows, phases
-from memviz.analysis.sites import Site, sites
+from memviz.analysis.sites import Site, sites, with_line
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
-from memviz.trace.model import Category, DeviceTrace, Ints8, Phase, Trace
+from memviz.trace.model import DeviceTrace, Ints8, Phase, Trace
 from memviz.units import count_text
 
 
@@ -123,7 +123,7 @@ def _by_line(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> 
 def _line_of(site: Site) -> tuple[str, str]:
     if not site.path:
         return site.key, site.label
-    return f"{site.path}:{site.line}", site.label.removesuffix(f" {site.function}")
+    return with_line(site.path, site.line), site.label.removesuffix(f" {site.function}")
 
 
 def _by_stack(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
@@ -132,7 +132,7 @@ def _by_stack(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) ->
 
 
 def _by_category(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:
-    return Keyed(categories(trace, device).category[rows], lambda code: _twice(Category(code).label))
+    return Keyed(kinds(trace, device, rows), lambda code: _twice(KINDS[code]))
 
 
 def _by_phase(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule) -> Keyed:

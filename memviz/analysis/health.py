@@ -62,7 +62,7 @@ def _on_device(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     where = f"Device {device.name}: " if len(trace.devices) > 1 else ""
     for about in _CONCERNS:
         for note in about(trace, device):
-            yield Note(note.code, where + note.text, note.remedy, note.level)
+            yield Note(note.code, where + note.text, note.remedy, note.level, device.name)
 
 
 def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
@@ -286,7 +286,9 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     times = device.events.time_us[device.events.time_us != 0]
-    if len(device.events) and not len(times):
+    if not device.is_timed:
+        yield Note("no_times", "No clock runs on a predicted device: only the order of its events is known.")
+    elif len(device.events) and not len(times):
         yield Note("no_times", "Its events have no times (torch before 2.2): only their order is known.")
     back = int((np.diff(times) < 0).sum())
     if back:

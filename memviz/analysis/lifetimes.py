@@ -216,12 +216,19 @@ def _by_start(rows: Lifetimes, count: int) -> Lifetimes:
 
 
 def _by_address(address: Ints8) -> Ints8:
-    """A stable order by address. Sixteen bits at a time, numpy sorts twice as fast as all 64 at once."""
+    """A stable order by address: numpy sorts numbers several times as fast as it finds their order."""
     if not len(address):
         return np.zeros(0, dtype=np.int64)
     offset = (address - address.min()).view(np.uint64)
     used = int(np.bitwise_or.reduce(offset))
     lowest = (used & -used).bit_length() - 1
+    place_bits = len(address).bit_length()
+    if used.bit_length() - lowest + place_bits <= 64:
+        # Address above, place below: sorted as one number each.
+        keys = (offset >> np.uint64(max(lowest, 0))) << np.uint64(place_bits)
+        keys |= np.arange(len(address), dtype=np.uint64)
+        keys.sort()
+        return np.asarray(keys & np.uint64((1 << place_bits) - 1)).view(np.int64)
     order = np.arange(len(address))
     for shift in range(max(lowest, 0), used.bit_length(), 16):
         digit = (offset >> np.uint64(shift)).astype(np.uint16)

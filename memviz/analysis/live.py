@@ -28,7 +28,12 @@ def check_event(device: DeviceTrace, event: int) -> None:
 
 
 def has_times(device: DeviceTrace) -> bool:
-    """torch before 2.2 recorded none."""
+    """torch before 2.2 recorded none, and on a predicted device no clock runs."""
+    return device.is_timed and has_stamps(device)
+
+
+def has_stamps(device: DeviceTrace) -> bool:
+    """Times, or counts in their place: enough to say between which events an annotation begins and ends."""
     return bool(device.events.time_us.any())
 
 

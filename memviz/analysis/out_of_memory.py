@@ -24,8 +24,15 @@ class OutOfMemory:
 
 
 def out_of_memory(
-    trace: Trace, device: DeviceTrace, by: str = "site", *, top: int | None = None, rule: SiteRule = DEFAULT_RULE
+    trace: Trace,
+    device: DeviceTrace,
+    by: str = "site",
+    *,
+    top: int | None = None,
+    chosen: slice = slice(None),
+    rule: SiteRule = DEFAULT_RULE,
 ) -> tuple[OutOfMemory, ...]:
+    """`chosen`: which of them, because a program can go on failing thousands of times, and each takes a while."""
     events, table = device.events, sites(trace, rule)
     return tuple(
         OutOfMemory(
@@ -35,5 +42,5 @@ def out_of_memory(
             stack=int(events.stack[event]) if events.stack[event] != NO_STACK else None,
             then=at(trace, device, event, by, top=top, rule=rule),
         )
-        for event in np.flatnonzero(events.action == Action.OOM).tolist()
+        for event in np.flatnonzero(events.action == Action.OOM)[chosen].tolist()
     )

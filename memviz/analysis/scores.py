@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memviz.analysis.alike import KINDS, Pair, kinds
+from memviz.analysis.alike import Pair
+from memviz.analysis.kinds import KINDS, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times, live_rows
 from memviz.analysis.sums import sum_by
@@ -16,7 +17,7 @@ from memviz.trace.model import DeviceTrace
 @dataclass(frozen=True)
 class Score:
     kinds: tuple[tuple[str, int], ...]
-    """Live bytes at the peak by `alike.KINDS`, those that have any."""
+    """Live bytes at the peak by `kinds.KINDS`, those that have any."""
     live_bytes: int
     """At the peak; the sum of the above."""
     reserved_bytes: int
@@ -42,7 +43,7 @@ def _score(side: Pair, baseline: int) -> Score:
     device = side[1]
     line = timeline(device)
     rows = live_rows(device, line.peak_event)
-    held = sum_by(kinds(*side)[rows], lifetimes(device).size[rows], len(KINDS)).tolist()
+    held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
     return Score(
         kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
         live_bytes=line.peak_bytes,

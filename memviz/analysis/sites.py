@@ -40,7 +40,7 @@ class Site:
     def key(self) -> str:
         """Tells sites apart also where their labels are alike."""
         if self.path:
-            return f"{self.path}:{self.line} {self.function}"
+            return f"{with_line(self.path, self.line)} {self.function}"
         return self.label if self.kind is SiteKind.NONE else f"{self.kind} {self.function}"
 
 
@@ -125,10 +125,17 @@ def site_of_frame(trace: Trace, frame: int, rule: SiteRule = DEFAULT_RULE) -> Si
     return Site(_SITE_KIND[kind], name, path, int(frames.line[frame]))
 
 
+def with_line(path: str, line: int) -> str:
+    """Code that is compiled at run time has frames without a line."""
+    return f"{path}:{line}" if line else path
+
+
 def _labelled(site: Site, short: dict[str, str]) -> Site:
     if site is NO_SITE:
         return site
-    return replace(site, label=f"{short[site.path]}:{site.line} {site.function}" if site.path else site.function)
+    return replace(
+        site, label=f"{with_line(short[site.path], site.line)} {site.function}" if site.path else site.function
+    )
 
 
 def _node_name(name: str) -> str:

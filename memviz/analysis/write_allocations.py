@@ -38,7 +38,7 @@ def _allocations(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
 
 
 def _times(device: DeviceTrace, events: Any) -> list[Any]:
-    known = (events >= 0) & (events < len(device.events))
+    known = (events >= 0) & (events < len(device.events)) & device.is_timed
     times = np.zeros(len(events), dtype=np.int64)
     times[known] = device.events.time_us[events[known]]
     return where(times != 0, times.tolist())

@@ -50,6 +50,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.stdout
     open_streams()
     args = argparse.Namespace()
     with harmless_streams():
@@ -58,6 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             let_go_of_output()
     if getattr(args, "takes_over", False) and not status:
         # The script's output, its signals and its exit status are its own.
+        sys.stdout = given
         return _taken_over(args)
     return status
 

@@ -9,17 +9,17 @@ from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.live import clock, event_at_time
 from memviz.analysis.peak import at as live_at
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_grouping,
     add_json,
-    choose_device,
     open_trace,
     print_json,
 )
-from memviz.commands.peak import print_live
+from memviz.commands.peak import print_elsewhere, print_live
 from memviz.trace.model import DeviceTrace, Trace
 
 _EARLIEST_EPOCH_SECONDS = 1e8
@@ -28,7 +28,7 @@ _EARLIEST_EPOCH_SECONDS = 1e8
 
 def at(trace: Trace, event: int, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
     """As `python -m memviz at --event N --json` writes it."""
-    chosen = choose_device(trace, device)
+    chosen = chosen_device(trace, device)
     return live_json(trace, chosen, live_at(trace, chosen, event, by, top=top), "live_bytes")
 
 
@@ -53,9 +53,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     trace = open_trace(args.file)
-    device = choose_device(trace, args.device)
+    device = chosen_device(trace, args.device)
     live = live_at(trace, device, _event(device, args), args.by, top=args.top or None)
-    print_json(live_json(trace, device, live, "live_bytes")) if args.json else print_live(live, "")
+    if args.json:
+        print_json(live_json(trace, device, live, "live_bytes"))
+    else:
+        print_live(device, live, "")
+        print_elsewhere(trace, device)
     return 0
 
 

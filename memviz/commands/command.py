@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from memviz.commands.terminal import harmless, progress
-from memviz.errors import UsageError
 from memviz.trace.load import load_trace
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Trace
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,10 @@ def add_file(parser: argparse.ArgumentParser, *, many: str | None = None) -> Non
         parser.add_argument("file", metavar="FILE", type=Path, help="a snapshot")
 
 
-def add_device(parser: argparse.ArgumentParser, default: str = "the one with the highest peak") -> None:
+_FIRST_DEVICE = "the one that ran out of memory, else the one with the highest peak"
+
+
+def add_device(parser: argparse.ArgumentParser, default: str = _FIRST_DEVICE) -> None:
     parser.add_argument("--device", metavar="N", help=f"a number, or host0 for pinned memory (default: {default})")
 
 
@@ -65,19 +67,6 @@ def open_trace(path: Path) -> Trace:
         return load_trace(path, progress=show if sys.stderr.isatty() else None)
     finally:
         progress("")
-
-
-def choose_device(trace: Trace, name: str | None) -> DeviceTrace:
-    """The named device, or the one whose memory went highest."""
-    from memviz.analysis.timeline import timeline
-
-    if name is None:
-        return max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
-    for each in trace.devices:
-        if each.name == name:
-            return each
-    names = ", ".join(each.name for each in trace.devices)
-    raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
 
 
 def print_json(value: Any) -> None:

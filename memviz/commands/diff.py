@@ -7,22 +7,24 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.as_json import diff_json
-from memviz.analysis.compare import Comparison, compare
-from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.alike import GROUPINGS, Pair
+from memviz.analysis.changes import Changes, changes, letter, telling
+from memviz.analysis.setting_differences import setting_differences
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_grouping,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     print_table,
     printable,
 )
 from memviz.errors import UsageError
+from memviz.headlines.as_json import compared_json
+from memviz.headlines.compare import compare
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, delta_text, parse_bytes, percent_text
 
@@ -34,37 +36,49 @@ def diff(
     traces: Sequence[Trace], device: str | None = None, by: str = "site", top: int | None = None
 ) -> dict[str, Any]:
     """As `python -m memviz diff --json` writes it; of more than two traces under `comparisons`."""
-    return diff_json(compare([(each, choose_device(each, device)) for each in traces], by, top=top))
+    sides = _pairs(traces, device)
+    return compared_json(sides, changes(sides, by, with_kinds=False), top)
 
 
-def _print(found: Comparison) -> None:
+def _pairs(traces: Sequence[Trace], device: str | None) -> list[Pair]:
+    return [(each, chosen_device(each, device)) for each in traces]
+
+
+def _print(sides: Sequence[Pair], found: Changes, top: int | None) -> None:
+    print(f"{printable(str(compare(telling(sides))))}\n")
     for number, moment in enumerate(found.moments):
         change = "" if number == 0 else f", {_change(found, number)}"
+        device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         reserved = bytes_text(moment.reserved_peak_bytes)
-        print(
-            f"{_letter(number)}  {printable(moment.source)}: {bytes_text(moment.live_bytes)} at the peak{change}; "
-            f"{reserved} reserved"
-        )
-    letters = [_letter(number) for number in range(len(found.moments))]
-    changes = [f"{each} - A" for each in letters[1:]]
-    rows = [[*map(bytes_text, row.bytes), *map(delta_text, row.delta_bytes[1:]), row.label] for row in found.rows]
-    if any(found.rest_counts):
-        rows.append([*map(bytes_text, found.rest_bytes), *map(delta_text, found.rest_delta_bytes[1:]), "(all others)"])
-    totals = [each.live_bytes for each in found.moments]
-    rows.append([*map(bytes_text, totals), *map(delta_text, found.delta_bytes[1:]), "peak"])
+        live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
+        print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved} reserved at most")
     print()
-    print_table([*letters, *changes, found.by], rows, left=len(letters) + len(changes))
-    for setting in found.settings:
+    _print_rows(found, top)
+    for setting in setting_differences([trace for trace, _ in sides]):
         print(f"\n{printable(setting.name)}: {printable(', '.join(str(each) for each in setting.values))}")
 
 
-def _letter(number: int) -> str:
-    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
+def _print_rows(found: Changes, top: int | None) -> None:
+    others = range(1, len(found.moments))
+    rows = [_cells(row.bytes, [row.delta(other) for other in others], row.thing.name) for row in found.rows[:top]]
+    rest = found.after(top)
+    if any(rest.counts):
+        rows.append(_cells(rest.bytes, [rest.delta(other) for other in others], "(all others)"))
+    peaks = [each.live_bytes for each in found.moments]
+    rows.append(_cells(peaks, [found.delta(other) for other in others], "peak"))
+    letters = [letter(number) for number in range(len(found.moments))]
+    head = [*letters, *(f"{each} - A" for each in letters[1:]), found.by]
+    print_table(head, rows, left=len(head) - 1)
 
 
-def _change(found: Comparison, number: int) -> str:
+def _cells(sizes: Sequence[int], deltas: Sequence[int], name: str) -> list[str]:
+    return [*map(bytes_text, sizes), *map(delta_text, deltas), name]
+
+
+def _change(found: Changes, number: int) -> str:
     before = found.moments[0].live_bytes
-    return f"{delta_text(found.delta_bytes[number])} ({percent_text(found.delta_bytes[number], before)})"
+    share = f" ({percent_text(found.delta(number), before)})" if before else ""
+    return f"{delta_text(found.delta(number))}{share}"
 
 
 def _allowed(text: str) -> tuple[float, str]:
@@ -77,10 +91,10 @@ def _allowed(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
 
-def _grew_too_much(found: Comparison, allowed: tuple[float, str]) -> bool:
+def _grew_too_much(found: Changes, allowed: tuple[float, str]) -> bool:
     number, kind = allowed
     most = number * found.moments[0].live_bytes if kind == "share" else number
-    grown = [i for i in range(1, len(found.moments)) if found.delta_bytes[i] > most]
+    grown = [i for i in range(1, len(found.moments)) if found.delta(i) > most]
     for i in grown:
         print(
             f"memviz: the peak of {found.moments[i].source} grew by {_change(found, i)}, more than allowed",
@@ -92,7 +106,7 @@ def _grew_too_much(found: Comparison, allowed: tuple[float, str]) -> bool:
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser, many="+")
     add_device(parser)
-    add_grouping(parser, list(GROUPINGS), top=20)
+    add_grouping(parser, GROUPINGS, top=20)
     parser.add_argument(
         "--max-growth",
         type=_allowed,
@@ -105,10 +119,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if len(args.files) < 2:
         raise UsageError("diff takes two files or more: the baseline first.")
-    traces = [open_trace(path) for path in args.files]
-    pairs = [(each, choose_device(each, args.device)) for each in traces]
-    found = compare(pairs, args.by, top=args.top or None)
-    print_json(diff_json(found)) if args.json else _print(found)
+    sides, top = _pairs([open_trace(path) for path in args.files], args.device), args.top or None
+    found = changes(sides, args.by, with_kinds=False)
+    print_json(compared_json(sides, found, top)) if args.json else _print(sides, found, top)
     return GREW if args.max_growth and _grew_too_much(found, args.max_growth) else 0
 
 

@@ -9,8 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import BinaryIO, TextIO, cast
 
+from memviz.analysis.which_device import chosen_device
 from memviz.analysis.write_allocations import write_allocations
-from memviz.commands.command import Command, add_device, add_file, choose_device, open_trace
+from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.errors import UsageError
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_json, write_pickle
@@ -79,7 +80,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     trace = open_trace(args.file)
     if args.device is not None:
-        trace = replace(trace, devices=(choose_device(trace, args.device),))
+        trace = replace(trace, devices=(chosen_device(trace, args.device),))
     if args.strip_paths:
         trace = strip_paths(trace)
     export(trace, args.output, format=args.format, table=args.table)

@@ -9,21 +9,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.as_json import environment, replay_json
+from memviz.allocator.context import A100
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
-from memviz.allocator.search import Search, Tried, search
+from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.verdict import addresses, exactness, verdict
 from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, what_if
 from memviz.analysis.summary import device_number
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     print_table,
@@ -31,10 +32,12 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
+from memviz.headlines import what_if as headlines
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.what_if_page import what_if_page
+from memviz.ui.what_if_rows import about_rows, rows
 from memviz.units import bytes_text, count_text, parse_bytes, percent_text
 
 Result = TypeVar("Result")
@@ -75,7 +78,7 @@ def replay(
     Args:
         settings: As in PYTORCH_CUDA_ALLOC_CONF; without it the recorded ones.
         memory: Bytes of the whole card; without it memory without end.
-        overhead: Bytes of the card that the CUDA context and libraries take.
+        overhead: Bytes of the card that the CUDA context and libraries are taken to hold; the default is an assumption.
         search: Also try the settings that matter.
     """
     question = Question(
@@ -88,9 +91,9 @@ def replay(
 
 
 def _answer(trace: Trace, device: str | None, question: Question, progress: Progress | None) -> Answer:
-    chosen = choose_device(trace, device)
+    chosen = chosen_device(trace, device)
     parts = 1 + _SEARCH_PARTS if question.search else 1
-    first = part_of(progress, 0, parts)
+    first, source = part_of(progress, 0, parts), source_of(trace, chosen)
     found = what_if(
         trace,
         chosen,
@@ -98,11 +101,12 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         card=question.card,
         overhead_bytes=question.overhead,
         progress=first,
+        source=source,
     )
     if not question.search:
         return Answer(chosen, found, None)
     found_best = search(
-        source_of(trace, chosen),
+        source,
         question.card,
         also=question.settings,
         release=question.release,
@@ -113,7 +117,8 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
 
 
 def _json(answer: Answer) -> dict[str, Any]:
-    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched)}
+    said = str(headlines.what_if(answer.found, answer.searched))
+    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}
 
 
 def _print_smallest(found: WhatIf, overhead: int) -> None:
@@ -126,7 +131,7 @@ def _print_smallest(found: WhatIf, overhead: int) -> None:
 
 def _print(answer: Answer, overhead: int) -> None:
     found, searched, ours = answer.found, answer.searched, answer.found.replayed
-    print(" ".join(verdict(found, searched)).strip())
+    print(headlines.what_if(found, searched))
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
     live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
     until = ", until then" if ours.oom else ""
@@ -136,6 +141,7 @@ def _print(answer: Answer, overhead: int) -> None:
     share = percent_text(ours.unused_at_peak_bytes, ours.peak_reserved_bytes)
     reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
     print(f"  reserved   {reserved} at its peak, {unused} ({share}) more than allocated; {end} at the end")
+    _print_beside(found)
     print(f"  retries    {count_text(ours.retries)}")
     if ours.oom is not None:
         _print_oom(ours)
@@ -144,9 +150,19 @@ def _print(answer: Answer, overhead: int) -> None:
     for note in ours.trace.notes:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
-        _print_search(searched, found.card)
+        _print_search(found, searched)
     elif ours.oom is not None and addresses(found.recorded):
         print("\nWith --search it says which settings would have carried it through.")
+
+
+def _print_beside(found: WhatIf) -> None:
+    """The recording, and the recorded settings as they were replayed, where these are not one."""
+    if not (found.parted or found.why_not_as_recorded):
+        return
+    print(f"  recording  {bytes_text(found.recorded_peak_bytes)} reserved at its peak")
+    if found.rival is not found.replayed:
+        words = "until it stops" if found.rival.oom else "at its peak"
+        print(f"  recorded settings, replayed alike: {bytes_text(found.rival.peak_reserved_bytes)} reserved {words}")
 
 
 def _where(card: Card | None) -> str:
@@ -155,8 +171,12 @@ def _where(card: Card | None) -> str:
     usable = bytes_text(card.usable_bytes)
     if not card.overhead_bytes:
         return f", in {usable}"
-    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries"
+    taken = f"{bytes_text(card.overhead_bytes)} are taken to go to the CUDA context and libraries, {_assumed(card)}"
     return f", in {usable} of a card of {card.name}: {taken}"
+
+
+def _assumed(card: Card) -> str:
+    return "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
 
 
 def _print_oom(ours: Replayed) -> None:
@@ -169,27 +189,15 @@ def _print_oom(ours: Replayed) -> None:
     print(f"             {live} allocated and {cached} cached then")
 
 
-def _print_search(searched: Search, card: Card | None) -> None:
-    rows = [
-        [
-            bytes_text(each.peak_reserved_bytes),
-            count_text(each.retries),
-            _ends(each),
-            each.smallest_card.name if each.smallest_card else "none",
-            (each.text or "PyTorch's default settings") + (", as recorded" if each.is_recorded else ""),
-        ]
-        for each in searched.tried
-    ]
+def _print_search(found: WhatIf, searched: Search) -> None:
+    card = found.card
+    cells = [[each.reserved, each.retries, each.ends, each.fits_on, each.called] for each in rows(found, searched)]
     where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
-    print()
-    print_table(["without limit", "retries", where, "smallest card", "settings"], rows, left=4)
+    print(f"\n{about_rows(found, searched)}")
+    print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded:
         print(environment(searched.advised.text))
-
-
-def _ends(each: Tried) -> str:
-    return "fits" if each.oom is None else f"stops at event {count_text(each.oom.event)}"
 
 
 def _capital(text: str) -> str:
@@ -207,7 +215,8 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_size,
         default=OVERHEAD_BYTES,
         metavar="SIZE",
-        help=f"of the card, for the CUDA context and libraries (default: {bytes_text(OVERHEAD_BYTES)})",
+        help="of the card, for the CUDA context and libraries (default: "
+        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; known is {A100.text})",
     )
     parser.add_argument(
         "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"

@@ -6,7 +6,8 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from memviz.commands.command import Command, add_device, add_file, choose_device, open_trace
+from memviz.analysis.which_device import chosen_device
+from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.figures.report import report_page
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.model import Trace
@@ -14,7 +15,7 @@ from memviz.trace.model import Trace
 
 def report(traces: Sequence[Trace], device: str | None = None) -> str:
     """The page as HTML."""
-    return report_page([(each, choose_device(each, device)) for each in traces])
+    return report_page([(each, chosen_device(each, device)) for each in traces])
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

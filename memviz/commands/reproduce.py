@@ -48,8 +48,8 @@ def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
         [
             each["case"],
             each["figure"],
-            _number(each["published"]),
-            _number(each["ours"]),
+            _number(each["published"], each["figure"]),
+            _number(each["ours"], each["figure"]),
             "" if each["difference_percent"] is None else f"{each['difference_percent']:+.2f} %",
             each["note"],
         ]
@@ -59,8 +59,12 @@ def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
     print()
 
 
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.3f}"
+def _number(value: float | None, figure: str) -> str:
+    if value is None:
+        return ""
+    if "loss" in figure:
+        return f"{value:.16g}"
+    return f"{value:.1e}" if 0 < abs(value) < 0.001 else f"{value:.3f}"
 
 
 COMMAND = Command("reproduce", "The published tables of the four seeds beside ours.", _add_arguments, _run)

@@ -155,6 +155,8 @@ def _move(made: Path, wanted: Path) -> None:
 
 
 def _print(run: Run, path: Path | None) -> None:
+    from memviz.headlines.run import is_training, optimizer_words, reserved_on_card
+
     print(
         f"{printable(run.describes)}\n{run.label}: {run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
     )
@@ -163,12 +165,15 @@ def _print(run: Run, path: Path | None) -> None:
     gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
     print(f"  live       {bytes_text(run.peak_allocated_bytes)} at the peak")
-    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} at its peak, {gap} of it not live then")
+    without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
+    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not live then")
     print(f"  counted    {run.window}")
+    if is_training(run):
+        print(f"  optimizer  {optimizer_words(run)}")
     if run.flops:
         print(f"  work       {run.flops / 1e12:,.1f} TFLOP, {bytes_text(run.bytes_moved or 0)} moved")
     if run.seconds:
-        print(f"  seconds    {run.seconds.median:.4g}, spread {run.seconds.spread:.2g}, {run.seconds.count} times")
+        print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
     _print_numerics(run)
     for each in run.notes:
@@ -180,13 +185,17 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
+    from memviz.headlines.run import reserved_on_card, with_optimizer
+
     usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
     if run.fit.fits:
         spare = run.fit.usable_bytes - run.fit.peak_reserved_bytes
-        print(f"\nIt fits in the {usable}, with {bytes_text(spare)} to spare.")
+        squeezed = reserved_on_card(run)
+        less = "" if squeezed is None else f" It gives back what is cached there and reserves {bytes_text(squeezed)}."
+        print(f"\nIt fits in the {usable}{with_optimizer(run)}: {bytes_text(spare)} to spare.{less}")
     else:
         asked = f"asking for {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
-        print(f"\nIt does not fit in the {usable}: it runs out {asked}.")
+        print(f"\nIt does not fit in the {usable}{with_optimizer(run)}: it runs out {asked}.")
 
 
 def _print_numerics(run: Run) -> None:
@@ -196,6 +205,10 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
+    found = [each["difference"] for each in run.numerics.get("outputs", ()) if "relative_absmax" in each["difference"]]
+    if worst := max(found, key=lambda each: float(each["relative_l2"]), default=None):
+        absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
+        print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
 
 def _listing() -> dict[str, Any]:

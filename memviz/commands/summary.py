@@ -5,17 +5,18 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from memviz.analysis.summary import summary as summary_of
+from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
     add_device,
     add_file,
     add_json,
-    choose_device,
     open_trace,
     print_json,
     printable,
 )
+from memviz.headlines.as_json import summary_json
+from memviz.headlines.names import counted
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text
 
@@ -28,11 +29,13 @@ _HISTORY = {
 
 def summary(trace: Trace, device: str | None = None) -> dict[str, Any]:
     """As `python -m memviz summary --json` writes it."""
-    return summary_of(trace, None if device is None else (choose_device(trace, device),))
+    return summary_json(trace, None if device is None else [chosen_device(trace, device)])
 
 
 def _print(result: dict[str, Any]) -> None:
     print(f"{printable(result['file'])}: {result['format']}, {printable(result['origin'])}")
+    for each in result["devices"]:
+        print(printable(f"{each['headline']['answer']} {each['headline']['reason']}"))
     for each in result["devices"]:
         _print_device(each)
     for note in result["notes"]:
@@ -41,8 +44,10 @@ def _print(result: dict[str, Any]) -> None:
 
 
 def _print_device(device: dict[str, Any]) -> None:
-    print(f"\nDevice {device['device']}: {count_text(device['events'])} events, history {_HISTORY[device['history']]}")
-    moment = "before the first event" if device["peak_event"] < 0 else f"at event {count_text(device['peak_event'])}"
+    print(f"\nDevice {device['device']}: {counted(device['events'], 'event')}, history {_HISTORY[device['history']]}")
+    moment = f"at event {count_text(device['peak_event'])}"
+    if device["peak_event"] < 0:
+        moment = "before the first event" if device["events"] else "which is the end, all that is known"
     print(f"  live      {bytes_text(device['peak_bytes'])} at the peak, {moment}")
     print(f"            {bytes_text(device['start_bytes'])} at the start, {bytes_text(device['end_bytes'])} at the end")
     reserved, end = device["reserved_peak_bytes"], device["reserved_end_bytes"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.categories import categories
 from memviz.analysis.groups import keyed_by
+from memviz.analysis.kinds import BEFORE_RECORDING, KINDS, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.sums import sum_by
@@ -20,11 +20,10 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.raster import SHADES
 from memviz.figures.theme import Palette, mixed, palette
-from memviz.trace.model import NO_STACK, Bytes1, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import Bytes1, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 MEANINGS = ("category", "site", "module", "size")
-BEFORE_RECORDING = "before recording"
 OTHER = "other"
 
 _CATEGORY_ORDER = (
@@ -75,13 +74,10 @@ def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category") -> C
 
 
 def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
-    rows = lifetimes(device)
-    place = np.zeros(len(Category), dtype=np.uint8)
+    place = np.zeros(len(KINDS), dtype=np.uint8)
     for i, each in enumerate(_CATEGORY_ORDER):
         place[each] = i + 1
-    category = categories(trace, device).category
-    unseen = (rows.start < 0) & (rows.stack == NO_STACK) & (category == Category.UNKNOWN)
-    group = np.where(unseen, 0, place[category]).astype(np.uint8)
+    group = place[kinds(trace, device)]
     labels = (BEFORE_RECORDING, *(each.label for each in _CATEGORY_ORDER))
     return Colouring("category", labels, group, ("before", *(each.name for each in _CATEGORY_ORDER)))
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from memviz.analysis.groups import Group
+from memviz.analysis.kinds import BEFORE_RECORDING
 from memviz.analysis.peak import LiveSet
 from memviz.figures.text import byte_axis, lines, moment, plain, rows_axis
 from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
@@ -67,6 +68,8 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
     """Colour means a category; a row that is none is told by its label."""
     if by != "category":
         return colours.ink_3
+    if group.label == BEFORE_RECORDING:
+        return colours.before
     return colours.category(next(each for each in Category if each.label == group.label))
 
 

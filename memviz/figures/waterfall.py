@@ -7,7 +7,7 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from memviz.analysis.compare import Comparison, Row
+from memviz.analysis.changes import Change, Changes, letter
 from memviz.figures.text import byte_axis, lines, plain, rows_axis
 from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
 from memviz.units import bytes_text, count_text, delta_text
@@ -29,7 +29,7 @@ class _Step:
         return self.after[0] - self.before[0]
 
 
-def plot_waterfall(result: Comparison, *, other: int = 1, dark: bool = False) -> go.Figure:
+def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go.Figure:
     """From the baseline to the trace number `other`. The axis is the change: 0 is the baseline's peak.
 
     At most `MOST_ROWS` changes are drawn; the rest is one row, so that the last bar ends at the other's peak.
@@ -60,27 +60,26 @@ def plot_waterfall(result: Comparison, *, other: int = 1, dark: bool = False) ->
     return drawing
 
 
-def _title(result: Comparison, other: int) -> str:
+def _title(result: Changes, other: int) -> str:
     names = [plain(result.moments[each].source, 40) for each in (0, other)]
-    return f"{delta_text(result.delta_bytes[other])} from {names[0]} to {names[1]}, by {result.by}"
+    return f"{delta_text(result.delta(other))} from {names[0]} to {names[1]}, by {result.by}"
 
 
-def _steps(result: Comparison, other: int) -> list[_Step]:
+def _steps(result: Changes, other: int) -> list[_Step]:
     """Those that change, in the order of the result; what is not among them is the last."""
     changed = [row for row in result.rows if row.bytes[other] != row.bytes[0]]
-    largest = sorted(changed, key=lambda row: -abs(row.delta_bytes[other]))[:MOST_ROWS]
+    largest = sorted(changed, key=lambda row: -abs(row.delta(other)))[:MOST_ROWS]
     shown = [row for row in changed if row in largest]
-    steps = [_Step(row.label, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown]
+    steps = [
+        _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
+    ]
     left = [row for row in result.rows if row not in shown]
-    rest = _Step("everything else", *((_left(result, left, each)) for each in (0, other)))
+    rest = _Step("everything else", *(_sums(left, each) for each in (0, other)))
     return [*steps, rest] if rest.change else steps
 
 
-def _left(result: Comparison, rows: list[Row], side: int) -> tuple[int, int]:
-    return (
-        result.rest_bytes[side] + sum(row.bytes[side] for row in rows),
-        result.rest_counts[side] + sum(row.counts[side] for row in rows),
-    )
+def _sums(rows: list[Change], side: int) -> tuple[int, int]:
+    return sum(row.bytes[side] for row in rows), sum(row.counts[side] for row in rows)
 
 
 def _connect(drawing: go.Figure, ends: list[int], colours: Palette) -> None:
@@ -103,11 +102,11 @@ def _draw_axes(drawing: go.Figure, steps: list[_Step], ends: list[int]) -> None:
     drawing.update_yaxes(**rows_axis([plain(step.label, 60) for step in steps]), tickfont={"family": MONO})
 
 
-def _mark_peaks(drawing: go.Figure, result: Comparison, other: int, colours: Palette) -> None:
-    change = result.delta_bytes[other]
+def _mark_peaks(drawing: go.Figure, result: Changes, other: int, colours: Palette) -> None:
+    change = result.delta(other)
     # The lower of the two stands to the left of its line, so that they never meet.
     anchors = ("right", "left") if change >= 0 else ("left", "right")
-    places = [("A", 0, 0, "solid"), ("B", change, other, "dash")]
+    places = [(letter(0), 0, 0, "solid"), (letter(other), change, other, "dash")]
     for (name, x, side, dash), anchor in zip(places, anchors, strict=True):
         drawing.add_vline(x=x, line={"width": 1, "dash": dash, "color": colours.ink})
         drawing.add_annotation(

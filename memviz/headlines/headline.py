@@ -10,5 +10,9 @@ class Headline:
     answer: str
     reason: str = ""
 
+    def and_also(self, more: str) -> Headline:
+        """With another sentence to the reason, where there is one to add."""
+        return Headline(self.answer, f"{self.reason} {more}".strip())
+
     def __str__(self) -> str:
         return f"{self.answer} {self.reason}".strip()

@@ -144,6 +144,9 @@ def _in_words() -> Iterator[None]:
 
 
 def first_line(error: BaseException) -> str:
-    """Torch's errors go on for a page; what is wrong stands first."""
-    text = str(error).strip().partition("\n")[0].rstrip(" .")
+    """Torch's errors go on for a page; what is wrong stands first. An error may have no words, or fail to find them."""
+    try:
+        text = str(error).strip().partition("\n")[0].rstrip(" .")
+    except Exception:
+        text = ""
     return f"{text}." if text else f"{type(error).__name__}."

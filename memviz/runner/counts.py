@@ -46,7 +46,8 @@ def places(events: Events, end: Counts, moments: Sequence[Counts]) -> Ints8:
 def _place(hit: Bools, still_to_come: Ints8) -> Ints8:
     """Right behind the last of the hits that had happened by then."""
     behind = np.concatenate([np.zeros(1, np.int64), np.flatnonzero(hit) + 1])
-    return np.asarray(behind[np.maximum(len(behind) - 1 - still_to_come, 0)], dtype=np.int64)
+    # A program that resets its figures lets moments lie after the end.
+    return np.asarray(behind[np.clip(len(behind) - 1 - still_to_come, 0, len(behind) - 1)], dtype=np.int64)
 
 
 def comparable(moments: Sequence[Counts], end: Counts) -> slice:

@@ -24,7 +24,7 @@ from torch import nn
 
 from memviz.errors import UsageError
 from memviz.runner.accelerator import Accelerator, find_accelerator
-from memviz.runner.counts import Counts, places
+from memviz.runner.counts import Counts, comparable, places
 from memviz.runner.device import TakesInputs
 from memviz.runner.history import History, StackKind, is_recording
 from memviz.runner.log import Log
@@ -217,7 +217,7 @@ class CudaDevice:
         trace = read_taken(self.history, taken, self._log, self.index, facts={})
         ours = self._ours(trace)
         since = 0
-        if taken.counts is not None and self._reset_at is not None:
+        if taken.counts is not None and self._reset_at is not None and comparable([self._reset_at], taken.counts).stop:
             since = int(places(ours.events, taken.counts, [self._reset_at])[0])
         reported = Reported(final.peak_allocated, final.peak_reserved)
         lost = bool(self.history.lost(taken))

@@ -214,6 +214,10 @@ class Desk:
                     self._run_one(order, number)
         except (OSError, MemvizError) as error:
             words, what = f"It could not be run here: {error}", "refused"
+        except Exception as error:
+            # Whoever waits is told, whatever it is.
+            words, what = f"It could not be run here: {type(error).__name__}: {error}", "exception"
+            raise
         finally:
             order.end(words, what)
 
@@ -223,15 +227,24 @@ class Desk:
         alone = request.on != "predict"
         order.change(number, state="running", phase="starting")
         worker = self._worker(order, request, alone)
+        if not self._heard(order, number, worker, keep=not alone, again=not alone):
+            self._heard(order, number, self._new_worker(order.folder), keep=not alone)
+
+    def _heard(self, order: Order, number: int, worker: Runs, *, keep: bool, again: bool = False) -> bool:
+        """False where there shall be another try: the process, waiting since its last work, died before it began."""
         try:
             order.worker = worker
             if order.stopped.is_set():
                 worker.cancel()
-            for each in worker.run([request], first=number):
+            for each in worker.run([order.standing.variants[number].request], first=number):
+                if each.what == "killed" and again:
+                    return False
+                again = False
                 order.heard(each)
         finally:
             order.worker = None
-            self._give_back(worker, keep=not alone and not order.stopped.is_set())
+            self._give_back(worker, keep=keep and not order.stopped.is_set())
+        return True
 
     def _worker(self, order: Order, request: Request, alone: bool) -> Runs:
         if alone and is_zero_gpu():
@@ -260,7 +273,7 @@ class Desk:
         """A process that predicted serves the next prediction too, up to a number; it keeps what it imported."""
         worker.served += 1
         keep = keep and worker.is_alive and worker.served < _MOST_SERVED
-        if keep and isinstance(worker, Worker) and worker.resident_bytes <= _LARGEST_SPARE:
+        if keep and isinstance(worker, Worker) and worker.is_free and worker.resident_bytes <= _LARGEST_SPARE:
             with self._lock:
                 if not self._closed.is_set() and self._spare is None:
                     self._spare, self._spare_since = worker, time.monotonic()

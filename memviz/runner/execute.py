@@ -86,7 +86,7 @@ def predict(plan: Plan, tell: Tell) -> Executed:
             "bytes_moved": work.bytes_moved // plan.request.steps,
             "notes": device.unseen(),
         }
-    fit = fit_on(trace, plan.card.memory_bytes, device.highest_reserved_bytes)
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
     took = time.perf_counter() - begun
     known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took}
     return Executed(run_with(plan, "predicted", plan.card.name, known), trace)

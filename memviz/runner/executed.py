@@ -43,7 +43,7 @@ def keeping_what_was_recorded(device: PretendedDevice | CudaDevice) -> Iterator[
         yield
     except UsageError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         live, trace = 0, None
         # What failed first is what people need to hear.
         with suppress(Exception):

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from memviz.allocator.context import overhead_on
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import Card, replay_on
+from memviz.runner.pretend import cards
 from memviz.runner.run import Fit
 from memviz.trace.model import Trace
 
 
-def fit_on(trace: Trace, memory_bytes: int, peak_reserved_bytes: int) -> Fit:
+def fit_on(trace: Trace, named: cards.Card, peak_reserved_bytes: int) -> Fit:
     """`peak_reserved_bytes` is what the run reserves where nothing limits it."""
-    card = Card(memory_bytes)
+    card = Card(named.memory_bytes, overhead_on(named.name))
     usable = card.usable_bytes
     replayed = replay_on(source_of(trace, trace.devices[0]), None, card)
     out = replayed.oom
@@ -22,4 +24,5 @@ def fit_on(trace: Trace, memory_bytes: int, peak_reserved_bytes: int) -> Fit:
         requested_bytes=None if out is None else out.requested_bytes,
         allocated_bytes=None if out is None else out.allocated_bytes,
         too_much_bytes=peak_reserved_bytes - usable,
+        overhead_bytes=card.overhead_bytes,
     )

@@ -39,19 +39,20 @@ def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.envir
         yield f"{left_out}, from the shell, was not in effect: {chosen}."
     found = str(trace.settings.get(_CONF) or "")
     if found and _CONF not in plan.environment:
-        yield f"The allocator had the settings {found}, which this run did not choose: it found them there."
+        yield f"The allocator had the settings {found}, which this run did not choose."
 
 
 def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
-    """Why such a run has no seconds; empty where nothing limits it: its settings, or what torch has been told."""
+    """Why such a run has no seconds, by its settings and by what torch was told; empty where nothing limits it."""
     asked = _asked(plan)
     told = getattr(api.memory, "get_per_process_memory_fraction", None)
     fractions = [1.0 if asked is None else asked.per_process_memory_fraction, 1.0 if told is None else told(index)]
     if min(fractions) >= 1:
         return ""
+    share = percent_text(min(fractions), 1)
     return (
-        f"Its seconds were not measured, because its memory is limited to {percent_text(min(fractions), 1)} of the "
-        "card: a step that makes do with less takes longer, and by how much is the limit's doing."
+        f"Its seconds were not measured, because its memory is limited to {share} of the card: "
+        "a step that makes do with less takes longer, and by how much is the limit's doing."
     )
 
 

@@ -125,7 +125,7 @@ def _timed(
         seconds, retries = _seconds(plan, accelerator, until)
         notes += [*_retried(retries), *beside.notes()]
         return seconds, tuple(notes)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return None, (*notes, f"Its seconds could not be measured: {first_line(error)}")
     finally:
         with suppress(Exception):

@@ -21,7 +21,7 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         return None
     tell("comparing the outputs on a small twin")
     twin = plan.workload.small()
-    place = torch.device(find_accelerator().kind if mode == "measured" else "cpu")
+    place = place_of(mode)
     changes = tuple(fitted(each, {}, twin) for each in plan.optimizations if each.name != "allocator_settings")
     # Twins are too small to gain by threads, and threads that wait for each other cost whole seconds.
     torch.set_num_threads(1)
@@ -42,3 +42,8 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         claim=plan.claim,
     )
     return {"on": f"{twin.describe()}, on {place.type}", **found.as_json()}
+
+
+def place_of(mode: str) -> torch.device:
+    """The device that the run was measured on, whichever kind that is: its kernels are the question."""
+    return torch.device(find_accelerator().kind if mode == "measured" else "cpu")

@@ -121,7 +121,9 @@ def command_of(request: Request) -> str:
     if request.on != "cuda":
         words += ["--card", request.card]
     plain = Request(request.workload)
-    for flag in ("optimizer", "warmup", "steps", "conversion", "torch"):
+    # Whether a step fits depends on it, so it is named even where it is the usual one.
+    words += ["--optimizer", request.optimizer]
+    for flag in ("warmup", "steps", "conversion", "torch"):
         if getattr(request, flag) != getattr(plain, flag):
             words += [f"--{flag}", str(getattr(request, flag))]
     words += ["--keep-output"] if request.keep_output else []

@@ -19,7 +19,7 @@ from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError
 from memviz.runner.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
-from memviz.runner.process_tree import APART, end_tree, resident_bytes, shared_once_bytes
+from memviz.runner.process_tree import APART, end_tree, own_bytes, resident_bytes
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
@@ -127,8 +127,8 @@ class _Watch:
 
 
 def takes_more(pid: int, most: int) -> bool:
-    """A page that children share counts once, where it matters."""
-    return resident_bytes(pid) > most and shared_once_bytes(pid) > most
+    """What is quickly known is at least as much; only where that is too much is it looked at closely."""
+    return resident_bytes(pid) > most and own_bytes(pid) > most
 
 
 def too_much(most: int) -> str:
@@ -139,7 +139,7 @@ def too_much(most: int) -> str:
 
 
 def too_long(seconds: float) -> str:
-    return f"It took longer than {seconds:,.0f} seconds and was stopped. {SECONDS} sets another limit."
+    return f"It took longer than {seconds:,g} seconds and was stopped. {SECONDS} sets another limit."
 
 
 def _end_of(file: IO[bytes]) -> str:
@@ -195,6 +195,8 @@ class Worker:
         self.timeout = timeout
         self.memory = memory or most_bytes()
         self.served = 0
+        self.is_free = True
+        """Whether it owes nobody an answer; one that was not waited for would be taken for the next."""
         self._look_at = 0.0
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._cancelled = threading.Event()
@@ -242,6 +244,7 @@ class Worker:
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
         figures: dict[int, Happened] = {}
+        self.is_free = False
         self._ask(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
@@ -256,6 +259,7 @@ class Worker:
                 each = happened(message, self.folder)
                 if each.kind == "figures":
                     figures[each.number] = each
+                self.is_free = not waiting
                 yield each
 
     def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:

@@ -37,9 +37,12 @@ def resident_bytes(root: int) -> int:
     return sum(each.resident for each in _members(root))
 
 
-def shared_once_bytes(root: int) -> int:
-    """The same with pages that several of them share divided among them: never more, and slower to find out."""
-    return sum(_proportional(each) for each in _members(root))
+def own_bytes(root: int) -> int:
+    """Of that what the system could not take back: never more, and slower to find out.
+
+    A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
+    """
+    return sum(_of_its_own(each) for each in _members(root))
 
 
 def _members(root: int) -> list[_Process]:
@@ -111,9 +114,13 @@ def _processes_by_ps() -> Iterator[_Process]:
             yield _Process(pid, parent, group, resident * _KIB)
 
 
-def _proportional(process: _Process) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines():
-            if line.startswith(b"Pss:"):
-                return int(line.split()[1]) * _KIB
-    return process.resident
+def _of_its_own(process: _Process) -> int:
+    """Its share of pages that are in no file; where the system does not tell them apart, of all."""
+    told: dict[bytes, int] = {}
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:
+            name, _, size = line.partition(b":")
+            told[name] = int(size.split()[0]) * _KIB
+    if b"Pss_Anon" in told:
+        return told[b"Pss_Anon"] + told.get(b"Pss_Shmem", 0)
+    return told.get(b"Pss", process.resident)

@@ -18,9 +18,14 @@ from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.units import count_text, duration_text
 
 FACT = "run"
 """Under which of the trace's facts the run stands, as JSON."""
+
+
+def _duration(seconds: float) -> str:
+    return duration_text(round(seconds * 1e6))
 
 
 @dataclass(frozen=True)
@@ -35,6 +40,13 @@ class Seconds:
     low: float | None = None
     """A quarter of the steps were faster, a quarter slower than `high`."""
     high: float | None = None
+
+    @property
+    def spread_words(self) -> str:
+        """What stands beside the median wherever that is shown."""
+        if self.low is None or self.high is None:
+            return f"spread {_duration(self.spread)}, {count_text(self.count)} steps"
+        return f"{_duration(self.low)} to {_duration(self.high)} for the middle half of {count_text(self.count)} steps"
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,8 @@ class Fit:
     allocated_bytes: int | None
     too_much_bytes: int
     """By how much the peak without a limit exceeds what is usable; negative is to spare."""
+    overhead_bytes: int = 512 << 20
+    """Of the card, set aside for the CUDA context. Runs of before have all set aside that much."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +142,7 @@ def with_run(trace: Trace, run: Run) -> Trace:
 def _said(run: Run) -> Iterator[tuple[str, str]]:
     """In words, for whoever puts the trace beside others."""
     if run.seconds is not None:
-        yield "step time", f"{1000 * run.seconds.median:,.1f} ms"
+        yield "step time", f"{1000 * run.seconds.median:,.1f} ms ± {500 * run.seconds.spread:,.1f}"
     if run.flops:
         yield "work", f"{run.flops / 1e12:,.1f} TFLOP"
     if not run.request.optimizations:

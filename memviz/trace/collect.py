@@ -94,12 +94,22 @@ def integers(values: list[Any], what: str) -> Ints8:
     try:
         return np.array(array("q", values), dtype=np.int64)
     except OverflowError:
-        wrapped = [(each & (2**64 - 1)) - ((each & 2**63) << 1) for each in values if -(2**63) <= each < 2**64]
-        if what in ("addr", "address") and len(wrapped) == len(values):
-            return np.array(array("q", wrapped), dtype=np.int64)
-        raise TraceError(f"A value of {what!r} has more than 64 bits.") from None
+        return _wrapped(values, what)
     except TypeError:
-        raise TraceError(f"A value of {what!r} is not a whole number.") from None
+        raise _no_whole_number(what) from None
+
+
+def _wrapped(values: list[Any], what: str) -> Ints8:
+    if any(not isinstance(each, int) for each in values):
+        raise _no_whole_number(what)
+    wrapped = [(each & (2**64 - 1)) - ((each & 2**63) << 1) for each in values if -(2**63) <= each < 2**64]
+    if what not in ("addr", "address") or len(wrapped) < len(values):
+        raise TraceError(f"A value of {what!r} has more than 64 bits.")
+    return np.array(array("q", wrapped), dtype=np.int64)
+
+
+def _no_whole_number(what: str) -> TraceError:
+    return TraceError(f"A value of {what!r} is not a whole number.")
 
 
 def text_of(value: Any) -> str:

@@ -17,8 +17,9 @@ GiB = 1 << 30
 _PREFIX = "MEMVIZ_MAX_"
 _SMALL_FILE = 8 * MiB
 """Smaller files may take as much as one of this size."""
-_BYTES_OF_EVENT, _BYTES_OF_ITEM = 400, 100
-"""In memory, with what is computed from them later."""
+_SMALL_EVENTS = 500_000
+"""In the smallest of files. Real ones, packed, have one in four bytes at most."""
+_BYTES_OF_ITEM = 50
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Limits:
             self,
             unpacked_bytes=min(self.unpacked_bytes, most),
             memory_bytes=min(self.memory_bytes, most),
-            events=min(self.events, most // _BYTES_OF_EVENT),
+            events=min(self.events, self.growth * (_SMALL_EVENTS + size // 2) // 100),
             items=min(self.items, most // _BYTES_OF_ITEM),
         )
 

@@ -199,6 +199,8 @@ class DeviceTrace:
     annotations: Annotations
     event_labels: Labels | None = None
     block_labels: Labels | None = None
+    is_timed: bool = True
+    """False where no clock ran: the times of a prediction count its events, and say nothing but their order."""
 
     def __hash__(self) -> int:
         return id(self)
@@ -213,6 +215,7 @@ class Frames(Columns):
     name: Ints4
     filename: Ints4
     line: Ints4
+    """0 for none."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,6 +277,8 @@ class Note:
     text: str
     remedy: str = ""
     level: Literal["info", "warning"] = "info"
+    device: str = ""
+    """Which one it is about; empty where it is about the whole trace."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -179,7 +179,7 @@ class _Page:
                 api_visibility="private",
             )
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
-        for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer):
+        for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP

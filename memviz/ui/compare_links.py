@@ -7,8 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from memviz.analysis.align import START
-from memviz.analysis.alike import GROUPINGS
-from memviz.ui.compared import LETTERS, SORTS, CompareView, Side, way_of
+from memviz.ui.compared import GROUPINGS, LETTERS, SORTS, CompareView, Side, way_of
 from memviz.ui.links import link_name, named
 from memviz.ui.session import Session
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from hashlib import blake2b
 
 from memviz.analysis.align import PEAK, SCALE, START, Axis, Way
-from memviz.analysis.alike import GROUPINGS
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.session import Opened, Session
 
 LETTERS = "ABCDEFGH"
+GROUPINGS = ("site", "category", "module", "stack")
+"""What the page offers of `alike.GROUPINGS`."""
 SORTS = ("change", "a", "b", "name")
 _WAYS: dict[str, Way] = {each.kind: each for each in (START, SCALE, PEAK)}
 

@@ -66,6 +66,11 @@ class _View:
     def event(self) -> int:
         return self.during.peak_event if self.during else self.chosen.at
 
+    @property
+    def is_still(self) -> bool:
+        """Only the state at the end is known."""
+        return not len(self.device.events)
+
 
 def lower_half(
     trace: Trace, device: DeviceTrace, key: str, look: Look, *, said: Mapping[str, Any], due: frozenset[str]
@@ -87,7 +92,7 @@ def _head(view: _View) -> Html:
         return head_html(view.look)
     rows = live_rows(view.device, view.event)
     live = Some(len(rows), int(lifetimes(view.device).size[rows].sum()))
-    moment_words = moment_words_html(view.event, live, of_range=view.during is not None)
+    moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
     return head_html(view.look, moment_words, within_html(view.during) if view.during else Html(""))
 
 
@@ -146,7 +151,8 @@ def never_freed_rows(device: DeviceTrace) -> Ints8:
 def _inspector(view: _View) -> Html:
     if view.chosen.pin >= 0:
         return allocation_html(view.trace, allocation(view.trace, view.device, view.chosen.pin), source_line)
-    return moment_html(moment(view.trace, view.device, view.event), of_range=view.during is not None)
+    found = moment(view.trace, view.device, view.event)
+    return moment_html(found, of_range=view.during is not None, is_still=view.is_still)
 
 
 def full_table(trace: Trace, device: DeviceTrace, asked: Mapping[str, str]) -> Breakdown:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -132,10 +132,8 @@ def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
 
 
 def _described(trace: Trace, key: str) -> Opened:
-    """The device with most events is looked at first."""
-    first = max(trace.devices, key=lambda each: (each.kind == "gpu", len(each.events), timeline(each).peak_bytes))
     name = trace.about.source
     for ending in (".gz", ".pickle", ".pkl", ".json"):
         name = name.removesuffix(ending)
     names = tuple(each.name for each in trace.devices)
-    return Opened(key, name, first.name, names)
+    return Opened(key, name, chosen_device(trace).name, names)

@@ -14,13 +14,13 @@ import gradio as gr
 from gradio.exceptions import InvalidPathError
 
 from memviz.analysis import peak as peaks
-from memviz.analysis.as_json import diff_json, live_json
-from memviz.analysis.compare import compare
+from memviz.analysis.as_json import live_json
+from memviz.analysis.changes import changes
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.summary import summary as summary_of
-from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
 from memviz.figures.report import report_page
+from memviz.headlines.as_json import compared_json, summary_json
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.arriving import not_kept
@@ -99,7 +99,7 @@ def summary(file: str) -> dict[str, Any]:
         file: A snapshot, a pickle or JSON, plain or gzipped.
     """
     with _in_words():
-        return _sound(summary_of(_open(file)[0]))
+        return _sound(summary_json(_open(file)[0]))
 
 
 def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
@@ -127,7 +127,8 @@ def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, An
     """
     with _in_words():
         grouping, rows = _grouping(by), _rows(top)
-        return _sound(diff_json(compare([_open(file), _open(other)], grouping, top=rows)))
+        sides = [_open(file), _open(other)]
+        return _sound(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))
 
 
 def report(files: list[str]) -> str:
@@ -218,8 +219,8 @@ def _rows(top: object) -> int:
 
 
 def _open(file: object) -> tuple[Trace, DeviceTrace]:
-    """With the device whose memory went highest."""
+    """With the device that ran out of memory, else the one whose memory went highest."""
     if not isinstance(file, str) or not file:
         raise UsageError("Name a snapshot file.")
     trace = load_trace(file, is_wanted=presence())
-    return trace, max(trace.devices, key=lambda each: (each.kind == "gpu", timeline(each).peak_bytes))
+    return trace, chosen_device(trace)

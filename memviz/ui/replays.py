@@ -10,16 +10,17 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, Source, part_of
+from memviz.allocator.replayer import Progress, Replayed, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, replay_on, smallest_for
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, answered, replay_on, smallest_for
 from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -76,29 +77,32 @@ class Replays:
         result: Begun = found
         return result
 
-    def on(self, key: str, settings: Settings, card: Card | None, progress: Progress | None = None) -> Replayed:
-        found = self._get((key, settings, card))
+    def on(
+        self, key: str, settings: Settings, card: Card | None, afresh: bool, progress: Progress | None = None
+    ) -> Replayed:
+        found = self._get((key, settings, card, afresh))
         if found is None:
-            found = replay_on(self.begun(key).source, settings, card, progress=progress)
-            self._keep((key, settings, card), found, found.trace)
+            found = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+            self._keep((key, settings, card, afresh), found, found.trace)
         result: Replayed = found
         return result
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
-        begun, card = self.begun(key, part_of(progress, 0, 4)), terms.card
-        source, recorded = begun.source, begun.recorded
-        base = recorded if card is None else self.on(key, source.recorded, card, part_of(progress, 1, 4))
-        is_recorded = settings == source.recorded
-        ours = base if is_recorded else self.on(key, settings, card, part_of(progress, 2, 4))
-        smallest = self._smallest(key, ours, terms, part_of(progress, 3, 4))
-        return WhatIf(recorded, base, ours, card, smallest)
+        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
+        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
+        if known is None:
+            rest = rest_of(progress, 1, 5)
+            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            self._keep((key, "answer", settings, terms.card), known, None)
+        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
+        return replace(known, smallest_card=smallest)
 
     def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> Card | None:
         """Of a long recording only a search says it: it may take several replays."""
         source = self.begun(key).source
         if len(source.device.events) > _SIZED_UNASKED:
             return None
-        asked = (key, "smallest", replayed.settings, terms.overhead_bytes)
+        asked = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
         found: tuple[Card | None] | None = self._get(asked)
         if found is None:
             found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,15 @@ from memviz.ui.session import Refused, Session
 from memviz.ui.store import TraceStore
 
 MOST_COMPARED = 8
+_MOST_CHOSEN = 512
+"""Orders of which a choice is remembered."""
+
+
+def refused(asked: Asked, variant: Variant) -> Asked:
+    """With what a run or an estimate was refused for, at its field."""
+    if variant.what != "refused":
+        return asked
+    return replace(asked, faults={place_of(variant.phase, asked): variant.phase, **asked.faults})
 
 
 @dataclass(frozen=True)
@@ -60,6 +70,7 @@ class RunAnswers:
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
         self._lock = threading.Lock()
+        self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def close(self) -> None:
         self.desk.close()
@@ -80,9 +91,7 @@ class RunAnswers:
             form = replace(form, card=self._default_card())
         asked = asked_of(form, self.listing(), self.limits.variants)
         known = self.estimates.known(asked)
-        if known is not None and known.what == "refused":
-            asked = replace(asked, faults={place_of(known.phase, asked): known.phase, **asked.faults})
-        return form, asked
+        return form, asked if known is None else refused(asked, known)
 
     def _default_card(self) -> str:
         names: list[str] = [each["name"] for each in self.listing()["cards"]]
@@ -103,6 +112,16 @@ class RunAnswers:
 
     def standing(self, order: str) -> Standing | None:
         return self.desk.standing(order) if order else None
+
+    def choose(self, order: str, number: int) -> None:
+        """The variant whose code and command are shown, instead of the headline's."""
+        with self._lock:
+            self._chosen[order] = number
+            while len(self._chosen) > _MOST_CHOSEN:
+                self._chosen.popitem(last=False)
+
+    def chosen(self, order: str) -> int | None:
+        return self._chosen.get(order)
 
     def estimate(self, asked: Asked, owner: str) -> Iterator[Variant]:
         """None of it while something runs."""

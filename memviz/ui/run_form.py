@@ -14,13 +14,12 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.request import Request
+from memviz.ui.run_faults import EVERY_CHOICE, knob_faults, step_faults
 
 MOST_UNASKED = 8
 """More variants than these are asked about first."""
 MOST_VARIANTS = 32
 BASELINE = "Baseline"
-EVERY_CHOICE = "*"
-"""As the value of a knob with choices: each of them."""
 _OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
 
 
@@ -87,7 +86,9 @@ def asked_of(form: Filled, listing: Mapping[str, Any], most: int = MOST_VARIANTS
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
         return Asked(faults={"workload": "There is no such workload."})
-    faults = dict(_conflicts(form, listing))
+    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing)])
+    if step_faults_of := dict(step_faults(form.options)):
+        return Asked(faults={**faults, **step_faults_of})
     count = _count(form, workload, listing)
     if count > most:
         words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
@@ -109,6 +110,13 @@ def asked_of(form: Filled, listing: Mapping[str, Any], most: int = MOST_VARIANTS
     return Asked(tuple(requests), tuple(labels), faults)
 
 
+def _wrong_values(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from knob_faults("w", workload["knobs"], form.knobs)
+    for name in form.chosen:
+        row = _row(listing["optimizations"], name) or {"knobs": ()}
+        yield from knob_faults(f"o:{name}", row["knobs"], _theirs_of(form, name))
+
+
 def _count(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
     """Without making them: somebody may have given a thousand values twice."""
     sizes = prod(len(each) for each in _given(workload, form.knobs).values())
@@ -124,10 +132,7 @@ def _theirs_of(form: Filled, name: str) -> dict[str, str]:
 def _request(form: Filled) -> Request:
     asked: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
     for name in ("warmup", "steps"):
-        text = form.options.get(name, "1")
-        if not text.strip().isdigit():
-            raise UsageError(f"{name} is a whole number; not {text}.")
-        asked[name] = int(text)
+        asked[name] = int(form.options.get(name, "1"))
     asked |= {"card": form.card} if form.card else {}
     return Request.from_json({**asked, "keep_output": form.keep_output, "numerics": form.numerics})
 
@@ -255,12 +260,16 @@ def _with_choices(form: Filled, listing: Mapping[str, Any]) -> Iterator[str]:
 
 def place_of(refusal: str, asked: Asked) -> str:
     """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
-    name, colon, _ = refusal.partition(":")
+    name, colon, said = refusal.partition(":")
     if not colon or not asked.count:
         return "run"
+    knob = said.split()[0] if said.split() else ""
     if name == asked.requests[0].workload:
-        return "knobs"
-    return f"o:{name}" if any(name == each for each, _ in asked.requests[-1].optimizations) else "run"
+        return f"w:{knob}" if any(knob in each.settings for each in asked.requests) else "knobs"
+    theirs = next((knobs for each, knobs in asked.requests[-1].optimizations if each == name), None)
+    if theirs is None:
+        return "run"
+    return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"
 
 
 def _modes(form: Filled, listing: Mapping[str, Any]) -> list[str]:

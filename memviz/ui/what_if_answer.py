@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import gradio as gr
+import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
 from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
-from memviz.allocator.verdict import verdict
 from memviz.allocator.what_if import WhatIf
-from memviz.analysis.timeline import timeline
+from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.asked import Asked, Understood, understood
 from memviz.ui.compared import CompareView, Side
@@ -34,6 +34,7 @@ from memviz.ui.views.what_if import (
 )
 from memviz.ui.what_if_results import page_file, snapshot_file, with_replay
 
+_LONGEST_UNASKED = 200_000
 _SEARCH_PARTS = 6
 """How many times as long as an answer a search takes, about."""
 
@@ -121,7 +122,7 @@ class Answers:
         if not found.has_history:
             return {**EMPTY, "verdict": what_if_html(found)}
         device, asked = found.device, found.what_if
-        label = plot_label(asked, " ".join(verdict(asked, found.searched)))
+        label = plot_label(asked, str(what_if(asked, found.searched)))
         return {
             "waiting": "",
             "verdict": what_if_html(found),
@@ -134,6 +135,14 @@ class Answers:
             "keep": keep_html(),
             **self._timelines(shown, asked, device),
         }
+
+    def had(self, key: str) -> Had:
+        """What the process could have, where the recording shows it: it ran out, or memory was short."""
+        pair = self.context.find(key)
+        if pair is None or not _shows_a_limit(pair[1]):
+            return Had(None)
+        memory = self.replays.begun(key).source.freed.memory
+        return Had(None) if memory is None else Had(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, shown: Shown) -> tuple[DeviceTrace, WhatIf] | None:
         """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
@@ -201,18 +210,15 @@ class Answers:
         return {"recorded": recorded, "replayed": after}
 
 
-def first_question(trace: Trace, device: DeviceTrace) -> Asked:
+def _shows_a_limit(device: DeviceTrace) -> bool:
+    """Of a long recording it would take a replay that nobody asked for."""
+    gives_back = np.isin(device.events.action, (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP, Action.OOM))
+    return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
+
+
+def first_question(trace: Trace, device: DeviceTrace, had: Had) -> Asked:
     """Segments that expand, in the memory that the process had where that is known."""
     recorded, _ = settings_of(trace, device)
-    memory = had(device).memory
+    memory = had.memory
     asked = Asked(memory=f"{memory >> 20:,} MiB" if memory else "")
     return asked.with_settings(replace(recorded, expandable_segments=True))
-
-
-def had(device: DeviceTrace) -> Had:
-    """What was reserved when it first ran out, and what the driver called free then."""
-    failed = (device.events.action == Action.OOM).nonzero()[0]
-    if not len(failed):
-        return Had(None)
-    event = int(failed[0])
-    return Had(int(timeline(device).reserved[event + 1]) + int(device.events.address[event]))

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from memviz.allocator.replayer import Replayed, reserved_by_event
-from memviz.allocator.search import Search, Tried
-from memviz.allocator.verdict import exactness, in_words, verdict
+from memviz.allocator.agreement import exactness
+from memviz.allocator.replayer import Replayed
+from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis import reserved_lines
-from memviz.analysis.reserved_lines import Replay
 from memviz.figures.page import Drawing, Section, Table, html_page
 from memviz.figures.replay import plot_replay
+from memviz.headlines.what_if import what_if
 from memviz.trace.model import DeviceTrace
-from memviz.units import bytes_text, count_text
+from memviz.ui.views.reserved_plot import lines
+from memviz.ui.what_if_rows import HEADS, about_rows, rows
+from memviz.units import bytes_text
 
 _COLUMNS = 1000
 
 
 def what_if_page(device: DeviceTrace, found: WhatIf, searched: Search | None = None) -> str:
-    first, second = verdict(found, searched)
+    said = what_if(found, searched)
     ours = found.replayed
     about = ours.trace.about
     facts = f"{about.source}: {about.label}, device {device.name}; {exactness(found.recorded)}"
@@ -25,23 +27,16 @@ def what_if_page(device: DeviceTrace, found: WhatIf, searched: Search | None = N
         "Live bytes are the same whatever the settings. A column shows the most of its events, so no peak is lost."
     )
     drawing = Drawing.of(plot_replay, _lines(device, found), caption=caption)
-    sections = [Section("Reserved memory", second or _in_figures(ours), [drawing])]
+    sections = [Section("Reserved memory", said.reason or _in_figures(ours), [drawing])]
     if searched is not None:
-        sections.append(Section("Settings, by peak reserved", searched.advice, [_table(searched)]))
-    return html_page(first, facts, ours.trace.notes, sections)
+        words = f"{about_rows(found, searched)} {searched.advice}"
+        sections.append(Section("Settings, by peak reserved", words, [_table(found, searched)]))
+    return html_page(said.answer, facts, ours.trace.notes, sections)
 
 
 def _lines(device: DeviceTrace, found: WhatIf) -> reserved_lines.ReservedLines:
-    ours, base = found.replayed, found.base
-    replays = [] if ours is found.recorded else [_line(device, ours, in_words(ours.settings))]
-    if base.oom is not None and base is not ours:
-        replays.append(_line(device, base, "recorded settings, same limit"))
     limit = found.card.usable_bytes if found.card else None
-    return reserved_lines.reserved_by_event(device, replays, limit=limit, columns=_COLUMNS)
-
-
-def _line(device: DeviceTrace, replayed: Replayed, name: str) -> Replay:
-    return Replay(name, reserved_by_event(replayed, len(device.events)), replayed.oom is not None)
+    return reserved_lines.reserved_by_event(device, lines(device, found), limit=limit, columns=_COLUMNS)
 
 
 def _in_figures(ours: Replayed) -> str:
@@ -50,20 +45,6 @@ def _in_figures(ours: Replayed) -> str:
     )
 
 
-def _table(searched: Search) -> Table:
-    head = ("without limit", "retries", "smallest card", "ends", "settings")
-    rows = [
-        (
-            bytes_text(each.peak_reserved_bytes),
-            count_text(each.retries),
-            each.smallest_card.name if each.smallest_card else "none",
-            _ends(each),
-            (each.text or "PyTorch's default settings") + (", as recorded" if each.is_recorded else ""),
-        )
-        for each in searched.tried
-    ]
-    return Table(head, rows, numbers=3)
-
-
-def _ends(each: Tried) -> str:
-    return "fits" if each.oom is None else f"stops at event {count_text(each.oom.event)}"
+def _table(found: WhatIf, searched: Search) -> Table:
+    cells = [(each.reserved, each.retries, each.fits_on, each.ends, each.called) for each in rows(found, searched)]
+    return Table(HEADS, cells, numbers=3)

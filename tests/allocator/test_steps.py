@@ -67,6 +67,12 @@ def test_another_stack_than_the_mallocs_says_that_the_program_called():
     assert steps(gives_back(**mine), takes(**mine), alloc(B, 30 * MiB, **mine)).retries == 1
 
 
+def test_of_what_a_program_frees_some_may_have_been_made_where_the_next_malloc_stands():
+    mine, other = {"frames": [frame("step")]}, {"frames": [frame("load")]}
+    found = steps(gives_back(A, **mine), gives_back(A + MiB, **other), takes(**mine), alloc(B, 30 * MiB, **mine))
+    assert (list(found.emptied), found.forced) == ([0], ())
+
+
 def test_frees_that_complete_in_between_belong_to_the_ladder():
     found = steps(
         alloc(A, 512),

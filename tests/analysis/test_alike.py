@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.alike import BEFORE_RECORDING, KINDS, Thing, alike, has_modules, kinds
+from memviz.analysis.alike import Thing, alike, has_modules
+from memviz.analysis.kinds import BEFORE_RECORDING, KINDS, kinds
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Trace
 from tests.traces import alloc, block, event, frame, free, segment, trace_of
@@ -112,7 +113,7 @@ def test_without_modules_all_is_one_thing():
 
 
 def test_an_unknown_grouping_is_refused_with_the_choices():
-    with pytest.raises(UsageError, match="site, category, module, stack"):
+    with pytest.raises(UsageError, match="site, line, stack, category, module, phase"):
         alike(sides(program()), "colour")
 
 

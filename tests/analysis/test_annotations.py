@@ -154,7 +154,7 @@ def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
         for stage, time in (("START", at), ("END", at + 1))
     ]
     trace = annotated_trace([*rows, ("Optimizer.step#A", "START", 45)], [10, 20, 30, 40, 50])
-    assert steps(trace, trace.devices[0]) == (Step("step 0", 0, 0), Step("step 1", 1, 2))
+    assert steps(trace, trace.devices[0]) == (Step("step 1", 0, 0), Step("step 2", 1, 2))
 
 
 def test_a_trace_without_either_has_no_steps():

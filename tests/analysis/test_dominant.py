@@ -7,9 +7,9 @@ from dataclasses import replace
 import numpy as np
 from hypothesis import given
 
-from memviz.analysis.alike import KINDS, kinds
 from memviz.analysis.dominant import Dominant, breakdown, dominant_of
 from memviz.analysis.groups import grouped
+from memviz.analysis.kinds import KINDS, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import Category, Labels, Trace
 from tests.analysis.replays import sound_traces
@@ -50,7 +50,10 @@ def test_of_two_equals_the_known_kind_is_named():
 def test_what_was_there_before_without_a_stack_has_a_kind_of_its_own():
     trace = trace_of([alloc(4096, 5)], segments=[segment(0, 2 * MiB, [block(0, 512, 500), block(4096, 512, 5)])])
     found = breakdown(trace, trace.devices[0], all_rows(trace), "category")
-    assert found.dominant == {"unknown": Dominant("before recording", 500)}
+    assert found.dominant == {
+        "unknown": Dominant("unknown", 5),
+        "before recording": Dominant("before recording", 500),
+    }
 
 
 @given(sound_traces())

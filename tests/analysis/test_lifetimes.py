@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from hypothesis import given
+from hypothesis import strategies as st
 
-from memviz.analysis.lifetimes import Faults, lifetimes, matched
+from memviz.analysis.lifetimes import Faults, _by_address, lifetimes, matched
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from tests.analysis.replays import BEFORE, Replay, any_events, any_segments, sound_traces
@@ -152,3 +153,9 @@ def test_rows_are_by_start_then_address(trace):
 def test_real_files_match_the_plain_replay(path):
     for device in load_trace(path).devices:
         assert as_matched(device) == as_replayed(Replay(device).run())
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9).map(lambda n: n << 9), max_size=40))
+def test_addresses_are_ordered_stably_however_far_apart(addresses):
+    column = np.array(addresses, dtype=np.int64)
+    assert _by_address(column).tolist() == np.argsort(column, kind="stable").tolist()

@@ -141,3 +141,8 @@ def test_stacks_of_real_programs_land_on_a_line_of_the_user_or_a_backward_node(p
     recorded = kinds.total() - kinds[SiteKind.NONE]
     assert kinds[SiteKind.USER] + kinds[SiteKind.BACKWARD] == recorded
     assert np.isin(table.of_stack, range(len(table.sites))).all()
+
+
+def test_a_frame_without_a_line_is_named_without_one() -> None:
+    trace = trace_of([alloc(0x7000_0000_0000, 1, frames=[frame("init_gpu_context", "driver.py", 2**64 - 1)])])
+    assert [each.label for each in sites(trace).sites if each.path] == ["driver.py init_gpu_context"]

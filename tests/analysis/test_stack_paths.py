@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.alike import KINDS, kinds
 from memviz.analysis.dominant import Dominant
+from memviz.analysis.kinds import KINDS, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.stack_paths import dominant_by_node, parse_path, path_text, rows_below, stack_breakdown
 from memviz.analysis.stacks import NO_FRAMES, OTHER, StackTree, TreeOptions, frame_name, stack_tree

@@ -73,6 +73,10 @@ def test_summary_as_json(small: Path) -> None:
                 "streams": [0],
                 "pools": [[0, 0]],
                 "annotations": [],
+                "headline": {
+                    "answer": "The peak is 3.91 KiB.",
+                    "reason": "It comes at event 1; the last is event 4.",
+                },
             }
         ],
     }

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memviz.commands import FAILED, main
+from memviz.commands import FAILED, main, parser
+from memviz.commands.run import _request
+from memviz.runner.process import Worker
+from memviz.runner.request import Request
 from memviz.trace.load import load_trace
 
 SMALL = ["--set", "sequence=64", "--set", "dim=64", "--set", "layers=3", "--on", "predict"]
@@ -57,18 +61,11 @@ def test_the_peak_of_a_prediction_is_that_of_its_trace(tmp_path: Path, capsys: p
     ("arguments", "words"),
     [
         (["run"], "--list"),
-        (["run", "feed_forwrd"], "Did you mean feed_forward?"),
-        (["run", "feed_forward", "--set", "dims=3"], "Did you mean dim?"),
         (["run", "feed_forward", "--set", "dim"], "KNOB=VALUE"),
-        (["run", "feed_forward", "--with", "split"], "There is no optimization split."),
-        (["run", "feed_forward", *SMALL, "--with", "split_feed_forward:splits=7"], "256"),
-        (["run", "feed_forward", *SMALL, "--with", "checkpointing"], "mode=training"),
-        (["run", "feed_forward", *SMALL, "--optimizer", "adamw"], "mode=training"),
-        (["run", "feed_forward", "--card", "GTX 9000"], "GTX 9000"),
-        (["run", "feed_forward", "--steps", "0"], "1 to 100 steps"),
         (["run", "feed_forward", "-o", "x.txt"], ".pickle"),
+        (["run", "feed_forward", "--steps", "0"], "1 to 100 steps"),
         (["run", "feed_forward", "--torch", "new"], "such as 2.6"),
-        (["run", "ltx_video", "--set", "height=500"], "32"),
+        (["run", "feed_forwrd"], "Did you mean feed_forward?"),
         (["reproduce", "everything"], "There is no seed everything."),
     ],
 )
@@ -79,6 +76,39 @@ def test_what_cannot_be_is_refused_with_what_would(
     said = capsys.readouterr()
     assert words in said.err
     assert said.out == ""
+
+
+@pytest.fixture(scope="module")
+def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
+    """One process for all that is refused in it; PyTorch is imported once."""
+    with Worker(tmp_path_factory.mktemp("refused")) as started:
+        yield started
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--set", "dims=3"], "Did you mean dim?"),
+        (["--with", "split"], "There is no optimization split."),
+        ([*SMALL, "--with", "split_feed_forward:splits=7"], "256"),
+        ([*SMALL, "--with", "checkpointing"], "mode=training"),
+        ([*SMALL, "--optimizer", "adamw"], "mode=training"),
+        (["--card", "GTX 9000"], "GTX 9000"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(arguments: list[str], words: str, worker: Worker) -> None:
+    *_, only = worker.run([request_of(["run", "feed_forward", *arguments])])
+    assert (only.kind, only.what) == ("failed", "refused")
+    assert words in only.text
+
+
+def test_a_size_that_a_model_cannot_have_is_refused(worker: Worker) -> None:
+    *_, only = worker.run([request_of(["run", "ltx_video", "--set", "height=500"])])
+    assert (only.what, "32" in only.text) == ("refused", True)
+
+
+def request_of(arguments: list[str]) -> Request:
+    return _request(parser().parse_args(arguments))
 
 
 def test_measuring_without_a_gpu_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:

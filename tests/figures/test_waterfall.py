@@ -4,22 +4,24 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.analysis.compare import Comparison, Moment, Row
+from memviz.analysis.alike import Thing
+from memviz.analysis.changes import Change, Changes, Moment
+from memviz.analysis.which_device import Which
 from memviz.figures.theme import LIGHT
 from memviz.figures.waterfall import MOST_ROWS, plot_waterfall
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB
 
 
-def comparison(rows: list[tuple[str, int, int]], rest: tuple[int, int] = (0, 0)) -> Comparison:
-    made = tuple(Row(label, label, (a, b), (1, 1)) for label, a, b in rows)
-    totals = [rest[side] + sum(row.bytes[side] for row in made) for side in (0, 1)]
-    moments = tuple(Moment(name, "0", 0, size, size, size, 1) for name, size in zip("ab", totals, strict=True))
-    return Comparison("site", moments, made, rest, (0, 0), ())
+def comparison(rows: list[tuple[str, int, int]]) -> Changes:
+    made = tuple(Change(Thing(label, label), "unknown", (a, b), (1, 1)) for label, a, b in rows)
+    totals = [sum(row.bytes[side] for row in made) for side in (0, 1)]
+    moments = tuple(Moment(name, Which("0"), 0, size, size, 1) for name, size in zip("ab", totals, strict=True))
+    return Changes("site", moments, made)
 
 
 @pytest.fixture
-def grown() -> Comparison:
+def grown() -> Changes:
     return comparison([("more", MiB, 4 * MiB), ("less", 2 * MiB, MiB), ("same", MiB, MiB)])
 
 
@@ -46,12 +48,12 @@ changes = st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)), max_
 
 
 @settings(max_examples=30)
-@given(changes, st.tuples(st.integers(0, 2**40), st.integers(0, 2**40)))
-def test_bars_add_up_to_the_difference_of_the_peaks(sizes, rest):
-    result = comparison([(f"site {i}", a, b) for i, (a, b) in enumerate(sizes)], rest)
+@given(changes)
+def test_bars_add_up_to_the_difference_of_the_peaks(sizes):
+    result = comparison([(f"site {i}", a, b) for i, (a, b) in enumerate(sizes)])
     drawing = plot_waterfall(result)
     drawn = sum(drawing.data[0].x) if drawing.data else 0
-    assert drawn == result.delta_bytes[1]
+    assert drawn == result.delta(1)
     assert not drawing.data or len(drawing.data[0].x) <= MOST_ROWS + 1
 
 

@@ -13,10 +13,16 @@ from tests.gpu.results import Results
 NEEDS_GPU = True
 AT_ONCE = 1
 ABOUT = {
+    "start": "tests.gpu.checks.first",
+    "expandable": "tests.gpu.checks.first",
     "counts": "tests.gpu.checks.recorder",
     "first-allocation": "tests.gpu.checks.recorder",
     "command": "tests.gpu.checks.recorder",
     "out-of-memory": "tests.gpu.checks.recorder",
+    "drawn": "tests.gpu.checks.first",
+    "barely-fits": "tests.gpu.checks.first",
+    "dump-time": "tests.gpu.checks.first",
+    "noise": "tests.gpu.checks.first",
     "card": "tests.gpu.checks.card",
     "workspaces": "tests.gpu.checks.card",
     "attention": "tests.gpu.checks.card",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.runner.failing_gpu import TorchsGpu
+from tests.runner.fake_gpu import TorchsGpu
 
 
 class NotThere(TorchsGpu):

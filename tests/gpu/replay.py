@@ -35,8 +35,8 @@ def run(case: Case, out: Path) -> dict[str, Any]:
 
 
 def replayed(path: Path) -> dict[str, Any]:
+    from memviz.allocator.agreement import addresses
     from memviz.allocator.replay import replay
-    from memviz.allocator.verdict import addresses
     from memviz.analysis.timeline import timeline
     from memviz.trace.load import load_trace
     from tests.gpu.comparing import gpu_of

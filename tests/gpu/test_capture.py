@@ -115,7 +115,7 @@ def test_running_out_is_kept_as_it_was(tmp_path):
         return lambda: [gpu.malloc(20 * MiB) for _ in range(3)]
 
     found, device = recorded(Program("grows", "", begin), gpu, tmp_path / "a.pickle.gz", limit=50 * MiB)
-    assert found["ran_out"].startswith("Tried to allocate")
+    assert found["ran_out"].startswith("CUDA out of memory. Tried to allocate")
     assert (found["fraction"], gpu.fraction) == (0.5, 0.5)
     assert out_of_memory_at(device) == {"served": 2, "asked": 20 * MiB}
     assert not gpu.is_recording

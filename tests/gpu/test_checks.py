@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
+import pytest
+import torch
+
+from memviz.runner import timing
 from memviz.runner.pretend.cards import CARDS, card_named
 from memviz.runner.pretend.device import PretendedDevice
 from tests.gpu.check import ABOUT, asked
+from tests.gpu.checks import first
 from tests.gpu.checks.card import known_as
 from tests.gpu.checks.operators import MADE, _rise
+from tests.gpu.not_there import NotThere
 from tests.gpu.parts import PARTS, part_named
+from tests.runner.torch_storages import watching_torch
 
 
 @pytest.mark.parametrize(
@@ -57,3 +65,51 @@ def test_every_part_and_every_question_has_its_function():
     assert all(
         callable(getattr(__import__(module, fromlist=["x"]), name.replace("-", "_"))) for name, module in ABOUT.items()
     )
+
+
+SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
+
+
+def answers_of(question: Any, folder: Path, **more: Any) -> list[Any]:
+    return [(each["ok"], each["got"]) for each in question(folder, **more)]
+
+
+def test_a_card_that_starts_and_one_that_does_not(tmp_path):
+    assert answers_of(first.start, tmp_path, accelerator=NotThere().accelerator) == [(True, "")]
+    gpu = NotThere()
+    gpu.refuses = "The NVIDIA driver on your system is too old."
+    ((is_right, words),) = answers_of(first.start, tmp_path, accelerator=gpu.accelerator)
+    assert not is_right and gpu.refuses in words
+
+
+def test_what_drawing_leaves_on_the_card_is_seen(tmp_path):
+    gpu = NotThere()
+    with watching_torch(gpu):
+        assert answers_of(first.drawn, tmp_path, accelerator=gpu.accelerator, settings=SMALL) == [(True, 0)] * 2
+        held = torch.ones(1000)
+        answers = answers_of(first.drawn, tmp_path, accelerator=gpu.accelerator, settings=SMALL)
+        assert answers == [(False, held.nbytes)] * 2
+
+
+def test_a_run_with_adamw_is_timed_within_the_peak_of_the_recorded_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "FILLED_SECONDS", 0.0)
+    gpu = NotThere()
+    with watching_torch(gpu):
+        answers = answers_of(first.barely_fits, tmp_path, accelerator=gpu.accelerator, settings=SMALL)
+    assert [is_right for is_right, _ in answers] == [True, True]
+
+
+@pytest.mark.parametrize(("printed", "is_right"), [("true", True), ("false", False)])
+def test_expandable_segments_are_asked_for_in_a_process_that_has_them_set(tmp_path, printed, is_right):
+    program = f"""
+import os
+assert "expandable_segments:True" in os.environ["PYTORCH_CUDA_ALLOC_CONF"]
+print(\'{{"settings": true, "segments": {printed}, "warned": []}}\')
+"""
+    ((found, _),) = answers_of(first.expandable, tmp_path, program=program)
+    assert found is is_right
+
+
+def test_a_program_that_fails_is_an_answer_too(tmp_path):
+    ((is_right, got),) = answers_of(first.expandable, tmp_path, program="raise KeyError('no cuda')")
+    assert not is_right and "no cuda" in got["failed"]

@@ -47,7 +47,7 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     with watching_torch(gpu), all_drawn_on(gpu.accelerator):
         rows = seeds.rows_of("flat-gradients", PretendedDevice=on_the_card(gpu.accelerator))
     assert module.PretendedDevice is pretended
-    assert len(rows) == 5
+    assert [each["figure"] for each in rows].count("reserved GiB") == 3
     by_case = {each["case"]: each["ours"] for each in rows[:3]}
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0
 

@@ -76,7 +76,8 @@ def test_no_command_lets_a_file_steer_the_terminal(
     status = main([name, str(evil), *[str(evil) if each == "again" else each for each in rest]])
     said = capsys.readouterr()
     assert is_harmless(said.out + said.err)
-    assert r"\x1b" in said.out + said.err
+    # A replay names nothing of the file's.
+    assert r"\x1b" in said.out + said.err or name == "replay"
     assert status == (2 if "--device" in rest else 0)
 
 
@@ -331,3 +332,24 @@ def test_words_of_a_run_are_harmless_too(capsys: pytest.CaptureFixture[str]) -> 
         sys.stderr.writelines([ESCAPES, "\n"])
     said = capsys.readouterr()
     assert (said.out, said.err) == (SPOKEN, f"{SPOKEN}\n")
+
+
+def test_a_recorded_script_finds_its_output_as_python_would_give_it(tmp_path: Path) -> None:
+    """Closed, it is none: a script's print then does nothing, and is no fault."""
+    (tmp_path / "train.py").write_text("import sys\nassert sys.stdout is None\nprint('nobody hears it')\n")
+    program = (
+        "import argparse, sys\nfrom memviz import commands\n"
+        "from memviz.commands import record\n"
+        "recorded = lambda *given: exec(open('train.py').read(), {}) or 0\n"
+        "commands.COMMANDS = (record.Command('record', '', record.COMMAND.add_arguments, recorded, takes_over=True),)\n"
+        "sys.exit(commands.main(['record', '-o', 'x.pickle', 'train.py']))\n"
+    )
+    done = subprocess.run(
+        ["bash", "-c", f"exec '{sys.executable}' -c \"$0\" >&-", program],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")

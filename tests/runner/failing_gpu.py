@@ -19,25 +19,11 @@ import pytest
 
 from memviz.runner import execute, outputs
 from memviz.runner.accelerator import Accelerator
-from tests.runner.fake_gpu import FakeGpu, Moment
+from tests.runner.fake_gpu import FakeGpu, Moment, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 
 LOST = "CUDA error: unspecified launch failure"
 Raises = Callable[[], BaseException]
-
-
-class TorchsGpu(FakeGpu):
-    """Torch's tensors of the processor are its own: they count, have a limit and are peaks."""
-
-    def adopt(self, address: int, size: int) -> None:
-        if self.limit is not None and self._now()["allocated"] + size > self.limit:
-            self._run_out(size)
-        super().adopt(address, size)
-        self._note()
-
-    def _now(self) -> dict[str, int]:
-        adopted = sum(self.adopted.values())
-        return {name: size + adopted for name, size in super()._now().items()}
 
 
 class FailingGpu:

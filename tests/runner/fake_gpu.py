@@ -178,6 +178,20 @@ class FakeGpu:
         }
 
 
+class TorchsGpu(FakeGpu):
+    """Torch's tensors of the processor are its own: they count, have a limit and are peaks."""
+
+    def adopt(self, address: int, size: int) -> None:
+        if self.limit is not None and self._now()["allocated"] + size > self.limit:
+            self._run_out(size)
+        super().adopt(address, size)
+        self._note()
+
+    def _now(self) -> dict[str, int]:
+        adopted = sum(self.adopted.values())
+        return {name: size + adopted for name, size in super()._now().items()}
+
+
 def _release_2_0(gpu: FakeGpu) -> Callable[..., None]:
     def record(
         enabled: bool,

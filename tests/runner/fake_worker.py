@@ -1,8 +1,8 @@
 """Speaks as `memviz.runner.worker` does and imports no PyTorch: a request's workload says what becomes of it.
 
-`done` and `refused` answer at once; `waits:FILE` answers when the file is there; `endless` never does; `grows` takes
-memory without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system
-killed, once it has said that it is done where it is `done-then-dies`.
+`done` and `refused` answer at once; `waits:FILE` makes FILE.begun, and answers when FILE is there; `grows` takes memory
+without end, and `child-grows` has a process of its own take it; `dies` ends like a process that the system killed, once
+it has said that it is done where it is `done-then-dies`. Any other, as `endless`, never answers.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+KNOWN = ("done", "waits", "grows", "child-grows", "leaves-a-child", "dies", "done-then-dies")
 GROWS = "import time\nheld = []\nwhile True:\n    held.append(bytearray(8 << 20))\n    time.sleep(0.01)\n"
 
 
 def main() -> None:
+    threading.Thread(target=end_with, args=(os.getppid(),), daemon=True).start()
     for line in sys.stdin:
         asked = json.loads(line)
         for number, request in zip(asked["numbers"], asked["requests"], strict=True):
@@ -27,6 +30,13 @@ def main() -> None:
             act, _, more = request["workload"].partition(":")
             answer(act, more, number, request)
         say("idle", -1)
+
+
+def end_with(parent: int) -> None:
+    """As the runner's own: nobody would read the answer."""
+    while os.getppid() == parent:
+        time.sleep(0.1)
+    os._exit(0)
 
 
 def say(kind: str, number: int, **rest: Any) -> None:
@@ -38,7 +48,10 @@ def answer(act: str, more: str, number: int, request: dict[str, Any]) -> None:
     if act == "refused":
         say("failed", number, what="refused", text="It does not go.")
         return
-    while act == "endless" or (act == "waits" and not Path(more).exists()):
+    gate = more or request["settings"].get("gate", "")
+    if act == "waits":
+        Path(f"{gate}.begun").touch()
+    while act not in KNOWN or (act == "waits" and not Path(gate).exists()):
         time.sleep(0.02)
     if act == "grows":
         exec(GROWS, {})

@@ -17,30 +17,30 @@ from memviz.runner.process import Worker
 from memviz.runner.request import Request
 from memviz.runner.scratch import NoRoom
 from memviz.runner.standing import Standing, Variant
+from tests.runner.processes import PATIENCE_SECONDS, wait_until
 
+DONE = Request("done")
 TINY = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def desk() -> Iterator[Desk]:
-    """One for all, as on a page: what a test breaks, the next must not notice."""
-    desk = Desk(timeout=120)
-    yield desk
-    desk.close()
+    with contextlib.closing(Desk(timeout=PATIENCE_SECONDS)) as made:
+        yield made
 
 
 @pytest.fixture
-def endless(tmp_path: Path) -> Request:
-    own = tmp_path / "endless.py"
-    own.write_text("import time\n\ndef endless():\n    while True:\n        time.sleep(0.1)\n")
-    return Request(f"{own}:endless")
+def endless(monkeypatch: pytest.MonkeyPatch) -> Request:
+    """Its process stands in for the runner's, so that nothing is waited for but what is meant."""
+    monkeypatch.setattr(Worker, "module", "tests.runner.fake_worker")
+    return Request("endless")
 
 
-def running(desk: Desk, order: Standing, number: int) -> None:
-    until = time.monotonic() + 60
-    while (now := desk.standing(order.id)) is not None and now.variants[number].state != "running":
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def running(desk: Desk, standing: Standing, number: int) -> Worker:
+    order = desk._orders[standing.id]
+    wait_until(lambda: order.standing.variants[number].state == "running" and order.worker is not None)
+    assert isinstance(order.worker, Worker)
+    return order.worker
 
 
 def request(**changes: str) -> Request:
@@ -48,7 +48,7 @@ def request(**changes: str) -> Request:
 
 
 def over(desk: Desk, standing: Standing) -> Standing:
-    until = time.monotonic() + 120
+    until = time.monotonic() + PATIENCE_SECONDS
     while not standing.is_over:
         assert time.monotonic() < until
         found = desk.standing(standing.id, newer_than=standing.version, wait=1)
@@ -76,11 +76,8 @@ def test_variants_share_one_process_and_what_is_done_is_told(desk: Desk, tmp_pat
 
 
 def test_a_kill_half_way_spares_the_rest(desk: Desk, endless: Request) -> None:
-    order = desk.order([request(), endless, request(dim="128")], ["a", "b", "c"])
-    running(desk, order, 1)
-    worker = desk._orders[order.id].worker
-    assert isinstance(worker, Worker)
-    os.kill(worker.pid, signal.SIGKILL)
+    order = desk.order([DONE, endless, DONE], ["a", "b", "c"])
+    os.kill(running(desk, order, 1).pid, signal.SIGKILL)
     found = over(desk, order)
     assert [(each.state, each.what) for each in found.variants] == [("done", ""), ("failed", "killed"), ("done", "")]
 
@@ -88,8 +85,8 @@ def test_a_kill_half_way_spares_the_rest(desk: Desk, endless: Request) -> None:
 def test_who_asks_again_replaces_what_they_had_waiting(desk: Desk, endless: Request) -> None:
     first = desk.order([endless], ["endless"], owner="ann")
     running(desk, first, 0)
-    mine = [desk.order([request()], ["mine"], owner="ann") for _ in range(5)]
-    other = desk.order([request()], ["other"], owner="bob")
+    mine = [desk.order([DONE], ["mine"], owner="ann") for _ in range(5)]
+    other = desk.order([DONE], ["other"], owner="bob")
     left = [desk.standing(each.id) for each in mine[:-1]]
     assert all(each is not None and each.is_left for each in left)
     assert desk.newest_of("ann").id == mine[-1].id  # type: ignore[union-attr]
@@ -102,15 +99,15 @@ def test_only_so_many_wait(endless: Request) -> None:
     with contextlib.closing(Desk(timeout=60, most_waiting=2)) as desk:
         running(desk, desk.order([endless], ["endless"], owner="a"), 0)
         for name in "bc":
-            desk.order([request()], [name], owner=name)
+            desk.order([DONE], [name], owner=name)
         with pytest.raises(Crowded, match="2 others wait"):
-            desk.order([request()], ["d"], owner="d")
-        again = desk.order([request()], ["b again"], owner="b")
+            desk.order([DONE], ["d"], owner="d")
+        again = desk.order([DONE], ["b again"], owner="b")
         assert not again.is_over
 
 
-def test_what_is_left_may_run_to_its_end_unseen(desk: Desk) -> None:
-    order = desk.order([request()], ["a"])
+def test_what_is_left_may_run_to_its_end_unseen(desk: Desk, endless: Request) -> None:
+    order = desk.order([DONE], ["a"])
     desk.leave(order.id, stops=False)
     assert over(desk, order).variants[0].state == "done"
 
@@ -118,15 +115,9 @@ def test_what_is_left_may_run_to_its_end_unseen(desk: Desk) -> None:
 def test_a_page_that_ends_leaves_nothing(endless: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     desk = Desk()
-    order = desk.order([endless], ["endless"])
-    running(desk, order, 0)
-    until = time.monotonic() + 60
-    while (worker := desk._orders[order.id].worker) is None:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    worker = running(desk, desk.order([endless], ["endless"]), 0)
     desk.warm_up()
     spare = desk._spare
-    assert isinstance(worker, Worker)
     assert spare is not None
     assert (worker.is_alive, spare.is_alive) == (True, True)
     desk.close()
@@ -138,18 +129,15 @@ def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     with contextlib.closing(Desk()) as desk:
         monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
         with pytest.raises(NoRoom, match="cannot be written to .*missing"):
-            desk.order([request()], ["a"], owner="ann")
+            desk.order([DONE], ["a"], owner="ann")
         assert (desk.is_busy, desk.newest_of("ann")) == (False, None)
 
 
 def test_orders_wait_for_each_other_and_can_be_cancelled(desk: Desk, endless: Request) -> None:
     first = desk.order([endless], ["endless"])
-    waiting = [desk.order([request()], [name]) for name in ("waits", "gives up")]
-    until = time.monotonic() + 20
-    while (now := desk.standing(waiting[1].id)) is not None and now.before < 2:
-        assert time.monotonic() < until
-        time.sleep(0.05)
-    assert now is not None and now.variants[0].state == "waiting"
+    waiting = [desk.order([DONE], [name]) for name in ("waits", "gives up")]
+    wait_until(lambda: desk._orders[waiting[1].id].standing.before == 2)
+    assert desk._orders[waiting[1].id].standing.variants[0].state == "waiting"
     desk.cancel(waiting[1].id)
     assert over(desk, waiting[1]).variants[0].what == "cancelled"
     desk.cancel(first.id)

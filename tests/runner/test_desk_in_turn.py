@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -166,6 +167,50 @@ def test_a_spare_that_died_in_the_meantime_is_no_loss(desk: Desk) -> None:
     assert spare is not None
     spare.kill()
     assert over(desk, desk.order([DONE], ["a"])).variants[0].state == "done"
+
+
+def test_a_process_that_dies_as_it_is_asked_again_is_no_loss_either(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system takes the idle one first when memory is short, between a look at it and the next request."""
+    over(desk, desk.order([DONE], ["a"]))
+    wait_until(lambda: desk._spare is not None)
+    spare = desk._spare
+    assert spare is not None
+    ask = spare._ask
+
+    def dies_first(requests: Any, numbers: list[int]) -> None:
+        spare.kill()
+        ask(requests, numbers)
+
+    monkeypatch.setattr(spare, "_ask", dies_first)
+    assert over(desk, desk.order([DONE], ["b"])).variants[0].state == "done"
+    assert not spare.is_alive
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+@pytest.mark.parametrize("fault", [OSError("The disk is gone."), KeyError("surprise")])
+def test_no_order_gets_the_answer_to_another(desk: Desk, tmp_path: Path, fault: Exception) -> None:
+    """Keeping the first run fails in a way that nobody thought of; its process must not serve the next one."""
+
+    def fails(variant: Variant) -> str:
+        raise fault
+
+    failed = over(desk, desk.order([DONE, ENDLESS], ["a", "b"], fails))
+    assert {each.state for each in failed.variants} == {"failed"}
+    assert str(fault) in failed.variants[1].phase
+    done = over(desk, desk.order([replace(DONE, settings={"mine": "yes"})], ["c"]))
+    run = done.variants[0].run
+    assert run is not None and run.request.settings == {"mine": "yes"}
+
+
+def test_a_process_that_still_owes_an_answer_serves_nobody_else(tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    with contextlib.closing(Desk(timeout=PATIENCE_SECONDS)) as desk, Worker(tmp_path) as worker:
+        heard = worker.run([Request(f"waits:{gate}")])
+        next(heard)
+        desk._give_back(worker, keep=True)
+        assert (desk._spare, worker.is_alive) == (None, False)
 
 
 def test_an_idle_process_and_what_is_old_are_given_back_by_the_clock(desk: Desk) -> None:

@@ -11,9 +11,12 @@ from typing import Any
 
 import pytest
 
-from memviz.runner import lent
+from memviz.runner import lent, worker
 from memviz.runner.desk import Desk
+from memviz.runner.process import Happened
 from memviz.runner.request import Request
+from memviz.runner.reserved import FEWEST_SECONDS, MOST_SECONDS, reserved_seconds
+from tests.runner.failing_gpu import LOST, FailingGpu
 
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
@@ -25,6 +28,8 @@ class Space:
         self.functions: list[str] = []
         self.calls: list[Any] = []
         self.refuses = ""
+        self.durations: list[int] = []
+        self.is_used_again = True
 
     def module(self) -> ModuleType:
         module = ModuleType("spaces")
@@ -37,9 +42,15 @@ class Space:
 
             def call(*arguments: Any) -> Any:
                 self.calls.append(arguments)
+                self.durations.append(duration(*arguments) if callable(duration) else duration)
                 if self.refuses:
                     raise RuntimeError(self.refuses)
-                return function(*arguments)
+                try:
+                    return function(*arguments)
+                except Exception as error:
+                    self.is_used_again = False
+                    # Of an error only its class comes back.
+                    raise RuntimeError(f"ZeroGPU worker error: {type(error).__name__}") from None
 
             return call
 
@@ -109,3 +120,100 @@ def test_the_desk_starts_no_process_for_it(space: Space, monkeypatch: pytest.Mon
     assert len(space.calls) == 1
     assert (desk._spare, standing.variants[0].what) == (None, "refused")
     desk.close()
+
+
+OWN = """
+import torch
+def tiny():
+    return torch.nn.Linear(64, 64, bias=False), {"input": torch.ones(8, 64)}
+"""
+
+
+def on_a_card(gpu: FailingGpu, folder: Path) -> Happened:
+    """As the Space would run it, with this card lent."""
+    (folder / "own.py").write_text(OWN)
+    request = Request(f"{folder}/own.py:tiny", {"mode": "training"}, on="cuda", numerics=False, warmup=0)
+    with gpu.in_torch(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memviz.runner.accelerator.find_accelerator", lambda: gpu.accelerator)
+        return list(lent.LentGpu(folder).run([request]))[-1]
+
+
+def test_a_whole_measured_run_on_a_lent_card(space: Space, quick: None, tmp_path: Path) -> None:
+    gpu = FailingGpu()
+    last = on_a_card(gpu, tmp_path)
+    assert last.kind == "done" and last.run is not None and last.file is not None
+    assert (last.run.mode, last.run.seconds is not None, last.file.is_file()) == ("measured", True, True)
+    assert (space.is_used_again, gpu.gpu.is_recording) == (True, False)
+    assert not list(tmp_path.glob("*.said"))
+
+
+def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success(
+    space: Space, quick: None, tmp_path: Path
+) -> None:
+    """Its words arrive all the same, and the process serves nobody else."""
+    whole = FailingGpu()
+    on_a_card(whole, tmp_path)
+    for at in (whole.names.index("_snapshot"), whole.names.index("Event.elapsed_time")):
+        last = on_a_card(FailingGpu(fails_at=at, sticky=True), tmp_path)
+        said = last.text if last.kind == "failed" else " ".join(last.run.notes if last.run else ())
+        assert LOST in said
+        assert not space.is_used_again
+        space.is_used_again = True
+
+
+def test_an_error_that_a_card_recovers_from_costs_nobody_their_process(
+    space: Space, quick: None, tmp_path: Path
+) -> None:
+    whole = FailingGpu()
+    on_a_card(whole, tmp_path)
+    last = on_a_card(FailingGpu(fails_at=whole.names.index("_snapshot")), tmp_path)
+    assert (last.kind, space.is_used_again) == ("failed", True)
+
+
+@pytest.mark.parametrize(("phase", "is_kept"), [("step 1 of 1", False), ("timing with the recording off", True)])
+def test_the_limit_of_time_is_called_that_and_what_was_measured_by_then_is_kept(
+    space: Space, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, is_kept: bool
+) -> None:
+    plain = worker.answer
+
+    def ended(number: int, request: Request, folder: Path, send: Any, **more: Any) -> None:
+        def until(kind: str, number: int, **rest: Any) -> None:
+            send(kind, number, **rest)
+            if rest.get("phase") == phase:
+                raise KeyboardInterrupt
+
+        plain(number, request, folder, until, **more)
+
+    def lends(_number: int, asked: dict[str, Any], folder: str) -> Any:
+        with pytest.raises(KeyboardInterrupt):
+            lent._measured(0, asked, folder)
+        raise RuntimeError("GPU task aborted")
+
+    monkeypatch.setattr(worker, "answer", ended)
+    monkeypatch.setattr(lent, "measured", lends)
+    last = on_a_card(FailingGpu(), tmp_path)
+    assert (last.kind == "done", last.run is not None) == (is_kept, is_kept)
+    assert f"The Space ended it (GPU task aborted) while it was {phase}." in last.text
+    assert "for 120 seconds" in last.text
+    assert "No GPU was lent" not in last.text
+
+
+def seconds_of(**settings: str) -> int:
+    return reserved_seconds(0, Request("feed_forward", settings, on="cuda").as_json(), "")
+
+
+def test_a_larger_run_reserves_more_seconds_and_none_beyond_the_most(space: Space) -> None:
+    small = seconds_of(**SMALL)
+    large = seconds_of(sequence="4096", dim="4096", layers="16")
+    largest = seconds_of(sequence="4096", dim="8192", layers="64")
+    assert FEWEST_SECONDS <= small < large < largest == MOST_SECONDS
+
+
+def test_the_space_is_asked_for_as_many_seconds_as_the_run_needs(space: Space, tmp_path: Path) -> None:
+    list(lent.LentGpu(tmp_path).run([measured()]))
+    assert space.durations == [reserved_seconds(0, measured().as_json(), "")]
+    assert space.durations[0] < MOST_SECONDS
+
+
+def test_what_cannot_be_read_reserves_the_most_and_is_refused_by_the_run_itself(space: Space) -> None:
+    assert reserved_seconds(0, Request("no_such_model", on="cuda").as_json(), "") == MOST_SECONDS

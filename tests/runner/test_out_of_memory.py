@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from memviz.runner.cuda_device import CudaDevice
 from memviz.runner.history import History
 from memviz.runner.out_of_memory import is_out_of_memory
-from tests.runner.failing_gpu import TorchsGpu
-from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
+from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 
 LIBRARIES = [
@@ -83,7 +82,7 @@ class Inner(nn.Module):
     def __init__(self, text: str) -> None:
         super().__init__()
         self.text = text
-        self.weight = nn.Parameter(torch.ones(16, 16))
+        self.weight = nn.Parameter(torch.ones(16, 24))
 
     def forward(self, x: Tensor) -> Tensor:
         held = x @ self.weight
@@ -100,7 +99,7 @@ def test_what_a_library_ran_out_of_memory_with_is_live_at_the_end_of_the_trace()
         with pytest.raises(RuntimeError), device.phase("forward"):
             model(torch.ones(1024, 16))
         trace = device.finish()
-    assert 1024 * 16 * 4 in trace.devices[0].blocks.requested.tolist()
+    assert 1024 * 24 * 4 in trace.devices[0].blocks.requested.tolist()
 
 
 def test_an_error_that_is_no_shortage_is_not_kept_as_one():

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memviz.runner import process_tree
-from memviz.runner.process_tree import APART, end_tree, resident_bytes, shared_once_bytes
+from memviz.runner.process_tree import APART, end_tree, own_bytes, resident_bytes
 from tests.runner.processes import is_there, wait_until
 
 MiB = 1 << 20
@@ -46,11 +46,27 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
     with family() as (process, child):
         alone, whole = resident_bytes(child), resident_bytes(process.pid)
         assert whole > alone > 64 * MiB
-        assert 64 * MiB < shared_once_bytes(process.pid) <= whole
+        assert 64 * MiB <= own_bytes(process.pid) <= whole
         monkeypatch.setattr(process_tree, "_PROC", tmp_path / "no-such-system")
         by_ps = resident_bytes(process.pid)
         assert abs(by_ps - whole) < 8 * MiB
     assert resident_bytes(process.pid) == 0
+
+
+def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(bytes(64 * MiB))
+    program = (
+        "import mmap, sys, time\nfile = open(sys.argv[1], 'rb')\n"
+        "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\nsum(held[::4096])\n"
+        "print('there', flush=True)\ntime.sleep(3600)\n"
+    )
+    command = [sys.executable, "-c", program, str(weights)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **APART) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        resident, own = resident_bytes(process.pid), own_bytes(process.pid)
+        end_tree(process)
+    assert resident > 64 * MiB > own
 
 
 def test_where_nothing_says_it_nothing_is_taken() -> None:

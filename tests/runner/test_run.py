@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from memviz.errors import TraceError
-from memviz.runner.run import FACT, Run, load_run, run_of, save_run, with_run
+from memviz.runner.as_json import run_json
+from memviz.runner.run import FACT, Run, Seconds, load_run, run_of, save_run, with_run
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import About, Trace
 from tests.runner.runs import run
@@ -64,3 +65,22 @@ def test_what_is_no_json_is_no_run() -> None:
 
 def one_allocation() -> Trace:
     return trace_of([alloc(0x1000, 512)])
+
+
+def test_seconds_of_an_older_file_have_a_spread_and_no_quartiles(tmp_path: Path) -> None:
+    known = {**run().as_json(), "seconds": {"median": 0.5, "spread": 0.01, "count": 20, "clock": "GPU events"}}
+    found = Run.from_json(json.loads(json.dumps(known))).seconds
+    assert found is not None
+    assert (found.low, found.spread_words) == (None, "spread 10.0 ms, 20 steps")
+
+
+def test_programs_are_told_the_quartiles_beside_the_median() -> None:
+    seconds = Seconds(0.5, 0.01, 20, "GPU events", 0.495, 0.505)
+    found = run_json(run(seconds=seconds))
+    assert [found[f"seconds{key}"] for key in ("", "_low", "_high", "_count")] == [0.5, 0.495, 0.505, 20]
+    assert run_json(run(seconds=None))["seconds_low"] is None
+
+
+def test_the_step_time_in_a_trace_says_how_sure_it_is() -> None:
+    facts = with_run(one_allocation(), run(seconds=Seconds(0.5, 0.01, 20, "GPU events"))).about.facts
+    assert facts["step time"] == "500.0 ms ± 5.0"

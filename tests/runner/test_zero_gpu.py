@@ -6,6 +6,9 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import pytest
+
+from memviz.errors import UsageError
 from memviz.runner.zero_gpu import on_gpu
 
 
@@ -43,6 +46,26 @@ def test_elsewhere_the_package_is_not_even_looked_for(monkeypatch):
     assert lent == []
 
 
-def test_a_space_without_the_package_runs_the_function_itself(monkeypatch):
+class Package(ModuleType):
+    """Whatever its import or its use ends in."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__("spaces")
+        self.error = error
+
+    def __getattr__(self, name: str) -> Any:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("CUDA has been initialized"), AssertionError("URL"), SystemExit(1)])
+def test_a_package_that_fails_in_any_way_leaves_the_page_and_is_said_to_who_asks_for_the_gpu(monkeypatch, error):
+    monkeypatch.setitem(sys.modules, "spaces", Package(error))
+    refuses = on_gpu(double, environment={"SPACES_ZERO_GPU": "1"})
+    with pytest.raises(UsageError, match=rf"`spaces` could not be used \({type(error).__name__}: "):
+        refuses(4)
+
+
+def test_a_space_without_the_package_says_so_too(monkeypatch):
     monkeypatch.setitem(sys.modules, "spaces", None)
-    assert on_gpu(double, environment={"SPACES_ZERO_GPU": "1"}) is double
+    with pytest.raises(UsageError, match=r"cannot lend a GPU.*ModuleNotFoundError"):
+        on_gpu(double, environment={"SPACES_ZERO_GPU": "1"})(4)

@@ -22,7 +22,7 @@ from memviz.trace.model import About, Events, Trace
 from memviz.trace.unpickle import RefersToEvent, unpickle
 from tests.real import real_files, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
-from tests.traces import snapshot
+from tests.traces import alloc, snapshot
 
 ABOUT = About("measured")
 
@@ -222,3 +222,10 @@ def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
 def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     with_runs, without = both(path.read_bytes())
     assert described(with_runs) == described(without)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_texts_too_long_for_a_row_are_read_event_by_event(protocol: int) -> None:
+    rows = [alloc(512 * i, 512, user_metadata="x" * (1000 + i)) for i in range(60)]
+    fast, slow = both(pickle.dumps(snapshot(rows), protocol))
+    assert described(fast) == described(slow) and fast.event_count == 60

@@ -219,3 +219,64 @@ def test_our_own_labels_come_back() -> None:
     assert [trace.strings[module] for module in found.module] == ["layers.0", ""]
     assert found.phase.tolist() == [Phase.FORWARD, Phase.BACKWARD]
     assert (trace.about.label, trace.about.facts) == ("predicted for H200", {"model": "m"})
+
+
+# -- what torch writes where it has nothing to say
+
+
+@pytest.mark.parametrize("line", [2**64 - 1, 2**32 - 1, -1, 2**40])
+def test_a_line_that_is_none_is_read_as_none(line: int) -> None:
+    trace = trace_of([alloc(BASE, 1, frames=[frame("init_gpu_context", "a.py", line)])])
+    assert trace.stacks.frames.line.tolist() == [0]
+
+
+@pytest.mark.parametrize("stream", [2**64 - 1, -1, 1, 2])
+def test_stream_handles_are_read_signed_and_unsigned(stream: int) -> None:
+    assert trace_of([alloc(BASE, 1, stream=stream)]).streams == (0, stream)
+
+
+def test_pool_ids_are_unsigned() -> None:
+    assert trace_of([alloc(BASE, 1, pool_id=(0, 2**64 - 1))]).pools == ((0, 0), (0, 2**64 - 1))
+
+
+@pytest.mark.parametrize("stale", [2**64 - 1, -1, None])
+def test_what_an_inactive_block_says_of_its_request_is_stale_and_not_read(stale: Any) -> None:
+    blocks = [{**block(BASE, 512, 5), "state": "inactive", "requested_size": stale}]
+    assert read([segment(BASE, 512, blocks)]).devices[0].blocks.requested.tolist() == [0]
+
+
+def test_unlimited_settings_are_kept_as_they_are_written() -> None:
+    limits = {"max_split_size": 2**64 - 1, "max_cached_size": -1, "garbage_collection_threshold": 0.0}
+    assert trace_of([alloc(BASE, 1)], allocator_settings=limits).settings == limits
+
+
+def test_an_annotation_of_no_device_is_left_aside() -> None:
+    row = {"name": "step", "stage": "START", "device": -1, "time_us": 1}
+    assert len(trace_of([alloc(BASE, 1)], external_annotations=[row]).devices[0].annotations) == 0
+
+
+# -- texts and stacks longer than anybody reads
+
+
+def test_a_long_text_is_cut_in_its_middle_and_stays_itself() -> None:
+    long, other = "a" * 5000 + "end", "b" + "a" * 4999 + "end"
+    trace = trace_of([alloc(BASE + i, 1, user_metadata=each) for i, each in enumerate((long, other, long))])
+    texts = [trace.strings[code] for code in trace.devices[0].events.metadata]
+    assert texts[0] == texts[2] != texts[1]
+    assert all(len(each) == 4096 and each.endswith("end") and "cut from 5,003 characters" in each for each in texts)
+    assert [note.code for note in trace.notes] == ["cut_texts"]
+
+
+def test_a_deep_stack_keeps_both_its_ends() -> None:
+    frames = [frame(f"f{i}") for i in range(5000)]
+    trace = trace_of([alloc(BASE, 1, frames=frames)])
+    names = [trace.strings[trace.stacks.frames.name[each]] for each in trace.stacks.of(0)]
+    assert len(names) == 2000 and names[0] == "f0" and names[-1] == "f4999"
+    assert names[999:1002] == ["f999", "… 3,001 frames left out …", "f4001"]
+    assert [note.code for note in trace.notes] == ["cut_stacks"]
+
+
+def test_halves_of_characters_become_whole_ones() -> None:
+    trace = trace_of([alloc(BASE, 1, user_metadata="a\ud800", frames=[frame("\ud83d\ude00")])])
+    assert trace.strings[trace.devices[0].events.metadata[0]] == "a\ufffd"
+    assert "\U0001f600" in trace.strings

@@ -132,6 +132,12 @@ def test_an_event_with_values_of_another_kind_is_refused(changed: dict[str, Any]
         trace_of([{**EVENT, **changed}])
 
 
+def test_a_high_address_beside_one_that_is_no_number_is_refused() -> None:
+    """Found by the fuzzer."""
+    with pytest.raises(TraceError, match="'addr' is not a whole number"):
+        trace_of([alloc(2**63, 1), alloc([[]], 1)])
+
+
 def test_an_out_of_memory_event_may_not_ask_for_less_than_nothing() -> None:
     with pytest.raises(TraceError, match="negative"):
         trace_of([{"action": "oom", "device_free": 1, "size": -5}])

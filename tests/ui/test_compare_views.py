@@ -7,14 +7,17 @@ from dataclasses import replace
 import pytest
 
 from memviz.analysis.align import PEAK, START, Way
-from memviz.analysis.compare import Setting
+from memviz.analysis.changes import Telling
 from memviz.analysis.scores import scores
+from memviz.analysis.setting_differences import Setting
 from memviz.figures.colouring import colouring
+from memviz.headlines.compare import compare
+from memviz.headlines.headline import Headline
 from memviz.trace.model import About, Trace
 from memviz.ui.compared import CompareView, linked_name
 from memviz.ui.session import Opened
 from memviz.ui.views.compare_controls import Controls, controls_html
-from memviz.ui.views.compare_verdict import compare_sentences, compare_verdict_html
+from memviz.ui.views.compare_verdict import compare_verdict_html
 from memviz.ui.views.linked_timelines import linked_values, overlay_value
 from memviz.ui.views.scoreboard import Board, scoreboard_html
 from tests.traces import MiB, alloc, frame, trace_of
@@ -30,7 +33,8 @@ _BAR = "Peak, live by category, then cached up to reserved"
 
 def sentences(*traces: Trace, by: str = "site") -> str:
     names = ("fp32", "bf16", "int8")[: len(traces)]
-    return " ".join(compare_sentences(names, found(*traces, by=by), found(*traces, by="category")))
+    pairs = [(trace, trace.devices[0]) for trace in traces]
+    return str(compare(Telling(found(*traces, by=by), pairs), names))
 
 
 @pytest.mark.parametrize(
@@ -63,7 +67,7 @@ def sentences(*traces: Trace, by: str = "site") -> str:
             (run(9), run(2), run(5)),
             "bf16 peaks lowest of the three, at 2.00 MiB, 7.00 MiB less than A. A, fp32, is the highest.",
         ),
-        ((run(5), run(5), run(5)), "All 3 peak at 5.00 MiB. "),
+        ((run(5), run(5), run(5)), "All three peak at 5.00 MiB."),
     ],
 )
 def test_the_verdict_says_who_by_how_much_and_what_makes_it(traces, said):
@@ -85,7 +89,7 @@ def test_settings_that_differ_are_named_with_who_has_which():
         Setting("expandable_segments", ("False", "True", "False")),
         Setting("only_newer_files_say", (None, "True", "True")),
     ]
-    text = words(compare_verdict_html(["a", "b", "c"], found(run(1), run(2), run(3)), found(run(1), run(2)), settings))
+    text = words(compare_verdict_html(Headline("It grew."), settings))
     assert "Their allocator settings differ. expandable_segments: False (A, C), True (B)." in text
     assert "only_newer" not in text
 

@@ -25,8 +25,8 @@ from memviz.ui.session import Opened, Refused, Session
 from memviz.ui.store import TraceStore
 from memviz.ui.views.frame import actions_html, refused_html, samples_html, traces_html
 from memviz.ui.views.markup import Html, esc, tag
-from memviz.ui.views.verdict import facts, sentences, verdict_html
-from tests.traces import alloc, event, frame, trace_of
+from memviz.ui.views.verdict import facts, verdict_html
+from tests.traces import alloc, block, event, frame, read, segment, trace_of
 
 EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
 
@@ -199,7 +199,7 @@ def test_a_refusal_is_text() -> None:
 
 def test_the_verdict_is_a_sentence_of_figures() -> None:
     trace = small()
-    assert sentences(trace, trace.devices[0])[0].startswith("The peak is 3.91 KiB")
+    assert "The peak is 3.91 KiB" in verdict_html(trace, trace.devices[0])
     assert ("peak live", "3.91 KiB") in facts(trace, trace.devices[0])
 
 
@@ -232,3 +232,35 @@ def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opene
     for i in range(9):
         many = arrived(store, many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
     assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5
+
+
+def two_devices() -> Trace:
+    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0}
+    return read({"segments": [], "device_traces": [[alloc(0, 9000)], [alloc(0, 1000), oom]]})
+
+
+def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first(store: TraceStore) -> None:
+    assert opened(store, two_devices()).device == "1"
+
+
+def test_the_note_on_another_devices_failure_leads_to_it() -> None:
+    trace = two_devices()
+    here, there = (verdict_html(trace, each, "key") for each in trace.devices)
+    assert 'data-act="device" data-key="key" data-device="1"' in here
+    assert here.index("ran out of memory once") < here.index("more note")
+    assert "data-act" not in there
+    assert "Device 1 ran out of memory" in there
+
+
+def test_a_lone_trace_is_no_a(store: TraceStore) -> None:
+    context, alone = Context(store), Session().with_opened(opened(store, small()))
+    assert "mv-badge" not in traces_html(alone, context.of)
+    both = alone.with_opened(opened(store, small()))
+    assert traces_html(both, context.of).count("mv-badge") == 2
+
+
+def test_a_state_alone_has_no_peak() -> None:
+    trace = trace_of([], [segment(0, 2**21, [block(0, 512, 500)])])
+    html = verdict_html(trace, trace.devices[0])
+    assert "500 B are live. <span>The file holds no history, only the state at its end." in html
+    assert "peak" not in str(facts(trace, trace.devices[0]))

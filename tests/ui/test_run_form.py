@@ -69,6 +69,19 @@ def runs(found: Asked) -> list[tuple[str, dict[str, str], dict[str, dict[str, st
     ]
 
 
+def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
+    form = filled({"workload": "tiny", "o:split": True}, LISTING)
+    html = form_html(form, LISTING)
+    for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
+        assert f'data-fault="{name}"' in html
+
+
+def test_the_optimizer_stands_in_the_open() -> None:
+    html = form_html(filled({"workload": "tiny"}, LISTING), LISTING)
+    assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
+    assert "no optimizer, gradients add up" in html
+
+
 def test_a_workload_alone_is_its_baseline() -> None:
     assert runs(asked()) == [("Baseline", {}, {})]
 
@@ -148,8 +161,13 @@ def test_knobs_of_what_is_switched_off_change_nothing() -> None:
             {"o__cast": True, "o__split": True},
             {"o:cast": "Cast layers cannot be split.", "o:split": "Cast layers cannot be split."},
         ),
-        ({"steps": "many"}, {"run": "steps is a whole number; not many."}),
-        ({"warmup": "1000"}, {"run": "A run has 0 to 100 warm-up steps and 1 to 100 steps."}),
+        ({"steps": "many"}, {"steps": "Steps are 1 to 100; not many."}),
+        ({"warmup": "1000"}, {"warmup": "Warm-up steps are 0 to 100; not 1000."}),
+        ({"w__batch": " "}, {"w:batch": "It is empty. Give a value, such as 1."}),
+        ({"w__batch": "2, lots"}, {"w:batch": "lots is not a whole number."}),
+        ({"w__mode": "resting"}, {"w:mode": "resting is none of inference, training."}),
+        ({"o__split": True, "o__split__parts": "4.5"}, {"o:split:parts": "4.5 is not a whole number."}),
+        ({"o__split__parts": "4.5"}, {}),
         ({"on": "the moon"}, {"run": "on is one of auto, predict, cuda; not the moon."}),
     ],
 )

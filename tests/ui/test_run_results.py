@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.headlines.headline import Headline
+from memviz.headlines.run import run as headline
 from memviz.runner.kept_runs import KeptRun
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.runner.standing import Standing, Variant
-from memviz.ui.run_verdict import run_verdict
 from memviz.ui.views.run_form import estimate_html, refused_html
 from memviz.ui.views.run_kept import kept_value
 from memviz.ui.views.run_results import head_html, results_html
@@ -52,20 +54,23 @@ LTX = (
 @pytest.mark.parametrize(
     ("variants", "verdict"),
     [
-        (LTX, ("Every 4th makes the step fit.", "It saves 4,608 MiB for 8.4 % more work.")),
+        (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more work.")),
         (
             (variant("Baseline", predicted(20, 100)), variant("Half", predicted(10, 100))),
             ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more work."),
         ),
         (
             (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
-            ("Nothing here makes the step fit in 23.50 GiB.", "The least that any variant reserves is 25.00 GiB."),
+            (
+                "Nothing here makes the step fit in 23.50 GiB, with no optimizer.",
+                "The least that any variant reserves is 25.00 GiB.",
+            ),
         ),
         (
             (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100))),
             ("Nothing here saves memory: the baseline reserves 10.00 GiB.", ""),
         ),
-        ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB.")),
+        ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB, with no optimizer.")),
         (
             (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Half", predicted(9, 100))),
             ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more work."),
@@ -75,10 +80,14 @@ LTX = (
             (variant("Baseline", None, state="failed", phase="There is no workload x."),),
             ("There is no workload x.", ""),
         ),
+        (
+            (variant("Baseline", None, state="failed", what="refused", phase="tiny: batch must be at least 1"),),
+            ("Nothing was run.", "tiny: batch must be at least 1"),
+        ),
     ],
 )
 def test_the_verdict(variants: tuple[Variant, ...], verdict: tuple[str, str]) -> None:
-    assert run_verdict(variants) == verdict
+    assert headline(variants) == Headline(*verdict)
 
 
 def test_each_size_has_a_baseline_of_its_own() -> None:
@@ -92,7 +101,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
         sized("2: Baseline", "2", 20),
         sized("2: Half", "2", 10),
     )
-    assert run_verdict(variants)[0] == "2: Half saves 10.00 GiB, 50 % of what is reserved."
+    assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of what is reserved."
     html = words(results_html(Standing("x", variants)))
     assert html.count("baseline") == 2
     assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
@@ -104,7 +113,62 @@ def test_sizes_alone_are_held_against_the_first() -> None:
         replace(each, request=replace(each.request, settings={"batch": str(at)}))
         for at, each in enumerate((small, large))
     )
-    assert run_verdict(sizes)[0] == "Baseline saves 2,048 MiB, 25 % of what is reserved."
+    assert headline(sizes).answer == "Baseline saves 2,048 MiB, 25 % of what is reserved."
+
+
+def taken_away(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
+    """The code and the command that stand below."""
+    copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(Standing("x", variants), chosen))
+    return ("", copied[0]) if len(copied) == 1 else (copied[0], copied[1])
+
+
+def named(variants: tuple[Variant, ...]) -> tuple[Variant, ...]:
+    return tuple(
+        replace(each, run=replace(each.run, code=f"code {at}" if at else "", command=f"command {at}"))
+        for at, each in enumerate(variants)
+        if each.run is not None
+    )
+
+
+def test_code_and_command_are_those_of_the_variant_that_the_headline_names() -> None:
+    assert headline(LTX).answer.startswith("Every 4th makes")
+    assert taken_away(named(LTX)) == ("code 1", "command 1")
+    nothing = (variant("Baseline", predicted(10, 100)), variant("Worse", predicted(12, 100)))
+    assert taken_away(named(nothing)) == ("", "command 0")
+
+
+def test_another_variant_can_be_chosen_by_its_name_and_its_bar() -> None:
+    assert [taken_away(named(LTX), at)[1] for at in range(3)] == ["command 0", "command 1", "command 2"]
+    html = results_html(Standing("x", LTX), 2)
+    pressed = re.findall(r'data-act="choose" data-number="(\d)" aria-pressed="(\w+)"', html)
+    assert pressed == [("0", "false"), ("1", "false"), ("2", "true")]
+    assert len(re.findall(r'mv-variant-middle" data-act="choose" data-number="(\d)"', html)) == 3
+
+
+def test_what_fits_is_said_with_its_optimizer() -> None:
+    def stepping(optimizer: Any) -> tuple[Variant, ...]:
+        return tuple(
+            replace(each, run=replace(each.run, request=Request("tiny", optimizer=optimizer)))
+            for each in LTX
+            if each.run is not None
+        )
+
+    assert headline(stepping("adamw")).answer == "Every 4th makes the step fit, with AdamW."
+    assert "the step has AdamW" in words(head_html(Standing("x", stepping("adamw"))))
+    assert words(results_html(Standing("x", LTX))).count("to spare, no optimizer") == 2
+    assert "no optimizer" not in words(results_html(Standing("x", stepping("adamw"))))
+
+
+def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None:
+    known = predicted(25.14, 100)
+    squeezed = Fit(int(23.5 * GIB), True, int(22.69 * GIB), None, None, None, int(1.64 * GIB))
+    only = (variant("Baseline", replace(known, fit=squeezed)),)
+    assert str(headline(only)) == (
+        "Without a limit this step reserves 25.14 GiB at its peak. It fits in 23.50 GiB, with no optimizer, "
+        "where it gives back what is cached and reserves 22.69 GiB."
+    )
+    shown = words(results_html(Standing("x", only)))
+    assert "reserved on the card 22.69 GiB without a limit 25.14 GiB" in shown
 
 
 def test_variants_with_equal_outputs_share_a_row() -> None:
@@ -118,11 +182,19 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
     assert words(html).count("output bitwise equal") == 2
 
 
+def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
+    """Of a run kept before that was a figure of its own, too."""
+    sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
+    verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
+    html = results_html(Standing("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
+    assert rows(html)[-1][:4] == ["Split", "1.5e-04", "3.0e-01", "8.0e-03"]
+
+
 def test_measured_runs_are_compared_by_their_seconds() -> None:
     slow = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0, 10, "cuda events"))
     fast = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0, 10, "cuda events"))
     both = (variant("Baseline", fast), variant("Small", slow))
-    assert run_verdict(both) == ("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time.")
+    assert headline(both) == Headline("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time.")
 
 
 def test_a_bug_comes_before_any_saving() -> None:
@@ -132,7 +204,7 @@ def test_a_bug_comes_before_any_saving() -> None:
         "finding": "claims equal output up to rounding, but layer 0 differs.",
     }
     wrong = predicted(9, 100, numerics={"verdict": verdict})
-    assert run_verdict((LTX[0], variant("Split", wrong))) == (
+    assert headline((LTX[0], variant("Split", wrong))) == Headline(
         "Split does not keep its word.",
         "It claims equal output up to rounding, but layer 0 differs.",
     )
@@ -196,3 +268,9 @@ def test_the_published_table_is_computed_on_demand() -> None:
 
 def test_without_kept_runs_nothing_is_shown() -> None:
     assert kept_value(())["html"] == ""
+
+
+def test_the_spread_stands_beside_the_seconds() -> None:
+    seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
+    html = results_html(Standing("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
+    assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)

@@ -14,6 +14,7 @@ from memviz.allocator.what_if import Card
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
 from memviz.ui.asked import Asked, asked_of, understood
 from memviz.ui.context import Context, timeline_key
 from memviz.ui.opening import SAMPLES, opened
@@ -21,7 +22,7 @@ from memviz.ui.replays import Replays, Terms
 from memviz.ui.views.reserved_plot import event_in, moment_that_matters, plot_value
 from memviz.ui.views.settings_form import Had, form_value
 from memviz.ui.views.what_if import Found, refusal_html, search_html, waiting_html, what_if_html
-from memviz.ui.what_if_answer import EMPTY, PARTS, Answers, Shown, first_question, had
+from memviz.ui.what_if_answer import EMPTY, PARTS, Answers, Shown, first_question
 from memviz.ui.what_if_page import what_if_page
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
@@ -232,7 +233,8 @@ def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key:
     shown = found(replays, key)
     value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
     columns = value["axes"]["event"]
-    assert (value["limit"], value["names"], value["at"]) == (120 * MiB, ["expandable segments"], 18)
+    names = ["expandable segments", "recorded settings, same limit"]
+    assert (value["limit"], value["names"], value["at"]) == (120 * MiB, names, 18)
     assert max(columns["live"]) == 97 * MiB
     assert (max(columns["recorded"]), max(columns["lines"][0])) == (156 * MiB, 100 * MiB)
     assert [each["text"] for each in value["stops"]] == ["out of memory, event 18"]
@@ -284,15 +286,32 @@ def test_behind_the_end_of_a_replay_only_the_recording_is_shown(context: Context
     assert answers.moved(shown, "evil")[0]["__type__"] == "update"
 
 
-def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had() -> None:
+def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[Had, Asked]:
+    had = Answers(context, replays).had(timeline_key(opened(context.store, trace)))
+    return had, first_question(trace, trace.devices[0], had)
+
+
+def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
+    context: Context, replays: Replays
+) -> None:
     run = Recorder(card=100 * MiB)
     run.malloc(30 * MiB)
     with pytest.raises(Exception, match="Tried to allocate"):
         run.malloc(80 * MiB)
-    trace = run.trace()
-    assert had(trace.devices[0]) == Had(100 * MiB)
-    assert first_question(trace, trace.devices[0]) == Asked(memory="100 MiB", expandable=True)
-    assert first_question(growing(), growing().devices[0]).memory == ""
+    had, asked = asked_first(context, replays, run.trace())
+    assert (had, asked) == (Had(100 * MiB), Asked(memory="100 MiB", expandable=True))
+    assert asked_first(context, replays, growing())[1].memory == ""
+
+
+def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_least(
+    context: Context, replays: Replays
+) -> None:
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    had, asked = asked_first(context, replays, run.trace())
+    assert (had, asked.memory) == (Had(80 * MiB, is_exact=False), "80 MiB")
+    assert "80.0 MiB is what it had at least" in text(form_value(asked, understood(asked), had, version="")["html"])
 
 
 def test_without_history_only_that_is_said(context: Context, replays: Replays) -> None:
@@ -331,7 +350,7 @@ def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: 
     key = timeline_key(opened(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
     pair = context.find(key)
     assert pair is not None
-    meant = understood(first_question(*pair))
+    meant = understood(first_question(*pair, Answers(context, replays).had(key)))
     asked, _ = Answers(context, replays).find(key, meant, False, lambda done, total: None)
     said = text(what_if_html(Found(pair[1], asked, None, moment_that_matters(pair[1], asked))))
     assert said.startswith(

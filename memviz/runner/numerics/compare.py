@@ -7,7 +7,7 @@ inputs and random numbers are the same for all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.numerics.difference import Difference, difference, differences
+from memviz.runner.numerics.dropout import as_a_factor
 from memviz.runner.numerics.flatten import flatten
 from memviz.runner.numerics.gradients import Gradients as GradientsFound
 from memviz.runner.numerics.gradients import LossCurve, compare_gradients
@@ -109,13 +110,30 @@ class _Comparison:
         ran = self.step.run(self.reference)
         if not ran.outputs:
             raise UsageError("The model returns no tensor, so there is nothing to compare.")
-        # Bit for bit includes the random numbers; up to rounding says nothing about which of them are drawn.
-        quiet = ran.draws and self.claim != "bitwise"
-        if quiet:
-            self.notes.append("Compared with dropout off: a change may draw other random numbers and be right.")
-        with dropout_off(self.reference) if quiet else nullcontext():
+        with self._comparable(ran) as quiet:
             known = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
             return self._against(known, make)
+
+    @contextmanager
+    def _comparable(self, ran: Ran) -> Iterator[bool]:
+        """Whether dropout is made a factor, since the change may draw other random numbers and be right.
+
+        Bit for bit includes the random numbers; where the changed model draws the same, they are compared too.
+        """
+        if not ran.draws or self.claim == "bitwise" or self._draws_like(ran):
+            yield False
+            return
+        with as_a_factor(), ExitStack() as off:
+            how = "as a factor of 1 - p"
+            if self.step.run(self.reference).draws:  # by a function of its own
+                how = "off"
+                off.enter_context(dropout_off(self.reference))
+            self.notes.append(f"Compared with dropout {how}: a change may draw other random numbers and be right.")
+            yield True
+
+    def _draws_like(self, ran: Ran) -> bool:
+        with self._changed() as changed:
+            return self.step.run(changed, self.gradients).draws_like(ran)
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
@@ -185,13 +203,12 @@ class _Comparison:
         recorder = Recorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
         alone = Alone(self.step.device, exactly=self.claim == "rounding")
-        with dropout_off(self.reference):
-            with recorder.recording():
-                forward.run(self.reference)
-            with self._changed() as changed:
-                drift = chained(changed, recorder.calls, lambda: forward.run(changed))
-                found = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
-            rows = [self._row(call, each, alone, stored) for call, each in found if each is not None]
+        with recorder.recording():
+            forward.run(self.reference)
+        with self._changed() as changed:
+            drift = chained(changed, recorder.calls, lambda: forward.run(changed))
+            found = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
+        rows = [self._row(call, each, alone, stored) for call, each in found if each is not None]
         self.notes += alone.notes
         return tuple(replace(each, chained=drift.get(each.path)) for each in rows)
 

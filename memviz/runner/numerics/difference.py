@@ -53,6 +53,11 @@ class Difference:
     reference_std: float
     reference_absmax: float
     reference_l2: float
+    relative_absmax: float = field(init=False)
+    """absmax over the reference's largest: the scale that a bare absmax lacks. Infinite where only that is zero."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "relative_absmax", _ratio(self.absmax, self.reference_absmax))
 
 
 def difference(reference: Tensor, ours: Tensor) -> Difference:

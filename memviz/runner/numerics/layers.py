@@ -19,7 +19,7 @@ from memviz.runner.numerics.difference import Difference, difference
 from memviz.runner.numerics.flatten import cloned, flatten
 from memviz.runner.numerics.precision import doubled, fits
 from memviz.runner.numerics.rounding import MARGIN, coarser, coarsest, expected, work_of
-from memviz.runner.numerics.runs import random_state, set_random_state
+from memviz.runner.numerics.runs import forked, random_state, set_random_state
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,7 @@ class Alone:
 
     def _run(self, module: nn.Module, call: Call, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         args, kwargs = cloned(call.arguments, dtype, self._device)
-        with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []), torch.no_grad():
+        with forked(self._device), torch.no_grad():
             set_random_state(call.random, self._device)
             return {name: each.cpu() for name, each in flatten(module(*args, **kwargs)).items()}
 

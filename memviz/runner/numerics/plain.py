@@ -26,7 +26,8 @@ def to_plain(value: Any) -> Any:
 
 def from_plain(kind: type[T], value: Mapping[str, Any]) -> T:
     hints = get_type_hints(kind)
-    known = {each.name: _read(hints[each.name], value[each.name]) for each in fields(kind)}  # type: ignore[arg-type]
+    given = [each.name for each in fields(kind) if each.init]  # type: ignore[arg-type]
+    known = {name: _read(hints[name], value[name]) for name in given}
     return kind(**known)
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from memviz.runner.numerics.dropout import Dropped, watched
 from memviz.runner.numerics.flatten import cloned, flatten
 
 Inputs = Sequence[Mapping[str, Any]]
@@ -30,6 +31,15 @@ class Ran:
     """Empty without training."""
     draws: bool
     """Random numbers were drawn."""
+    dropped: tuple[Dropped, ...] = ()
+    """What for, as far as that is dropout."""
+    end: tuple[Tensor, ...] = ()
+    """The random state after all of them."""
+
+    def draws_like(self, other: Ran) -> bool:
+        """The same random numbers for the same tensors, as far as can be seen."""
+        same = self.dropped == other.dropped and same_state(list(self.end), list(other.end))
+        return same and not any(each.within_attention for each in self.dropped)
 
 
 @dataclass(frozen=True)
@@ -43,19 +53,25 @@ class Step:
 
     def run(self, model: nn.Module, gradients: Gradients | None = None, dtype: torch.dtype | None = None) -> Ran:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
-        with self._repeatable(model):
+        with self._repeatable(model), watched() as dropped:
             before = random_state(self.device)
-            if not self.training:
-                with torch.no_grad():
-                    output = model(**cloned(self.inputs[-1], dtype))
-                return Ran(_detached(flatten(output)), {}, not same_state(before, random_state(self.device)))
-            model.zero_grad(set_to_none=True)
-            output, leaves = self._accumulate(model, dtype)
-            draws = not same_state(before, random_state(self.device))
-            found = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
-            ran = Ran(_detached(flatten(output)), {name: each.detach().clone() for name, each in found.items()}, draws)
-            model.zero_grad(set_to_none=True)
-            return ran
+            outputs, found = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
+            end = random_state(self.device)
+            return Ran(outputs, found, not same_state(before, end), tuple(dropped), tuple(end))
+
+    def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        with torch.no_grad():
+            return _detached(flatten(model(**cloned(self.inputs[-1], dtype)))), {}
+
+    def _step(
+        self, model: nn.Module, gradients: Gradients | None, dtype: torch.dtype | None
+    ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        model.zero_grad(set_to_none=True)
+        output, leaves = self._accumulate(model, dtype)
+        found = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
+        kept = {name: each.detach().clone() for name, each in found.items()}
+        model.zero_grad(set_to_none=True)
+        return _detached(flatten(output)), kept
 
     def losses(
         self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: Gradients | None
@@ -131,20 +147,33 @@ def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @contextmanager
 def seeded(seed: int, device: torch.device) -> Iterator[None]:
     """Random numbers from this seed inside; outside, as if nothing had been drawn."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with forked(device):
         torch.manual_seed(seed)
         yield
 
 
+def forked(device: torch.device) -> AbstractContextManager[None]:
+    """Whatever is drawn inside, outside it goes on as if nothing had been."""
+    if _generators(device) is None:
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def _generators(device: torch.device) -> Any:
+    """`torch.cuda`, `torch.xpu`: whose tensors draw from a generator of their own."""
+    return None if device.type in ("cpu", "meta") else getattr(torch, device.type)
+
+
 def random_state(device: torch.device) -> list[Tensor]:
-    states = [torch.get_rng_state()]
-    return [*states, torch.cuda.get_rng_state(device)] if device.type == "cuda" else states
+    own = _generators(device)
+    return [torch.get_rng_state(), *([] if own is None else [own.get_rng_state(device)])]
 
 
 def set_random_state(states: list[Tensor], device: torch.device) -> None:
     torch.set_rng_state(states[0])
-    if device.type == "cuda":
-        torch.cuda.set_rng_state(states[1], device)
+    own = _generators(device)
+    if own is not None:
+        own.set_rng_state(states[1], device)
 
 
 def same_state(one: list[Tensor], other: list[Tensor]) -> bool:

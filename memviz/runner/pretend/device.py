@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import platform
-import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
@@ -23,14 +22,18 @@ from memviz.errors import UsageError
 from memviz.runner.device import TakesInputs
 from memviz.runner.pretend.autocast import Autocast, followed
 from memviz.runner.pretend.cards import Card
+from memviz.runner.pretend.compiling import left_as_it_stands, say_if_compiled
 from memviz.runner.pretend.cuda_words import spoken
-from memviz.runner.pretend.hidden import unseen_by
+from memviz.runner.pretend.hidden import RECURRENT, unseen_by
 from memviz.runner.pretend.in_place import owners_of_a_lone_sum
 from memviz.runner.pretend.kernels import kernels_for, registered
 from memviz.runner.pretend.mode import AllocationMode
+from memviz.runner.pretend.named_devices import HERE
 from memviz.runner.pretend.patches import applied
 from memviz.runner.pretend.place import place_model
 from memviz.runner.pretend.recorder import Recorder
+from memviz.runner.pretend.refusals import begin as begin_refusals
+from memviz.runner.pretend.refusals import caught
 from memviz.runner.pretend.trace import Marks, trace_of
 from memviz.runner.pretend.values import tensors_among
 from memviz.trace.intern import Interner
@@ -52,11 +55,10 @@ class PretendedDevice:
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
-        self.torch_device = torch.device("meta")
+        self.torch_device = HERE
         self._interner = Interner()
         self.recorder = Recorder(card, self.settings, self._interner)
         self._marks = Marks()
-        self._start_us = time.time_ns() // 1000
         self._facts = dict(facts or {})
         self._inside = ExitStack()
         self._highest_reserved = 0
@@ -69,6 +71,7 @@ class PretendedDevice:
         if _inside:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
+        begin_refusals()
         with ExitStack() as stack:
             stack.enter_context(_only_one())
             stack.enter_context(_without_collection())
@@ -79,8 +82,10 @@ class PretendedDevice:
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
             stack.enter_context(spoken(self))
+            stack.enter_context(left_as_it_stands(self.recorder.stated))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
+            self.recorder.where.begins()
             self._inside = stack.pop_all()
         return self
 
@@ -102,6 +107,11 @@ class PretendedDevice:
         """What the tensors in a value (however nested) are for, where only the caller can say."""
         for each in tensors_among(value):
             self.recorder.know(each, category)
+
+    def called(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNBase):
+            self.recorder.operators.add(RECURRENT)
+        say_if_compiled(module, self.recorder.stated)
 
     def gave(self, module: nn.Module, value: Any) -> None:
         """An outermost module has returned."""
@@ -178,8 +188,9 @@ class PretendedDevice:
         return self.recorder.work.bytes_moved
 
     def unseen(self) -> tuple[str, ...]:
-        """What this run takes on a real card beyond what is predicted, in sentences."""
-        return unseen_by(self.recorder.operators)
+        """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
+        said = filter(None, (*self.recorder.stated.sentences, caught()))
+        return (*unseen_by(self.recorder.operators, self.card), *said)
 
     def _told(self) -> dict[str, str]:
         return {
@@ -199,7 +210,6 @@ class PretendedDevice:
             self.recorder.known,
             self._marks,
             self._interner,
-            start_us=self._start_us,
             settings=self.settings.to_snapshot(),
             about=about,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.allocator.context import context_sentence
 from memviz.runner.pretend.cards import Card
 
 aten = torch.ops.aten
@@ -188,13 +189,11 @@ _UNSEEN = (
         "Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
     ),
 )
-_ALWAYS = (
-    "Reductions to few values take buffers of some KiB for a moment; they are not predicted.",
-    "The CUDA context and loaded kernels take 0.3 to 0.6 GiB beside PyTorch's allocator; they are in no peak here.",
-)
+_ALWAYS = ("Reductions to few values take buffers of some KiB for a moment; they are not predicted.",)
 
 
-def unseen_by(operators: Iterable[str]) -> tuple[str, ...]:
+def unseen_by(operators: Iterable[str], card: Card) -> tuple[str, ...]:
     """What a run of these operators takes on a card beyond what is predicted."""
     used = set(operators)
-    return (*(sentence for names, sentence in _UNSEEN if used.intersection(names)), *_ALWAYS)
+    of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
+    return (*of_operators, *_ALWAYS, context_sentence(card.name))

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from memviz.runner.pretend import host, in_place
+from memviz.runner.pretend import in_place
 from memviz.runner.pretend.flops import Formula, formula_of
 from memviz.runner.pretend.hidden import TEMPORARIES, USES_CUBLAS, Temporaries
 from memviz.runner.pretend.shapes import SHAPES
@@ -41,6 +41,8 @@ class Treatment:
     """Into an argument."""
     resizes: bool
     uses_cublas: bool
+    decides: bool
+    """Its answer is in the data."""
     instead: Instead | None
     shape: Instead | None
     """What it gives, found faster than torch would."""
@@ -60,7 +62,8 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> T
         writes=schema.is_mutable,
         resizes=packet.__name__ in _RESIZING or any(each.is_out for each in schema.arguments),
         uses_cublas=packet in USES_CUBLAS,
-        instead=_instead(func),
+        decides=torch.Tag.data_dependent_output in func.tags,
+        instead=in_place.add if func is aten.add.Tensor else None,
         shape=SHAPES.get(func),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet),
@@ -72,14 +75,6 @@ def _name(func: Operator) -> str:
     name = func.overloadpacket.__name__
     overload = func._overloadname
     return name if overload in ("", "default") else f"{name}_{overload}"
-
-
-def _instead(func: Operator) -> Instead | None:
-    if torch.Tag.data_dependent_output in func.tags:
-        return host.refuse_to_look
-    if func is aten.add.Tensor:
-        return in_place.add
-    return host.IN_PLACE_OF.get(func)
 
 
 def _parts_in(func: Operator) -> Callable[..., Any] | None:

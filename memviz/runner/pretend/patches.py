@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from memviz.runner.pretend.hidden import RECURRENT
-
 if TYPE_CHECKING:
     from memviz.runner.pretend.device import PretendedDevice
 
@@ -61,8 +59,7 @@ def _follow_modules(patches: Patches, device: PretendedDevice) -> None:
     before = nn.Module.__call__
 
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(self, nn.RNNBase):
-            device.recorder.operators.add(RECURRENT)
+        device.called(self)
         with where.inside(self):
             out = before(self, *args, **kwargs)
         if not where.modules:

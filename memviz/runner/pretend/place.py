@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from memviz.runner.pretend.recorder import Recorder
 from memviz.trace.model import Category
@@ -56,20 +58,28 @@ def _placed_parameter(
     if id(parameter) in replaced:
         return replaced[id(parameter)]
     data = _copied(parameter, device)
-    if parameter.is_meta:
+    if parameter.is_meta and not _is_made_of_others(parameter):
         parameter.data = data
         placed = parameter
     else:
-        # Tensors of the host cannot become tensors without data; on a card the object would stay the same.
+        # Neither can become what `data` is by taking it over; on a card the object would stay the same.
         placed = replaced[id(parameter)] = Parameter(data, parameter.requires_grad)
     if parameter.grad is not None and not _is_there(recorder, parameter.grad):
         placed.grad = _copied(parameter.grad, device)
     return placed
 
 
-def _copied(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
-    copy: torch.Tensor = torch.ops.aten._to_copy.default(tensor.detach(), device=device)
-    return copy
+def _copied(tensor: Any, device: torch.device) -> Any:
+    if not tensor.is_meta or not _is_made_of_others(tensor):
+        return torch.ops.aten._to_copy.default(tensor.detach(), device=device)
+    # It would find its parts on the device already.
+    names, context = tensor.__tensor_flatten__()
+    parts = {name: _copied(getattr(tensor, name), device) for name in names}
+    return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
+
+
+def _is_made_of_others(tensor: torch.Tensor) -> bool:
+    return bool(is_traceable_wrapper_subclass(tensor))
 
 
 def _is_there(recorder: Recorder, tensor: torch.Tensor) -> bool:

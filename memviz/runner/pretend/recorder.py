@@ -12,9 +12,12 @@ from memviz.allocator.settings import Settings
 from memviz.runner.pretend.cards import Card
 from memviz.runner.pretend.categories import Categories
 from memviz.runner.pretend.flops import Work
+from memviz.runner.pretend.host import Host
 from memviz.runner.pretend.ledger import Allocation, Ledger
 from memviz.runner.pretend.operators import Treatment, tensors_in
+from memviz.runner.pretend.refusals import not_predicted
 from memviz.runner.pretend.stacks import Stacks
+from memviz.runner.pretend.stated import Stated
 from memviz.runner.pretend.trace import Known
 from memviz.runner.pretend.where import ACCUMULATE, NO_TASK, Where
 from memviz.trace.intern import Interner
@@ -30,6 +33,8 @@ class Recorder:
         self.known = Known(self.categories.of)
         self.ledger = Ledger(settings, self._stack_of_free)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
+        self.host = Host()
+        self.stated = Stated()
         self.work = Work()
         self.operators: set[str] = set()
         self._watched: Any = WeakIdKeyDictionary()
@@ -123,6 +128,8 @@ class Recorder:
             self.know(parameter.grad, Category.GRADIENT)
 
     def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any) -> None:
+        if tensor.layout is not torch.strided:
+            raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:

@@ -10,20 +10,12 @@ import sys
 from pathlib import Path
 from types import CodeType, FrameType
 
-import torch
-
+from memviz.runner.pretend.caller import OURS, RELAYS
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK
 
 _RUNNER = str(Path(__file__).parent.parent)
-_OURS = str(Path(__file__).parent)
 _PARTS_OF_A_MODEL = (str(Path(_RUNNER) / "workloads"),)
-_TORCH = str(Path(torch.__file__).parent)
-_RELAYS = tuple(
-    str(Path(_TORCH) / each)
-    for each in ("_ops.py", "overrides.py", "utils/_python_dispatch.py", "_library/", "utils/_device.py", "library.py")
-)
-"""How a call comes from torch's functions to us, and goes on from there: on a card nobody would see it."""
 _ENGINE = "_engine_run_backward"
 """On a card backward runs in a thread of its own, whose stacks end there; the node stands for the caller."""
 _SKIPPED, _LAST = -2, -3
@@ -60,25 +52,6 @@ class Stacks:
             frame = frame.f_back
         return self._interner.stack_of(found) if found else NO_STACK
 
-    @staticmethod
-    def place_of_caller() -> str:
-        """' in train.py, line 12': the innermost line that is neither torch's nor ours; empty where there is none."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            filename = frame.f_code.co_filename
-            if not filename.startswith((_OURS, _TORCH)):
-                return f" ({filename}, line {frame.f_lineno})"
-            frame = frame.f_back
-        return ""
-
-    @staticmethod
-    def calls_from(end_of_path: str) -> bool:
-        """Whether this file of torch's is what calls the operator."""
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith((_OURS, *_RELAYS)):
-            frame = frame.f_back
-        return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(end_of_path)
-
     def _judge(self, frame: FrameType) -> int:
         code = frame.f_code
         number = self._number(code.co_filename, code.co_qualname, frame.f_lineno)
@@ -87,7 +60,7 @@ class Stacks:
         return number
 
     def _number(self, filename: str, name: str, line: int) -> int:
-        if filename.startswith(_OURS) or filename.startswith(_RELAYS):
+        if filename.startswith((OURS, *RELAYS)):
             return _SKIPPED
         if name == _ENGINE:
             return _LAST

@@ -53,16 +53,14 @@ class Marks:
         self.time.append(time)
 
 
-def trace_of(
-    ledger: Ledger, known: Known, marks: Marks, interner: Interner, *, start_us: int, settings: Any, about: About
-) -> Trace:
+def trace_of(ledger: Ledger, known: Known, marks: Marks, interner: Interner, *, settings: Any, about: About) -> Trace:
     cause = ledger.history.causes()
-    events = _events(ledger, known, interner, cause, start_us)
+    events = _events(ledger, known, interner, cause)
     segments, blocks, block_cause = _final_state(ledger, interner)
     annotations = Annotations(
         np.array(marks.name, dtype=np.int32),
         np.array(marks.stage, dtype=np.uint8),
-        np.array(marks.time, dtype=np.int64) + start_us,
+        np.array(marks.time, dtype=np.int64),
     )
     device = DeviceTrace(
         device=0,
@@ -73,6 +71,7 @@ def trace_of(
         annotations=annotations,
         event_labels=_labels(known, cause),
         block_labels=_labels(known, block_cause),
+        is_timed=False,
     )
     return Trace(
         devices=(device,),
@@ -86,7 +85,7 @@ def trace_of(
     )
 
 
-def _events(ledger: Ledger, known: Known, interner: Interner, cause: Ints8, start_us: int) -> Events:
+def _events(ledger: Ledger, known: Known, interner: Interner, cause: Ints8) -> Events:
     history, count = ledger.history, len(ledger.history)
     action = np.array(history.action, dtype=np.uint8)
     forward = np.full(count, NO_STACK, dtype=np.int32)
@@ -97,7 +96,7 @@ def _events(ledger: Ledger, known: Known, interner: Interner, cause: Ints8, star
         address=np.array(history.address, dtype=np.uint64).view(np.int64),
         size=np.array(history.size, dtype=np.int64),
         stream=_codes(history.stream, interner.stream),
-        time_us=np.array(ledger.times, dtype=np.int64) + start_us,
+        time_us=np.array(ledger.times, dtype=np.int64),
         stack=np.array(ledger.stacks, dtype=np.int32),
         forward_stack=forward,
         context=np.zeros(count, dtype=np.int32),

@@ -54,6 +54,10 @@ class Where:
         """The path of the module that a weight belongs to."""
         self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
+    def begins(self) -> None:
+        """What autograd did before belongs to no operator of the program."""
+        self._known_up_to = self._next_number()
+
     @property
     def module(self) -> int:
         return self.modules[-1] if self.modules else 0

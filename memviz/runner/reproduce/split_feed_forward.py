@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.pretend.device import PretendedDevice
-from memviz.runner.reproduce.table import RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.reproduce.split_outputs import TOKENS, differences
+from memviz.runner.reproduce.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import Step
 from memviz.runner.workloads.feed_forward import FeedForwardStack
 from optimizations.split_feed_forward import SplitFeedForward
@@ -22,6 +23,17 @@ _PUBLISHED = {
     "swiglu": (8.26, 6.01),
     "linear-silu": (5.01, 4.26),
 }
+_SECONDS = {
+    "gelu": (1.29, 1.40),
+    "gelu-approximate": (1.29, 1.28),
+    "geglu": (1.92, 1.92),
+    "geglu-approximate": (1.30, 1.70),
+    "swiglu": (1.92, 1.92),
+    "linear-silu": (1.29, 1.29),
+}
+_APART = {"geglu": (0.00015, 0.00003), "swiglu": (0.00014, 0.00003)}
+"""absmax and absmean of the outputs; 0.00000 for all others, in five decimals."""
+_ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
 _SPLITS = 4
 
 
@@ -35,6 +47,27 @@ def _rows(tell: Tell) -> Iterator[Row]:
     whole, split = _reproducer()
     yield Row("one layer, gelu", "reserved GiB", 3.271, gib(whole))
     yield Row(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
+    for activation, seconds in _SECONDS.items():
+        yield Row(activation, "seconds", seconds[0], None, ON_A_GPU)
+        yield Row(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
+    yield from _outputs(tell)
+
+
+def _outputs(tell: Tell) -> Iterator[Row]:
+    tell("the outputs")
+    found = differences(tuple(_PUBLISHED), _SPLITS)
+    fewer = f"real numbers on this processor, {TOKENS} of 16,384 tokens"
+    for activation in _PUBLISHED:
+        published = _APART.get(activation, (0.0, 0.0))
+        for place, figure in enumerate(("absmax", "absmean")):
+            ours = found[activation]["as first published"][place]
+            yield Row(f"{activation}, split as published", figure, published[place], ours, fewer)
+            if activation in _APART:
+                note = "split right: the published one multiplied values by values"
+                yield Row(f"{activation}, split", figure, None, found[activation]["split"][place], note)
+    for place, figure in enumerate(("absmax", "absmean")):
+        ours = found["gelu"]["one layer"][place]
+        yield Row(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], ours, fewer)
 
 
 def _peaks(activation: str) -> tuple[int, int]:

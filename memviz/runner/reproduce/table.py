@@ -17,6 +17,8 @@ first seed fit an A100. Any card of these generations gives the same figures."""
 RELEASE = (2, 6)
 """Of torch, whose choices of kernels the published runs had: newer ones fuse what these did in several steps."""
 
+ON_A_GPU = "speed: only a GPU can say"
+
 Tell = Callable[[str], None]
 
 
@@ -27,12 +29,15 @@ class Row:
     """What is counted: 'allocated GiB', 'reserved GiB', ..."""
     published: float | None
     """None where only a relation was published, or where the figure is ours alone."""
-    ours: float
+    ours: float | None
+    """None where only a GPU can say."""
     note: str = ""
 
     @property
     def difference_percent(self) -> float | None:
-        return None if self.published is None or not self.published else 100 * (self.ours / self.published - 1)
+        if not self.published or self.ours is None:
+            return None
+        return 100 * (self.ours / self.published - 1)
 
 
 @dataclass(frozen=True)

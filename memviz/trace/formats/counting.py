@@ -18,13 +18,16 @@ _MOST_REPEATS = 100_000
 def charge_events(traces: list[list[Any]], budget: Budget) -> None:
     """`traces`: the lists of all devices."""
     most = budget.limits.events
-    count = 0
+    counts: dict[int, int] = {}
+    named = 0
     for each in traces:
-        count += len(each) if count + len(each) > most else _event_count(each)
-        if count > most:
+        if id(each) not in counts:
+            counts[id(each)] = _event_count(each)
+        named += counts[id(each)]
+        if named > most:
             raise budget.too_large("events")
-    budget.charge(_EVENT * count)
-    _refuse_repeats(traces, "event")
+    budget.charge(_EVENT * named)
+    _refuse_repeats(traces, named, sum(counts.values()), "event")
 
 
 def charge_rows(lists: Iterable[list[Any]], what: str, budget: Budget) -> None:
@@ -34,15 +37,16 @@ def charge_rows(lists: Iterable[list[Any]], what: str, budget: Budget) -> None:
     if count > budget.limits.items:
         raise budget.too_large("items")
     budget.charge(_ROW * count)
-    _refuse_repeats(lists, what)
+    _refuse_repeats(lists, count, sum(map(len, {id(each): each for each in lists}.values())), what)
 
 
-def _refuse_repeats(lists: list[list[Any]], what: str) -> None:
-    named = sum(map(len, lists))
+def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str) -> None:
+    """`named` in all these lists, and in each of them once."""
     if named <= _MOST_REPEATS:
         return
     own = {id(each): each for each in lists}
-    repeats = named - len(set(map(id, chain.from_iterable(own.values()))))
+    distinct = len(set(map(id, chain.from_iterable(own.values()))))
+    repeats = named - in_lists + sum(map(len, own.values())) - distinct
     if repeats > _MOST_REPEATS:
         reason = f"It names the same {what} again and again, {repeats:,} times in all, and torch writes each once."
         raise TraceError(reason, remedy="It is no recording; dump it again.")

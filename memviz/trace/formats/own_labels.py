@@ -32,6 +32,8 @@ from memviz.trace.texts import bounded, sound
 
 KEY = "memviz"
 _VERSION = 1
+COUNTED_TIMES = "times"
+"""Fact of a prediction, and of its replays: no clock ran."""
 _MOST_FACTS, _MOST_FACT = 200, 1 << 16
 _ORIGINS = ("measured", "predicted", "replayed")
 
@@ -46,7 +48,10 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     named = [each for each in rows if type(each.get("kind")) is str and type(each.get("device")) is int]
     given = {(each["kind"], each["device"]): each for each in named}
     devices = tuple(_labelled(each, given.get((each.kind, each.device)), table) for each in trace.devices)
-    return replace(trace, devices=devices, about=_about(trace.about, value.get("about")))
+    about = _about(trace.about, value.get("about"))
+    if about.origin == "predicted" or COUNTED_TIMES in about.facts:
+        devices = tuple(replace(each, is_timed=False) for each in devices)
+    return replace(trace, devices=devices, about=about)
 
 
 def dump(trace: Trace) -> dict[str, Any] | None:

@@ -10,11 +10,12 @@ import gradio as gr
 
 from memviz.analysis.align import START, ways
 from memviz.analysis.alike import has_modules
-from memviz.analysis.changes import Changes, changes, says_most
-from memviz.analysis.compare import setting_differences
+from memviz.analysis.changes import Changes, Telling, changes, says_most
 from memviz.analysis.live import has_times
 from memviz.analysis.scores import scores
+from memviz.analysis.setting_differences import setting_differences
 from memviz.figures.colouring import colouring
+from memviz.headlines.compare import compare
 from memviz.ui.compare_links import compare_query
 from memviz.ui.compared import LETTERS, CompareView, Side, changed, linked_name, sides_of
 from memviz.ui.components.memory_timeline import MemoryTimeline
@@ -205,12 +206,11 @@ class Compared:
     def top(self, session: Session) -> str:
         pairs = [side.pair for side in self.sides]
         main = self.found if self.found.by == self.best else changes(pairs, self.best)
-        kinds = self.found if self.found.by == "category" else changes(pairs, "category")
         settings = setting_differences([side.trace for side in self.sides])
         also = tuple(each for each in session.opened if each.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
         names = [side.name for side in self.sides]
-        return compare_verdict_html(names, main, kinds, settings) + scoreboard_html(board)
+        return compare_verdict_html(compare(Telling(main, pairs), names), settings) + scoreboard_html(board)
 
     def controls(self) -> str:
         pairs = [side.pair for side in self.sides]

@@ -136,7 +136,8 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
         return ["", {}, "", {}]
     key = timeline_key(session.current)
     value = timeline_value(*found, key, state=state)
-    return [verdict_html(*found), value, key, {"linked": {**state, "key": key}} if state else gr.skip()]
+    linked = {"linked": {**state, "key": key}} if state else gr.skip()
+    return [verdict_html(*found, session.current.key), value, key, linked]
 
 
 def panels(

@@ -14,11 +14,12 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
+from memviz.runner.standing import Standing
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, told
 from memviz.ui.context import Context
 from memviz.ui.presence import presence
-from memviz.ui.run_answer import RunAnswers, RunState
+from memviz.ui.run_answer import RunAnswers, RunState, refused
 from memviz.ui.run_form import MOST_UNASKED, Asked, changed
 from memviz.ui.run_stories import story_fields
 from memviz.ui.session import Session
@@ -91,6 +92,7 @@ class _Wiring:
         parts.said.click(self._all_the_same, asked, parts.answer, **IN_PARTS)
         parts.cancel.click(self._cancel, asked, None, **IN_PARTS)
         parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
+        parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
 
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
@@ -108,7 +110,7 @@ class _Wiring:
                 state=state,
                 head=head_html(standing),
                 form=self._form(state),
-                results=results_html(standing),
+                results=results_html(standing, self.answers.chosen(state.order)),
                 kept=self._kept_value(secret),
             ),
         ]
@@ -119,6 +121,14 @@ class _Wiring:
     def _form(self, state: RunState) -> dict[str, Any]:
         form, asked = self.answers.meant(state.fields)
         return form_value(form, asked, self.answers.listing(), version=str(state.drawn))
+
+    def _marked(self, state: RunState, standing: Standing) -> Any:
+        """What was refused in the run is marked at its field."""
+        form, asked = self.answers.meant(state.fields)
+        bad = [each for each in standing.variants if each.what == "refused"]
+        if not bad:
+            return gr.skip()
+        return form_value(form, refused(asked, bad[0]), self.answers.listing(), version=str(state.drawn))
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
         return kept_value(self.answers.kept(visitor).all() if visitor else (), fault)
@@ -186,11 +196,21 @@ class _Wiring:
             over = standing.is_over
             yield _values(
                 head=head_html(standing),
-                results=results_html(standing),
+                results=results_html(standing, self.answers.chosen(state.order)),
+                form=self._marked(state, standing) if over else gr.skip(),
                 cancel="" if over else cancel_html(),
                 kept=self._kept_value(visitor) if over else gr.skip(),
             )
         yield _values()
+
+    def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
+        """Of another variant than the headline's."""
+        data, standing = clicked(event), self.answers.standing(state.order)
+        number = data.get("number", "")
+        if data.get("act") != "choose" or not number.isdigit() or standing is None:
+            return _values()
+        self.answers.choose(state.order, int(number))
+        return _values(results=results_html(standing, int(number)))
 
     # -- what was published, and what was kept
 

@@ -27,7 +27,7 @@ from memviz.ui.session import Session
 from memviz.ui.views.reserved_plot import moment_that_matters
 from memviz.ui.views.settings_form import form_value
 from memviz.ui.views.what_if import Found, refusal_html, waiting_html
-from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, had, skipped, terms_of, values
+from memviz.ui.what_if_answer import EMPTY, Answers, Shown, first_question, skipped, terms_of, values
 from memviz.ui.what_if_links import asked_in
 from memviz.ui.wiring import IN_PARTS
 from memviz.ui.work import Stopped, Work, Workshop
@@ -245,9 +245,9 @@ class _Wiring:
             return
         device = pair[1]
         if is_first:
-            shown = replace(shown, asked=first_question(*pair))
+            shown = replace(shown, asked=first_question(*pair, self.answers.had(shown.key)))
         meant = understood(shown.asked)
-        form = form_value(shown.asked, meant, had(device), version=f"{shown.key} {shown.turn}")
+        form = form_value(shown.asked, meant, self.answers.had(shown.key), version=f"{shown.key} {shown.turn}")
         yield values(shown=shown, form=form, **(EMPTY if is_another else {}))
         if meant.settings is None:
             return

@@ -143,7 +143,7 @@ def _way_reason(way: Way, axis: str) -> str:
 
 def _axis(controls: Controls) -> Html:
     axis = controls.view.axis if controls.has_times else "event"
-    why = None if controls.has_times else "Not all of these files have times (torch before 2.2)"
+    why = None if controls.has_times else "Not all of these traces have times"
     return switch_html(
         "axis", "Axis", (("event", "Event"), ("time", "Time")), axis, disabled={"time": why} if why else {}
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
+from memviz.analysis.changes import letter
 from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
@@ -99,7 +101,7 @@ def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
-    badge = chr(ord("A") + session.compared.index(opened.key)) if opened.key in session.compared else ""
+    badge = _badge(opened, session)
     words = tag("span", tag("b", opened.name), tag("small", facts))
     return tag(
         "div",
@@ -126,6 +128,12 @@ def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace
         _devices(opened) if len(opened.devices) > 1 else "",
         class_="mv-trace mv-chosen" if chosen else "mv-trace",
     )
+
+
+def _badge(opened: Opened, session: Session) -> str:
+    """A lone trace is compared with nothing, so it is no A."""
+    is_compared = len(session.compared) > 1 and opened.key in session.compared
+    return letter(session.compared.index(opened.key)) if is_compared else ""
 
 
 def _devices(opened: Opened) -> Html:
@@ -192,7 +200,7 @@ def samples_html() -> Html:
 def _sample(sample: Sample) -> Html:
     """Pictures and figures come from the files themselves. The samples never change, so they are drawn once."""
     traces = [load_trace(SAMPLES / name) for name in sample.files]
-    devices = [trace.devices[0] for trace in traces]
+    devices = [chosen_device(trace) for trace in traces]
     peaks = [timeline(device).peak_bytes for device in devices]
     width = 520 // len(traces)
     pictures = [

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from memviz.analysis.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.remember import kept
+from memviz.analysis.sites import with_line
 from memviz.analysis.stacks import frame_name
 from memviz.trace.model import Trace
 
@@ -39,4 +40,4 @@ def _worded(trace: Trace, frame: int) -> FrameWords:
     line = int(trace.stacks.frames.line[frame])
     path = trace.strings[trace.stacks.frames.filename[frame]]
     tail = "/".join([each for each in path.replace("\\", "/").split("/") if each][-_PARTS:])
-    return FrameWords(function, f"{tail}:{line}", f"{path}:{line}", is_own=bool(kind == FrameKind.USER))
+    return FrameWords(function, with_line(tail, line), with_line(path, line), is_own=bool(kind == FrameKind.USER))

@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memviz.analysis.alike import BEFORE_RECORDING
 from memviz.analysis.dominant import Dominant
+from memviz.analysis.kinds import BEFORE_RECORDING
 from memviz.analysis.stack_paths import Path, StackBreakdown, path_text
 from memviz.analysis.stacks import OTHER, ROOT, StackTree
 from memviz.figures.theme import DARK, LIGHT, Palette, mixed, text_on

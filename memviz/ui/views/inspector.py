@@ -153,8 +153,8 @@ def _forward_html(trace: Trace, stack: int, source: SourceLine) -> Html:
     return stack_html(trace, stack, "Where its forward was called", source)
 
 
-def moment_html(found: Moment, *, of_range: bool = False) -> Html:
-    title = when(found.event).capitalize() + (", the range’s peak" if of_range else "")
+def moment_html(found: Moment, *, of_range: bool = False, is_still: bool = False) -> Html:
+    title = when(found.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
     return tag(
         "section",
         tag("div", tag("h2", title), class_="mv-aside-head"),

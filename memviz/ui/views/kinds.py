@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.analysis.alike import BEFORE_RECORDING
+from memviz.analysis.kinds import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette
 from memviz.trace.model import Category
 from memviz.ui.views.markup import Html, tag

@@ -42,9 +42,10 @@ def head_html(look: Look, moment: Html | str = "", facts: Html | str = "") -> Ht
     return joined(tag("div", tabs_html(look), moment, switch, class_="mv-head"), facts)
 
 
-def moment_words_html(event: int, live: Some, *, of_range: bool = False) -> Html:
+def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_still: bool = False) -> Html:
     """Which moment everything below answers for."""
-    words = f"{'live at the range’s peak, ' if of_range else ''}{when(event)} · {allocations(live.count)} · "
+    which = "live at the range’s peak, " if of_range else ""
+    words = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
     return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 

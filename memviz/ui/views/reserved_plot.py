@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.replayer import Replayed, reserved_by_event
-from memviz.allocator.verdict import in_words
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis import reserved_lines
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.reserved_lines import Replay, ReservedLines
+from memviz.headlines.what_if import in_words
 from memviz.trace.model import DeviceTrace
 from memviz.units import bytes_text, count_text
 
@@ -19,8 +19,7 @@ COLUMNS = 900
 
 
 def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> dict[str, Any]:
-    ours = found.replayed
-    replays = [] if ours is found.recorded else [_replay(device, ours)]
+    replays = lines(device, found)
     limit = found.card.usable_bytes if found.card else None
     by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
     axes = {"event": _axis(by_event)}
@@ -39,14 +38,30 @@ def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> di
     }
 
 
-def _replay(device: DeviceTrace, replayed: Replayed) -> Replay:
-    reserved = reserved_by_event(replayed, len(device.events))
-    return Replay(in_words(replayed.settings), reserved, replayed.oom is not None)
+def lines(device: DeviceTrace, found: WhatIf) -> list[Replay]:
+    """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
+    ours, rival = found.replayed, found.rival
+    drawn = [] if ours is found.base and not found.parted else [_line(device, ours, _called(ours, found))]
+    if rival is not ours and found.why_not_as_recorded:
+        drawn.append(_line(device, rival, _called(rival, found)))
+    return drawn
+
+
+def _line(device: DeviceTrace, replayed: Replayed, name: str) -> Replay:
+    return Replay(name, reserved_by_event(replayed, len(device.events)), replayed.oom is not None)
+
+
+def _called(replayed: Replayed, found: WhatIf) -> str:
+    if replayed.settings != found.recorded.settings:
+        return in_words(replayed.settings)
+    if replayed is not found.base:
+        return "recorded settings, same start"
+    return f"recorded settings, {'same limit' if found.card else 'without limit'}"
 
 
 def _stops(found: WhatIf) -> list[dict[str, Any]]:
-    """Each place once, although both may run out there; on a card that has enough, none of what was recorded."""
-    ended = {each.oom.event: each for each in (found.replayed, found.base) if each.oom is not None}
+    """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
+    ended = {each.oom.event: each for each in (found.rival, found.replayed, found.base) if each.oom is not None}
     return [
         {
             "event": event,
@@ -58,7 +73,9 @@ def _stops(found: WhatIf) -> list[dict[str, Any]]:
 
 
 def _whose(replayed: Replayed, found: WhatIf) -> str:
-    return " as recorded" if replayed is found.base else f" with {in_words(replayed.settings)}"
+    if replayed is found.base and not found.parted:
+        return " as recorded"
+    return f" with {in_words(replayed.settings) if replayed is found.replayed else _called(replayed, found)}"
 
 
 def _when(event: int) -> str:

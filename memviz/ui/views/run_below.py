@@ -10,9 +10,9 @@ from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.words import cut
 
 
-def below_html(variants: Sequence[Variant]) -> Html:
+def below_html(variants: Sequence[Variant], chosen: int) -> Html:
     parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
-    return joined(parts, _take_away(variants))
+    return joined(parts, _take_away(variants, chosen))
 
 
 def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
@@ -29,7 +29,7 @@ def _outputs(variants: Sequence[Variant]) -> Html:
     rows = [_noise_row(good[0][1])] if good else []
     rows += _output_rows(compared)
     head = [
-        tag("th", words, scope="col", class_=None if at in (0, 3) else "mv-number")
+        tag("th", words, scope="col", class_=None if at in (0, 4) else "mv-number")
         for at, words in enumerate(_OUTPUT_HEADS)
     ]
     on = next((str(numbers["on"]) for _, numbers in compared if "on" in numbers), "")
@@ -41,36 +41,43 @@ def _outputs(variants: Sequence[Variant]) -> Html:
     )
 
 
-_OUTPUT_HEADS = ("Variant", "absmax", "relative L2", "Verdict")
+_OUTPUT_HEADS = ("Variant", "absmax", "of the largest", "relative L2", "Verdict")
 
 
 def _noise_row(numbers: Mapping[str, Any]) -> Html:
     noise = _worst(numbers, "noise")
-    cells = ("same run twice", _number(noise, "absmax"), _number(noise, "relative_l2"), "noise floor")
+    cells = ("same run twice", *_sizes(noise), "noise floor")
     return _output_cells(cells, soft=True)
 
 
 def _output_rows(compared: Sequence[tuple[Variant, Mapping[str, Any]]]) -> list[Html]:
     """Variants of which the same is to be said share a row."""
-    alike: dict[tuple[str, str, Html], list[str]] = {}
+    alike: dict[tuple[str, str, str, Html], list[str]] = {}
     for each, numbers in compared:
         alike.setdefault(_about_outputs(numbers), []).append(cut(each.label))
     return [_output_cells((", ".join(labels), *said)) for said, labels in alike.items()]
 
 
-def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, Html]:
+def _about_outputs(numbers: Mapping[str, Any]) -> tuple[str, str, str, Html]:
     if "error" in numbers:
-        return "–", "–", joined(f"could not be compared: {cut(str(numbers['error']))}")
+        return "–", "–", "–", joined(f"could not be compared: {cut(str(numbers['error']))}")
     worst, verdict = _worst(numbers, "difference"), verdict_of(numbers) or {}
     marks: dict[Any, Html] = {True: tag("b", "✓ ", class_="mv-good"), False: tag("b", "✗ ", class_="mv-bad")}
     mark = marks.get(verdict.get("ok"), Html(""))
     caution = verdict.get("caution")
     words = joined(mark, str(verdict.get("words", "")), tag("small", str(caution), class_="mv-soft") if caution else "")
-    return _number(worst, "absmax"), _number(worst, "relative_l2"), words
+    return *_sizes(worst), words
+
+
+def _sizes(values: Mapping[str, Any]) -> tuple[str, str, str]:
+    """absmax alone says nothing: 1e-4 is much of an output of 1e-4. Older runs lack that key."""
+    largest = _plain(values.get("reference_absmax"))
+    scale = _plain(values.get("absmax")) / largest if largest else 0.0
+    return _number(values, "absmax"), "0" if scale == 0 else f"{scale:.1e}", _number(values, "relative_l2")
 
 
 def _output_cells(cells: Sequence[object], *, soft: bool = False) -> Html:
-    kinds = ("", "mv-number", "mv-number", "mv-soft" if soft else "")
+    kinds = ("", "mv-number", "mv-number", "mv-number", "mv-soft" if soft else "")
     return tag("tr", *(tag("td", cell, class_=kind or None) for cell, kind in zip(cells, kinds, strict=True)))
 
 
@@ -103,15 +110,16 @@ def _unseen(variants: Sequence[Variant]) -> Html:
     return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
 
 
-def _take_away(variants: Sequence[Variant]) -> Html:
-    """The same choice in a script and on the command line, of the last variant that there is."""
-    run = next((each.run for each in reversed(variants) if each.run is not None), None)
+def _take_away(variants: Sequence[Variant], chosen: int) -> Html:
+    """The same choice in a script and on the command line, of one variant."""
+    each = variants[chosen]
+    run = each.run
     if run is None:
         return Html("")
-    parts = [_code("On the command line", run.command)]
+    parts = [_code(f"On the command line: {cut(each.label)}", run.command)]
     if run.code:
-        parts.insert(0, _code(f"In your own script: {run.label}", run.code))
-    return tag("section", *parts, class_="mv-take-away")
+        parts.insert(0, _code(f"In your own script: {cut(each.label)}", run.code))
+    return tag("section", *parts, class_="mv-take-away", aria_live="polite")
 
 
 def _code(title: str, text: str) -> Html:

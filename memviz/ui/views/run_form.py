@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from memviz.runner.standing import Variant
-from memviz.ui.run_form import EVERY_CHOICE, Asked, Filled, values_of
+from memviz.ui.run_faults import EVERY_CHOICE
+from memviz.ui.run_form import Asked, Filled, values_of
 from memviz.ui.views.markup import Html, joined, tag
 from memviz.units import bytes_text, count_text
 
@@ -21,7 +22,7 @@ _CLAIMS = {
     "lossy": "The output changes: lossy.",
 }
 _OPTIMIZERS = {
-    "none": "none, gradients add up",
+    "none": "no optimizer, gradients add up",
     "sgd": "SGD",
     "adamw": "AdamW, foreach",
     "adamw-fused": "AdamW, fused",
@@ -73,6 +74,7 @@ def _fields(form: Filled, row: Mapping[str, Any], listing: Mapping[str, Any]) ->
         _fault("knobs"),
         _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
         _where(form, listing),
+        _optimizer(form),
         _step(form),
         _fault("run"),
         head,
@@ -111,7 +113,7 @@ def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
     if has_several(knob, value):
         return _ticks(name, knob, value, title)
     field = _choices(name, knob, value) if knob["choices"] else _input(name, value)
-    return tag("label", tag("span", words), field, title=title, class_="mv-wide")
+    return tag("label", tag("span", words), field, _fault(name), title=title, class_="mv-wide")
 
 
 def has_several(knob: Mapping[str, Any], text: str) -> bool:
@@ -188,18 +190,25 @@ def _where(form: Filled, listing: Mapping[str, Any]) -> Html:
 _RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]
 
 
+def _optimizer(form: Filled) -> Html:
+    """In the open: whether a step fits depends on it."""
+    chosen = _select("optimizer", form.options.get("optimizer", "none"), list(_OPTIMIZERS.items()))
+    words = "Optimizer, of a training step"
+    return tag("label", tag("span", words), chosen, _fault("optimizer"), class_="mv-wide")
+
+
 def _step(form: Filled) -> Html:
     value = form.options.get
     windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
     fields = [
         tag(
             "label",
-            tag("span", "Optimizer"),
-            _select("optimizer", value("optimizer", "none"), list(_OPTIMIZERS.items())),
+            tag("span", "Warm-up steps"),
+            _input("warmup", value("warmup", "1")),
+            _fault("warmup"),
             class_="mv-wide",
         ),
-        tag("label", tag("span", "Warm-up steps"), _input("warmup", value("warmup", "1")), class_="mv-wide"),
-        tag("label", tag("span", "Steps"), _input("steps", value("steps", "1")), class_="mv-wide"),
+        tag("label", tag("span", "Steps"), _input("steps", value("steps", "1")), _fault("steps"), class_="mv-wide"),
         tag(
             "label",
             tag("span", "Applying the optimizations"),

@@ -5,9 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from memviz.headlines.run import (
+    base_of,
+    change_words,
+    is_training,
+    optimizer_words,
+    reserved_on_card,
+    said_of,
+    step_word,
+)
 from memviz.runner.run import Run
 from memviz.runner.standing import Standing, Variant
-from memviz.ui.run_verdict import base_of, change_words, run_verdict, step_word
 from memviz.ui.views.kinds import colour_style, swatch
 from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.run_below import below_html, verdict_of
@@ -19,17 +27,21 @@ _WEIGHTS, _REST = "parameter", "activation"
 _MOST_WORDS = 400
 
 
-def results_html(standing: Standing | None) -> Html:
+def results_html(standing: Standing | None, chosen: int | None = None) -> Html:
+    """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
     if standing is None:
         return _nothing_yet()
     variants = standing.variants
+    shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable = _usable(variants)
     scale = _HEADROOM * max((usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
-    rows = [_row(variants, number, _Scale(scale or 1, usable)) for number in range(len(variants))]
+    rows = [
+        _row(variants, number, _Scale(scale or 1, usable), is_chosen=number == shown) for number in range(len(variants))
+    ]
     return joined(
         _legend(usable, standing),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
-        below_html(variants),
+        below_html(variants, shown),
     )
 
 
@@ -37,14 +49,13 @@ def head_html(standing: Standing | None) -> Html:
     """The verdict, and what the figures are of."""
     if standing is None:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
-    first, second = run_verdict(standing.variants)
+    said = said_of(standing.variants).headline
     done = sum(each.is_over for each in standing.variants)
-    if not first:
-        first = _under_way(standing, done)
+    answer = said.answer or _under_way(standing, done)
     facts = _facts(standing)
     return tag(
         "header",
-        tag("h1", first, " ", tag("span", second), class_="mv-verdict"),
+        tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict"),
         tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts"),
     )
 
@@ -64,6 +75,8 @@ def _facts(standing: Standing) -> list[tuple[str, str]]:
     usable = f", {bytes_text(run.fit.usable_bytes)} usable" if run.fit else ""
     count = len(standing.variants)
     facts = [(where, f"{run.device}{usable}"), (run.describes, ""), (f"counted: {run.window}", "")]
+    if is_training(run):
+        facts.append(("the step has", optimizer_words(run)))
     over = f"{count} variant{'s' if count > 1 else ''} in"
     return [*facts, (over, f"{standing.seconds:.1f} s")] if standing.is_over else facts
 
@@ -107,17 +120,34 @@ class _Scale:
         return f"{100 * count / self.bytes:.3f}%"
 
 
-def _row(variants: Sequence[Variant], number: int, scale: _Scale) -> Html:
+def _row(variants: Sequence[Variant], number: int, scale: _Scale, *, is_chosen: bool) -> Html:
     each, at = variants[number], base_of(variants, number)
     run, base = each.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
-    name = tag("div", tag("b", cut(each.label)), tag("small", saving), class_="mv-variant-name", title=each.label)
+    name = tag("div", _chooser(each, number, is_chosen), tag("small", saving), class_="mv-variant-name")
     limit = tag("i", class_="mv-limit", style=f"left:{scale.share(scale.usable)}") if scale.usable else Html("")
     bar = tag("div", _bar(run, scale) if run else Html(""), limit, class_="mv-variant-bar")
     figures = _figures(run) if run else Html("")
-    middle = tag("div", bar, figures, class_="mv-variant-middle")
+    choose = {"data_act": "choose", "data_number": str(number)} if run else {}
+    middle = tag("div", bar, figures, class_="mv-variant-middle", **choose)
     last = _state(each, number) if run is None or each.state == "failed" else _answers(each, number, run, base)
-    return tag("li", name, middle, last, class_=f"mv-variant mv-is-{each.state}")
+    return tag("li", name, middle, last, class_=f"mv-variant mv-is-{each.state}{' mv-chosen' if is_chosen else ''}")
+
+
+def _chooser(each: Variant, number: int, is_chosen: bool) -> Html:
+    """Its code and command stand below then."""
+    if each.run is None:
+        return tag("b", cut(each.label), title=each.label)
+    return tag(
+        "button",
+        cut(each.label),
+        type="button",
+        class_="mv-choose",
+        data_act="choose",
+        data_number=str(number),
+        aria_pressed="true" if is_chosen else "false",
+        title=f"{each.label}: show its code and its command below",
+    )
 
 
 def _saving(run: Run | None, base: Run | None) -> str:
@@ -131,7 +161,9 @@ def _saving(run: Run | None, base: Run | None) -> str:
 def _bar(run: Run, scale: _Scale) -> Html:
     weights = min(run.weights_bytes, run.peak_allocated_bytes)
     rest = run.peak_allocated_bytes - weights
-    cached = max(0, run.peak_reserved_bytes - run.peak_allocated_bytes)
+    squeezed = reserved_on_card(run)
+    reserved = run.peak_reserved_bytes if squeezed is None else squeezed
+    cached = max(0, reserved - run.peak_allocated_bytes)
     return joined(
         tag("i", class_="mv-kind", style=f"{colour_style(_WEIGHTS)};width:{scale.share(weights)}"),
         tag("i", class_="mv-kind", style=f"{colour_style(_REST)};width:{scale.share(rest)}"),
@@ -141,10 +173,15 @@ def _bar(run: Run, scale: _Scale) -> Html:
 
 def _figures(run: Run) -> Html:
     gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
+    reserved = [tag("span", "reserved ", tag("b", rounded(run.peak_reserved_bytes)))]
+    squeezed = reserved_on_card(run)
+    if squeezed is not None:
+        without = tag("span", "without a limit ", tag("b", rounded(run.peak_reserved_bytes)))
+        reserved = [tag("span", "reserved on the card ", tag("b", rounded(squeezed))), without]
     return tag(
         "p",
         tag("span", "live ", tag("b", rounded(run.peak_allocated_bytes))),
-        tag("span", "reserved ", tag("b", rounded(run.peak_reserved_bytes))),
+        *reserved,
         tag("span", f"gap {gap}"),
         class_="mv-variant-figures",
     )
@@ -161,7 +198,8 @@ def _open(words: str, each: Variant, number: int) -> Html:
 
 def _answers(each: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else change_words(base, run)
-    cost = tag("div", tag("b", _work(run)), tag("small", change), class_="mv-variant-cost")
+    spread = tag("small", run.seconds.spread_words) if run.seconds else None
+    cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
     words = [_open("Open", each, number), _fit(run), _output_words(run)]
     if each.state == "running":
         words.append(tag("small", f"{each.phase} …", class_="mv-phase"))
@@ -182,7 +220,8 @@ def _fit(run: Run) -> Html | None:
         return None
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
-        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", f"{spare} to spare"))
+        words = f"{spare} to spare{', no optimizer' if optimizer_words(run) == 'no optimizer' else ''}"
+        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", words))
     too_much = max(fit.too_much_bytes, 0)
     words = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"
     return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", words))

@@ -48,7 +48,7 @@ def scoreboard_html(board: Board) -> Html:
             _name(board, number),
             tag("td", _bar(board.scores[number], board.order, scale), class_="mv-scorebar"),
             *_figures(board.scores[number], number),
-            *([_duration(board.scores[number])] if timed else []),
+            *([_duration(board.scores[number], side)] if timed else []),
             *(_cell(side.trace.about.facts.get(key, NOT_IN_FILE), soft=True) for key, _ in facts),
             _remove(side),
             class_="mv-to" if number == board.other and len(board.sides) > 2 else None,
@@ -142,8 +142,10 @@ def _against(delta: int, number: int) -> tuple[str | Html, ...]:
     return (tag("b", arrow, " ", rounded(abs(delta)), class_=look),)
 
 
-def _duration(score: Score) -> Html:
-    return _cell(NOT_IN_FILE, soft=True) if score.duration_us is None else _cell(duration_text(score.duration_us))
+def _duration(score: Score, side: Side) -> Html:
+    if score.duration_us is not None:
+        return _cell(duration_text(score.duration_us))
+    return _cell(NOT_IN_FILE if side.device.is_timed else "no clock ran", soft=True)
 
 
 def _cell(*children: object, soft: bool = False) -> Html:

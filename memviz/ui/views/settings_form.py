@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.as_json import environment
+from memviz.allocator.context import A100
 from memviz.allocator.what_if import CARD_BYTES, Card
 from memviz.ui.asked import ANY_CARD, RELEASES, Asked, Understood
 from memviz.ui.views.markup import Html, joined, tag
@@ -55,9 +56,11 @@ _RELEASE = "Which keys there are and how they are read. Where memory is placed h
 
 @dataclass(frozen=True)
 class Had:
-    """What the process could have when the recording ran out, where it did."""
+    """What the process could have, where the recording shows it."""
 
     memory: int | None
+    is_exact: bool = True
+    """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
 
 
 def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> dict[str, Any]:
@@ -118,6 +121,10 @@ def _had(had: Had) -> Html:
     if had.memory is None:
         return Html("")
     words = f"{bytes_text(had.memory)} is what it had when it ran out: reserved then, and free on the device."
+    if not had.is_exact:
+        words = (
+            f"{bytes_text(had.memory)} is what it had at least: it got that, was refused more, and gave back its cache."
+        )
     return tag("p", words)
 
 
@@ -139,7 +146,8 @@ def _usable(gib: int, asked: Asked) -> str:
 def _overhead(asked: Asked) -> Html:
     field = tag("input", type="text", name_="overhead", value=asked.overhead, size="8", aria_label="Taken from a card")
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
-    return tag("div", tag("p", *sentence), _fault("overhead"), class_="mv-field mv-assumed")
+    words = tag("p", *sentence, f" Files do not say. Known is {A100.text}.")
+    return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
 
 
 def _switch(asked: Asked) -> Html:

@@ -7,10 +7,11 @@ from typing import Any
 from memviz.analysis.annotations import annotated
 from memviz.analysis.live import has_times
 from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
+from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.views.plain import plain
-from memviz.ui.views.verdict import sentences
 from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
@@ -22,11 +23,12 @@ def timeline_value(
 ) -> dict[str, Any]:
     return {
         "key": key,
-        "label": " ".join(sentences(trace, device)),
+        "label": str(explore(overview(trace, device))),
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            _oom(each.then.event, each.asked_bytes, device) for each in out_of_memory(trace, device, top=0)[:_MOST_OOM]
+            _oom(each.then.event, each.asked_bytes, device)
+            for each in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
         ],
         "state": state or {},
     }

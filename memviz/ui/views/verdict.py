@@ -2,101 +2,83 @@
 
 from __future__ import annotations
 
-from memviz.analysis.annotations import steps
+from collections.abc import Sequence
+
 from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.health import health, history
-from memviz.analysis.out_of_memory import out_of_memory
-from memviz.analysis.peak import peak
+from memviz.analysis.overview import overview
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import Category, DeviceTrace, Note, Trace
+from memviz.analysis.which_device import others_out_of_memory
+from memviz.headlines.explore import explore
+from memviz.headlines.names import counted
+from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.ui.views.headline import headline_html
 from memviz.ui.views.markup import Html, esc, joined, tag
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text
 
-_LEAST_SHARE = 0.2
 _HISTORY = {"complete": "complete, from zero bytes", "late": "started late", "none": "none, only the end is known"}
 _ORDER = {"warning": 0, "info": 1}
 
 
-def verdict_html(trace: Trace, device: DeviceTrace) -> Html:
-    first, second = sentences(trace, device)
+def verdict_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
+    """`key` is the open trace's, for the way to another of its devices."""
     return tag(
         "header",
-        tag("h1", first, " ", tag("span", second), class_="mv-verdict"),
+        headline_html(explore(overview(trace, device))),
         tag(
             "p", *(tag("span", words, " ", tag("b", value)) for words, value in facts(trace, device)), class_="mv-facts"
         ),
-        notes_html((*health(trace), *trace.notes)),
+        notes_html((*health(trace), *trace.notes), trace, device, key),
     )
-
-
-def sentences(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
-    line = timeline(device)
-    failures = out_of_memory(trace, device, top=1)
-    if failures:
-        last = failures[-1]
-        asked = f"It ran out of memory: {bytes_text(last.asked_bytes)} were asked for in {last.site}."
-        free = last.then.reserved_bytes - last.then.live_bytes
-        return asked, f"{bytes_text(last.then.live_bytes)} were live, and {bytes_text(free)} reserved and not live."
-    if not len(device.events):
-        return f"{bytes_text(line.peak_bytes)} are live.", "The file holds no history, only the state at its end."
-    largest = peak(trace, device, "category", top=1).live.groups
-    known = [
-        each for each in largest if each.key != Category.UNKNOWN.label and each.bytes > _LEAST_SHARE * line.peak_bytes
-    ]
-    made_of = (
-        f", and {percent_text(known[0].bytes, line.peak_bytes)} of it is {_plural(known[0].label)}" if known else ""
-    )
-    return f"The peak is {bytes_text(line.peak_bytes)}{made_of}.", _when(trace, device, line.peak_event)
-
-
-def _plural(category: str) -> str:
-    single = {"temporary": "temporary tensors", "optimizer state": "optimizer state", "workspace": "workspace"}
-    return single.get(category, f"{category}s")
-
-
-def _when(trace: Trace, device: DeviceTrace, event: int) -> str:
-    if event < 0:
-        return "It was there before the first event."
-    around = [each for each in steps(trace, device) if each.start_event <= event <= each.end_event]
-    inside = f", in {around[0].name}" if around else ""
-    return f"It comes at event {count_text(event)} of {count_text(len(device.events))}{inside}."
 
 
 def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     line = timeline(device)
     unused = fragmentation_at(trace, device, line.peak_event)
+    # Of a state alone nothing is known to be a peak.
+    peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
     found = [
         ("", trace.about.label),
-        ("peak live", bytes_text(line.peak_bytes)),
-        ("reserved", bytes_text(line.reserved_peak_bytes)),
-        ("cached and unused at the peak", bytes_text(unused.cached)),
+        (f"{peak}live", bytes_text(line.peak_bytes)),
+        (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
+        (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
         ("history", _HISTORY[history(device)]),
-        ("", f"{count_text(len(device.events))} events"),
+        ("", counted(len(device.events), "event")),
     ]
     if "synthetic" in trace.about.facts:
         found.insert(1, ("", "synthetic: no GPU ran"))
-    if line.start_bytes:
+    if line.start_bytes and len(device.events):
         found.insert(-1, ("there before", bytes_text(line.start_bytes)))
     return found
 
 
-def notes_html(notes: tuple[Note, ...]) -> Html:
-    """One is shown, the rest counted."""
-    ordered = sorted(notes, key=lambda note: _ORDER[note.level])
+def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> Html:
+    """One is shown, the rest counted: first that another device ran out of memory, last what is true of every file."""
+    elsewhere = others_out_of_memory(trace, device)
+
+    def rank(note: Note) -> tuple[int, ...]:
+        failed = note.code == "out_of_memory" and note.device in elsewhere
+        return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
+
+    ordered = [_note(each, key if each.device in elsewhere else "") for each in sorted(notes, key=rank)]
     if not ordered:
         words = "Nothing unusual. The history is complete and the totals agree with the segments."
         return tag("p", words, class_="mv-note")
     rest = ordered[1:]
-    more = (
-        tag("details", tag("summary", f"{len(rest)} more note{'s' if len(rest) > 1 else ''}"), *map(_note, rest))
-        if rest
-        else ""
-    )
-    return tag("div", _note(ordered[0]), more, class_="mv-notes")
+    more = tag("details", tag("summary", f"{counted(len(rest), 'more note')}"), *rest) if rest else ""
+    return tag("div", ordered[0], more, class_="mv-notes")
 
 
-def _note(note: Note) -> Html:
+def _note(note: Note, key: str) -> Html:
+    """With a way to its device, where that is another one: `key` is the open trace's then."""
     head, dot, tail = note.text.partition(": " if ": " in note.text[:90] else ". ")
     body = joined(tag("b", head + dot.strip()), " ", tail) if tail else tag("b", head)
     remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else esc("")
-    return tag("p", body, remedy, class_=f"mv-note mv-{note.level}")
+    words = f"Look at device {note.device}"
+    way = _button(words, key, note.device) if key else esc("")
+    return tag("p", body, remedy, way, class_=f"mv-note mv-{note.level}")
+
+
+def _button(words: str, key: str, device: str) -> Html:
+    act = {"data_act": "device", "data_key": key, "data_device": device}
+    return joined(" ", tag("button", words, type="button", class_="mv-quiet", **act))

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.replayer import RanOut, Replayed
-from memviz.allocator.search import Search, Tried
-from memviz.allocator.verdict import addresses, exactness, in_words, verdict
+from memviz.allocator.search import Search
 from memviz.allocator.what_if import Card, WhatIf
+from memviz.headlines.what_if import in_words, what_if
 from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.views.markup import Html, joined, tag
 from memviz.ui.views.words import exact, rounded, when
+from memviz.ui.what_if_rows import Row, about_rows, rows
 from memviz.units import bytes_text, count_text, percent_text
 
 _OURS = {
@@ -40,13 +42,14 @@ class Found:
 
 
 def what_if_html(found: Found) -> Html:
-    first, second = verdict(found.what_if, found.searched)
+    said = what_if(found.what_if, found.searched)
+    title = tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")
     if not found.has_history:
-        return tag("header", tag("h1", first, " ", tag("span", second), class_="mv-verdict"))
+        return tag("header", title)
     facts = [tag("span", words, " ", tag("b", value)) for words, value in facts_of(found)]
     return tag(
         "header",
-        tag("h1", first, " ", tag("span", second), class_="mv-verdict"),
+        title,
         tag("p", *facts, class_="mv-facts"),
         *map(_note, _notes(found.what_if)),
     )
@@ -164,7 +167,7 @@ def _moment(at: int) -> str:
 def caption(replayed: Replayed, *, is_recording: bool) -> str:
     if is_recording:
         return "As recorded"
-    limit = f", limit {bytes_text(replayed.memory)}" if replayed.memory is not None else ""
+    limit = f", limit {bytes_text(replayed.memory)}" if replayed.memory is not None else ", without limit"
     words = in_words(replayed.settings)
     return f"{words[0].upper()}{words[1:]}{limit}"
 
@@ -179,6 +182,7 @@ def search_html(found: Found, known: Search | None) -> Html:
     return joined(
         tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
         tag("p", known.advice, class_="mv-advice"),
+        tag("p", about_rows(found.what_if, known), class_="mv-soft"),
         _table(found, known, live),
     )
 
@@ -186,37 +190,38 @@ def search_html(found: Found, known: Search | None) -> Html:
 def _table(found: Found, known: Search, live: int) -> Html:
     card = found.what_if.card
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
-    heads = (("Setting", ""), ("", "mv-scale"), ("Without limit ↑", "mv-number"), ("Retries", "mv-number"))
+    heads = (("Setting", ""), ("", "mv-scale"), ("Reserved ↑", "mv-number"), ("Retries", "mv-number"))
     head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
-    most = max(max(each.peak_reserved_bytes for each in known.tried), card.usable_bytes if card else 0)
-    rows = [_row(each, found, live=live, most=most) for each in known.tried]
-    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-tried")
+    shown = list(rows(found.what_if, known))
+    most = max(max(each.reserved_bytes for each in shown), card.usable_bytes if card else 0)
+    body = [_row(each, found, live=live, most=most) for each in shown]
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table mv-tried")
     return tag("div", table, class_="mv-scroll")
 
 
-def _row(tried: Tried, found: Found, *, live: int, most: int) -> Html:
+def _row(row: Row, found: Found, *, live: int, most: int) -> Html:
     asked = found.what_if
-    chosen = tried.settings == asked.replayed.settings
+    settings = row.tried.settings if row.tried else None
     return tag(
         "tr",
-        tag("td", tag("button", _name(tried), type="button", data_act="use", data_settings=tried.text)),
-        tag("td", _bar(tried, asked.card, live=live, most=most), class_="mv-scale"),
-        tag("td", rounded(tried.peak_reserved_bytes), class_="mv-number"),
-        tag("td", count_text(tried.retries) if tried.retries else "–", class_="mv-number"),
-        tag("td", tried.smallest_card.name if tried.smallest_card else "no card"),
-        tag("td", *_fate(tried, asked.card)),
-        aria_current="true" if chosen else None,
+        tag("td", _name(row)),
+        tag("td", _bar(row, asked.card, live=live, most=most), class_="mv-scale"),
+        tag("td", rounded(row.reserved_bytes), class_="mv-number"),
+        tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
+        tag("td", "no card" if row.fits_on == "none" else row.fits_on),
+        tag("td", *_fate(row)),
+        aria_current="true" if settings == asked.replayed.settings else None,
     )
 
 
-def _name(tried: Tried) -> Html:
-    words = tried.text or "PyTorch's default settings"
-    # It may break between two keys.
-    parts = [joined(part, Html("<wbr>")) for part in words.replace(",", ",\0").split("\0")]
-    return joined(tag("code", *parts), tag("small", " as recorded") if tried.is_recorded else "")
+def _name(row: Row) -> Html:
+    """It may break between two keys. The recording itself cannot be asked for."""
+    parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
+    words = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
+    return tag("button", words, type="button", data_act="use", data_settings=row.settings) if row.tried else words
 
 
-def _bar(tried: Tried, card: Card | None, *, live: int, most: int) -> Html:
+def _bar(row: Row, card: Card | None, *, live: int, most: int) -> Html:
     """Light up to what is live at once, dark up to what is reserved; the line is the limit."""
 
     def share(size: int) -> str:
@@ -226,18 +231,15 @@ def _bar(tried: Tried, card: Card | None, *, live: int, most: int) -> Html:
     return tag(
         "div",
         tag("i", style=f"width:{share(live)}"),
-        tag("i", style=f"width:{share(max(tried.peak_reserved_bytes - live, 0))}"),
+        tag("i", style=f"width:{share(max(row.reserved_bytes - live, 0))}"),
         line,
         class_="mv-reach",
-        title=exact(tried.peak_reserved_bytes),
+        title=exact(row.reserved_bytes),
     )
 
 
-def _fate(tried: Tried, card: Card | None) -> tuple[Html, str]:
-    if tried.oom is not None:
-        stops = f"at event {count_text(tried.oom.event)}" if tried.oom.event >= 0 else "before its first event"
-        return tag("span", "✗", class_="mv-bad", aria_hidden="true"), f" stops {stops}"
-    if card is None:
-        return tag("span", "✓", class_="mv-good", aria_hidden="true"), " runs to its end"
-    spare = bytes_text(card.usable_bytes - tried.reserved_on_card_bytes)
-    return tag("span", "✓", class_="mv-good", aria_hidden="true"), f" fits, {spare} to spare"
+def _fate(row: Row) -> tuple[Html | str, str]:
+    if row.fits is None:
+        return "", row.ends
+    sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")
+    return tag("span", sign, class_=kind, aria_hidden="true"), f" {row.ends}"

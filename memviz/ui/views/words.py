@@ -13,7 +13,10 @@ def cut(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
-def when(event: int) -> str:
+def when(event: int, *, is_still: bool = False) -> str:
+    """`is_still`: of a recording without events, whose one moment is its end."""
+    if is_still:
+        return "at the end"
     return f"event {count_text(event)}" if event >= 0 else "before the first event"
 
 

@@ -36,7 +36,9 @@ def test_dropout_drawn_in_another_order_is_no_error():
         stack(count=2, residual=True, dropout=0.3), tokens(), SplitFeedForward().apply, training=True, claim="rounding"
     )
     assert found.verdict.words == "equal up to rounding, as claimed"
-    assert found.notes == ("Compared with dropout off: a change may draw other random numbers and be right.",)
+    assert found.notes == (
+        "Compared with dropout as a factor of 1 - p: a change may draw other random numbers and be right.",
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memviz.errors import UsageError
 from memviz.runner.numerics import difference as module
 from memviz.runner.numerics.difference import Difference, difference, differences
+from memviz.runner.numerics.plain import from_plain, to_plain
 from memviz.runner.numerics.ulps import Ulps
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
@@ -206,3 +207,20 @@ def test_a_tensor_without_values_is_refused():
 def test_names_must_be_the_same():
     with pytest.raises(UsageError, match="returns logits, the changed model sample;"):
         differences({"logits": torch.zeros(1)}, {"sample": torch.zeros(1)})
+
+
+def test_absmax_has_a_scale_the_largest_of_the_reference():
+    reference, ours = torch.tensor([0.0, -4.0, 2.0]), torch.tensor([0.0, -4.0, 3.0])
+    found = difference(reference, ours)
+    assert (found.absmax, found.reference_absmax, found.relative_absmax) == (1.0, 4.0, 0.25)
+    assert difference(reference * 1e-6, ours * 1e-6).relative_absmax == pytest.approx(0.25)
+    zero = torch.zeros(3)
+    assert difference(zero, zero).relative_absmax == 0
+    assert difference(zero, ours).relative_absmax == math.inf
+
+
+def test_a_run_kept_before_there_was_a_scale_is_read_and_has_it():
+    found = difference(torch.tensor([4.0]), torch.tensor([5.0]))
+    kept = to_plain(found)
+    assert kept.pop("relative_absmax") == 0.25
+    assert from_plain(Difference, kept) == found

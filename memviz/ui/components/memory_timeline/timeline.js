@@ -289,7 +289,7 @@
     describe(value) {
       this.hasTimes = Boolean(value.has_times);
       this.axisTime.disabled = !this.hasTimes;
-      this.axisTime.title = this.hasTimes ? "" : "This file has no times (torch before 2.2)";
+      this.axisTime.title = this.hasTimes ? "" : "This trace has no times";
       this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
     }
 
@@ -596,8 +596,14 @@
       this.drawLegend();
     }
 
+    /** Nothing was recorded but the state at the end: one moment, and no course of time. */
+    isStill() {
+      return this.spans.instants === 1;
+    }
+
     xTicks() {
       const { width, height } = this.size;
+      if (this.isStill()) return [shape("line", { x1: 0, x2: width, y1: height, y2: height, class: "mvt-tickline" })];
       const span = this.view.last - this.view.first;
       const step = roundStep(span / Math.max(width / 150, 2), this.axis === "event" ? 1 : 0.001);
       const parts = [];
@@ -632,10 +638,14 @@
       const parts = [];
       const { peak, live } = this.spans;
       const peakY = this.yOf(live[peak]);
-      const reserved = this.spans.reservedUpTo(this.instants[this.instants.length - 1]);
-      const reservedY = this.yOf(reserved);
-      parts.push(shape("line", { x1: clamp(this.xOfInstant(peak), 0, width), x2: width, y1: peakY, y2: peakY, class: "mvt-peakline" }));
-      const labels = [[reservedY, bytesText(reserved), "reserved"], [peakY, bytesText(live[peak]), "live, peak"]];
+      // Both are peaks of the whole trace, wherever the view ends.
+      const most = this.reservedPeak();
+      for (const [instant, y] of [[peak, peakY], [most.instant, this.yOf(most.bytes)]]) {
+        parts.push(shape("line", { x1: clamp(this.xOfInstant(instant), 0, width), x2: width, y1: y, y2: y, class: "mvt-peakline" }));
+      }
+      // Of a state alone nothing is known to be a peak.
+      const known = this.isStill() ? "" : ", peak";
+      const labels = [[this.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`], [peakY, bytesText(live[peak]), `live${known}`]];
       const { ruler } = this.value;
       if (ruler) {
         const y = this.yOf(ruler.bytes);
@@ -663,6 +673,13 @@
       return parts;
     }
 
+    reservedPeak() {
+      const { reserved, reservedAt } = this.spans;
+      let row = 0;
+      for (let i = 1; i < reserved.length; i++) if (reserved[i] > reserved[row]) row = i;
+      return { bytes: reserved[row] || 0, instant: reservedAt[row] || 0 };
+    }
+
     momentParts() {
       const { width, height } = this.size;
       const parts = [];
@@ -687,6 +704,7 @@
 
     momentWords() {
       const event = this.moment - 1;
+      if (this.isStill()) return "at the end";
       const when = event < 0 ? "before the first event" : `event ${grouped(event)}`;
       return this.moment === this.spans.peak ? `peak · ${when}` : when;
     }

@@ -53,6 +53,7 @@
       node.textContent = words;
       const field = this.form.elements[node.dataset.fault];
       if (field?.setAttribute) field.setAttribute("aria-invalid", String(Boolean(words)));
+      if (words) node.closest("details.mv-more")?.setAttribute("open", "");
     }
 
     changed(field) {

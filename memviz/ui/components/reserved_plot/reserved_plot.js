@@ -59,7 +59,7 @@
       if (!this.value) return;
       if (!this.value.axes.time) this.axis = "event";
       this.byTime.disabled = !this.value.axes.time;
-      this.byTime.title = this.value.axes.time ? "" : "This file has no times (torch before 2.2)";
+      this.byTime.title = this.value.axes.time ? "" : "This trace has no times";
       this.ruler = -1;
       this.plot.setAttribute("aria-label", `Reserved memory over the run. ${value.label}`);
       this.showLegend();
@@ -76,7 +76,7 @@
     showLegend() {
       const entry = (kind, words) => el("span", { class: "mvr-key", role: "listitem" }, el("i", { class: `mvr-swatch mvr-${kind}`, "aria-hidden": "true" }), words);
       const entries = [entry("live", "live, the same in all"), entry("dashed", "reserved, as recorded")];
-      for (const name of this.value.names) entries.push(entry("thick", `reserved, ${name}`));
+      this.value.names.forEach((name, i) => entries.push(entry(i ? "thin" : "thick", `reserved, ${name}`)));
       if (this.value.limit !== null) entries.push(entry("limit", "limit"));
       this.legend.replaceChildren(...entries);
     }
@@ -184,7 +184,7 @@
       const { live, recorded, lines } = this.columns;
       const parts = [shape("path", { d: `${this.steps(live)}V${this.height}H0Z`, class: "mvr-area" })];
       parts.push(shape("path", { d: this.steps(recorded), class: "mvr-line mvr-line-dashed" }));
-      for (const values of lines) parts.push(shape("path", { d: this.steps(values), class: "mvr-line mvr-line-thick" }));
+      lines.forEach((values, i) => parts.push(shape("path", { d: this.steps(values), class: `mvr-line mvr-line-${i ? "thin" : "thick"}` })));
       if (this.value.limit !== null) {
         const y = this.yOf(this.value.limit);
         parts.push(shape("line", { x1: 0, x2: this.width, y1: y, y2: y, class: "mvr-limit-line" }));
@@ -211,12 +211,12 @@
     labels() {
       const { live, recorded, lines } = this.columns;
       const last = (values) => values[values.length - 1];
-      const marks = [[this.yOf(last(recorded)), bytesText(last(recorded)), "as recorded", ""]];
+      const marks = [[this.yOf(last(recorded)), bytesText(last(recorded)), "recorded, end", ""]];
       if (this.value.limit !== null) marks.push([this.yOf(this.value.limit), bytesText(this.value.limit), "limit", " mvr-red"]);
-      for (const values of lines) {
-        if (values.length === recorded.length) marks.push([this.yOf(last(values)), bytesText(last(values)), "replayed", ""]);
-      }
-      marks.push([this.yOf(last(live)), bytesText(last(live)), "live at the end", ""]);
+      lines.forEach((values, i) => {
+        if (values.length === recorded.length) marks.push([this.yOf(last(values)), bytesText(last(values)), i ? "compared, end" : "replayed, end", ""]);
+      });
+      marks.push([this.yOf(last(live)), bytesText(last(live)), "live, end", ""]);
       return spread(marks, this.height).flatMap(([y, figure, words, colour]) => [
         shape("text", { x: this.width + 11, y: y + 1, class: `mvt-figure mvt-right${colour}` }, figure),
         shape("text", { x: this.width + 11, y: y + 15, class: `mvt-tick mvt-right${colour}` }, words),

@@ -70,7 +70,7 @@ def file_server(find: Find) -> Callable[[Any], dict[str, Any]]:
 
 def file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
     if kind == "html":
-        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides)}
+        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
     if kind == "csv":
         text = changes_csv(changes(sides, by))
         return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}

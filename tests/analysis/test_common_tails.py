@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.matching import common_tails
+from memviz.analysis.common_tails import common_tails
 
 F = "f"
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from memviz.allocator.agreement import exactness
 from memviz.allocator.replay import source_of
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.verdict import exactness, verdict
 from memviz.allocator.what_if import Card, what_if
+from memviz.headlines.what_if import what_if as headline
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, free, segment, trace_of
@@ -29,7 +32,7 @@ def words(run: Recorder, mebibytes: int | None = None, text: str | None = None, 
     trace, card = run.trace(), None if mebibytes is None else Card(mebibytes * MiB, 0)
     settings = None if text is None else parse_settings(text)
     found = search(source_of(trace), card, also=settings) if searched else None
-    return " ".join(verdict(what_if(trace, settings=settings, card=card), found)).strip()
+    return str(headline(what_if(trace, settings=settings, card=card), found))
 
 
 EXPANDABLE = "expandable_segments:True"
@@ -84,13 +87,15 @@ def test_a_search_says_what_helps_without_being_told(growing):
     assert words(growing, 120, searched=True).endswith(
         "Expandable segments would carry it through, with 20.0 MiB to spare."
     )
-    assert words(growing, 300, searched=True).endswith("Expandable segments would reserve 56.0 MiB less.")
+    assert words(growing, 300, searched=True).endswith(
+        "Expandable segments would reserve 56.0 MiB less without a limit."
+    )
 
 
 def test_where_nothing_helps_that_is_said():
     run = Recorder()
     held = [run.malloc(30 * MiB) for _ in range(4)]
-    assert words(run, 300, searched=True).endswith("No setting tried reserves noticeably less.")
+    assert words(run, 300, searched=True).endswith("No setting tried reserves noticeably less without a limit.")
     assert len(held) == 4
 
 
@@ -107,7 +112,7 @@ def test_a_recording_that_failed_itself():
 
 def test_without_history_there_is_nothing_to_say():
     trace = trace_of([], [segment(0, 2 * MiB, [])])
-    assert verdict(what_if(trace))[0] == "There is nothing to replay."
+    assert headline(what_if(trace)).answer == "There is nothing to replay."
 
 
 def test_cache_from_before_the_recording_is_not_counted_as_saved():
@@ -116,9 +121,75 @@ def test_cache_from_before_the_recording_is_not_counted_as_saved():
     trace = trace_of([alloc(a + GiB, 30 * MiB), free(a + GiB, 30 * MiB)], ends)
     settings = parse_settings(EXPANDABLE)
     found = what_if(trace, settings=settings)
-    assert verdict(found)[0] == "Expandable segments would reserve 40.0 MiB at the peak."
-    searched = search(source_of(trace), also=settings)
-    assert verdict(found, searched)[0] == "Expandable segments would reserve 40.0 MiB at the peak, 10.0 MiB less."
+    assert str(headline(found)) == (
+        "Expandable segments would reserve 40.0 MiB at the peak, 10.0 MiB less than the recorded settings. "
+        "The recording reserves 80.0 MiB: what was cached before its first event is left out of the comparison."
+    )
+
+
+def short(card: int | None = 100) -> Recorder:
+    """60 MiB are cached when 80 are asked for: on a card of 100 the cache goes back first."""
+    run = Recorder(card=card and card * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    return run
+
+
+WANT = "The recording reserves 80.0 MiB: for want of memory, by all that shows, what was cached went back at event 4;"
+
+
+@pytest.mark.parametrize(
+    ("mebibytes", "text", "answer"),
+    [
+        (
+            None,
+            None,
+            f"Without a limit this run would reserve 140 MiB at its peak. {WANT} without a limit it need not.",
+        ),
+        (
+            None,
+            EXPANDABLE,
+            "Expandable segments would reserve 80.0 MiB at the peak, 60.0 MiB less than the recorded settings. "
+            f"{WANT} without a limit it need not.",
+        ),
+        (
+            200,
+            EXPANDABLE,
+            "In 200 MiB this run fits, with 60.0 MiB to spare. Expandable segments would reserve 80.0 MiB at the peak, "
+            f"60.0 MiB less than the recorded settings. {WANT} in 200 MiB it need not.",
+        ),
+        (
+            100,
+            EXPANDABLE,
+            "In 100 MiB this run ends as recorded: memory is short once, and what is cached goes back. "
+            "Expandable segments would reserve 80.0 MiB at the peak, as much as the recorded settings.",
+        ),
+    ],
+)
+def test_a_recording_that_was_short_of_memory_is_held_apart_from_replays_that_are_not(mebibytes, text, answer):
+    assert words(short(), mebibytes, text) == answer
+
+
+def test_where_the_program_emptied_its_cache_the_replay_is_as_recorded():
+    run = Recorder()
+    for size in (60, 80, 70):
+        run.cached(size * MiB)
+        run.line = 7
+        run.allocator.empty_cache()
+        run.line = 0
+    assert words(run) == (
+        "This run reserves 80.0 MiB at its peak, 0 B (0.0 %) more than it ever holds. "
+        "80.0 MiB are live at once, and no setting goes below that."
+    )
+
+
+def test_of_several_devices_the_one_meant_is_named():
+    run = Recorder()
+    run.malloc(30 * MiB)
+    one = run.trace()
+    two = replace(one, devices=(one.devices[0], replace(one.devices[0], device=1)))
+    assert headline(what_if(two, two.devices[1])).answer.startswith("On device 1, this run reserves 30.0 MiB")
+    assert headline(what_if(two, two.devices[1], card=Card(50 * MiB, 0))).answer.startswith("On device 1, in 50.0 MiB")
 
 
 def test_how_exact_it_is_is_always_said(growing):

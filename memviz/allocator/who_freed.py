@@ -1,0 +1,92 @@
+"""Who gave segments back in a recording: the allocator, because memory was short, or the program's `empty_cache`.
+
+A malloc that follows need not have been the reason. The program it was where something cached would have served
+that malloc, and where the recording reserves as much at another time, so that memory was not short. A program that
+does so once does so before other mallocs too, unless their stacks say better. What is left shows how much memory
+the process had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.allocator.blocks import PoolId
+from memviz.allocator.settings import Settings
+from memviz.allocator.steps import Forced, Steps
+from memviz.trace.model import Action, DeviceTrace, Ints8
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What a process had, in bytes, by what it got and what was refused to it."""
+
+    least: int
+    most: int
+
+
+@dataclass(frozen=True)
+class WhoFreed:
+    emptied: Mapping[int, frozenset[PoolId]]
+    """Events at which the program emptied the cache, with the pools that gave something back then."""
+    short: tuple[Forced, ...]
+    """Where the allocator itself gave memory back."""
+    out_of_memory: tuple[int, ...]
+    """Events at which the recording ran out."""
+    memory: Memory | None
+    """None where memory was never short, or not always at the same amount."""
+
+    @property
+    def was_short(self) -> bool:
+        return bool(self.short or self.out_of_memory)
+
+    @property
+    def first_short(self) -> int:
+        return min([each.first for each in self.short] + list(self.out_of_memory))
+
+    @property
+    def retries(self) -> int:
+        """Mallocs that had to free everything cached first."""
+        return len({each.malloc for each in self.short}.union(self.out_of_memory))
+
+
+def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: Collection[int]) -> WhoFreed:
+    """`needless` are mallocs that something cached would have served, as a replay of the recording finds."""
+    reserved = reserved_after(device)
+    peak = int(reserved.max(initial=0))
+    collects = settings.garbage_collection_threshold > 0
+
+    def had_no_need(each: Forced) -> bool:
+        there_was_more = 0 < each.grown_bytes <= peak - int(reserved[each.first]) and not collects
+        return there_was_more or each.malloc in needless
+
+    unsure = [each for each in steps.forced if not each.is_sure]
+    by_program = unsure if any(map(had_no_need, unsure)) else []
+    short = [each for each in steps.forced if each not in by_program]
+    emptied = {**steps.emptied, **{each.first: each.pools for each in by_program}}
+    memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
+    return WhoFreed(emptied, tuple(short), steps.out_of_memory, memory)
+
+
+def reserved_after(device: DeviceTrace) -> Ints8:
+    """Bytes reserved after each event, by the file's own; row 0 is before the first."""
+    events = device.events
+    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
+    shrinks = (events.action == Action.SEGMENT_FREE) | (events.action == Action.SEGMENT_UNMAP)
+    change = np.cumsum(np.where(grows, events.size, np.where(shrinks, -events.size, 0)))
+    after = np.concatenate([np.zeros(1, dtype=np.int64), change])
+    return np.asarray(after + (int(device.segments.size.sum()) - after[-1]), dtype=np.int64)
+
+
+def _memory(device: DeviceTrace, reserved: Ints8, short: list[Forced], failed: tuple[int, ...]) -> Memory | None:
+    peak = int(reserved.max(initial=0))
+    if failed:
+        # PyTorch writes there what the driver calls free.
+        exact = int(reserved[failed[0] + 1]) + int(device.events.address[failed[0]])
+        return Memory(exact, exact) if exact >= peak else None
+    refused = [int(reserved[each.first]) + each.grown_bytes for each in short if each.grown_bytes]
+    if not refused or min(refused) <= peak:
+        return None
+    return Memory(peak, min(refused) - 1)

@@ -1,0 +1,48 @@
+"""Which device of a trace is looked at: the one asked for, else the one that a person would look at first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.trace.model import Action, DeviceTrace, Trace
+
+
+@dataclass(frozen=True)
+class Which:
+    """A device among those of its trace. Where there are several, whatever is said of one names it."""
+
+    name: str
+    of: int = 1
+    """How many devices the trace has."""
+
+    @property
+    def is_one_of_several(self) -> bool:
+        return self.of > 1
+
+
+def which(trace: Trace, device: DeviceTrace) -> Which:
+    return Which(device.name, len(trace.devices))
+
+
+def chosen_device(trace: Trace, name: str | None = None) -> DeviceTrace:
+    """The named one; else the one that ran out of memory, else the one whose memory went highest."""
+    if name is None:
+        return max(
+            trace.devices, key=lambda each: (each.kind == "gpu", ran_out_of_memory(each), timeline(each).peak_bytes)
+        )
+    for each in trace.devices:
+        if each.name == name:
+            return each
+    names = ", ".join(each.name for each in trace.devices)
+    raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
+
+
+def ran_out_of_memory(device: DeviceTrace) -> bool:
+    return bool((device.events.action == Action.OOM).any())
+
+
+def others_out_of_memory(trace: Trace, device: DeviceTrace) -> tuple[str, ...]:
+    """Names of the other devices that ran out of memory: whoever looks at this one should know."""
+    return tuple(each.name for each in trace.devices if each.name != device.name and ran_out_of_memory(each))

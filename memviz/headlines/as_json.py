@@ -1,0 +1,36 @@
+"""Results as plain values with the sentence that the page says of them: for `--json` and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from memviz.analysis.alike import Pair
+from memviz.analysis.as_json import diff_json
+from memviz.analysis.changes import Changes, telling
+from memviz.analysis.overview import overview
+from memviz.analysis.setting_differences import setting_differences
+from memviz.analysis.summary import summary
+from memviz.headlines.compare import compare
+from memviz.headlines.explore import explore
+from memviz.headlines.headline import Headline
+from memviz.trace.model import DeviceTrace, Trace
+
+
+def summary_json(trace: Trace, devices: Sequence[DeviceTrace] | None = None) -> dict[str, Any]:
+    """Of these devices, or of all; each with its headline."""
+    chosen = trace.devices if devices is None else tuple(devices)
+    found = summary(trace, chosen)
+    for row, device in zip(found["devices"], chosen, strict=True):
+        row["headline"] = headline_json(explore(overview(trace, device)))
+    return found
+
+
+def compared_json(sides: Sequence[Pair], found: Changes, top: int | None = None) -> dict[str, Any]:
+    headline = compare(telling(sides))
+    settings = setting_differences([trace for trace, _ in sides])
+    return {"headline": headline_json(headline), **diff_json(found, settings, top=top)}
+
+
+def headline_json(headline: Headline) -> dict[str, str]:
+    return {"answer": headline.answer, "reason": headline.reason}

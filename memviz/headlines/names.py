@@ -1,0 +1,57 @@
+"""How a device, a kind of memory and a count are called in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from memviz.analysis.changes import letter
+from memviz.analysis.which_device import Which
+from memviz.units import count_text
+
+LONGEST = 60
+"""Characters of one name in a sentence."""
+
+_MANY = {"parameter", "gradient", "activation", "input", "output"}
+_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+
+
+def device_name(device: Which) -> str:
+    return f"device {device.name}" if device.name.isdigit() else f"pinned memory ({device.name})"
+
+
+def of_device(device: Which) -> str:
+    """ " of device 1" where there is another it could be of, else nothing."""
+    return f" of {device_name(device)}" if device.is_one_of_several else ""
+
+
+def kind_name(category: str) -> str:
+    """parameter -> parameters, temporary -> temporary tensors; what has no plural stays."""
+    if category == "temporary":
+        return "temporary tensors"
+    return f"{category}s" if is_plural(category) else category
+
+
+def is_plural(category: str) -> bool:
+    return category in _MANY or category == "temporary"
+
+
+def number(count: int) -> str:
+    return _NUMBERS[count] if count < len(_NUMBERS) else count_text(count)
+
+
+def counted(count: int, noun: str) -> str:
+    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
+
+
+def short(text: str, longest: int = LONGEST) -> str:
+    """Cut in the middle: long names tend to begin alike and to differ at their ends."""
+    if len(text) <= longest:
+        return text
+    end = (longest - 1) // 2
+    return f"{text[: longest - 1 - end]}…{text[-end:]}"
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Short names; with their letters where two would read the same."""
+    cut = [short(name) for name in names]
+    return [f"{name} ({letter(i)})" if cut.count(name) > 1 else name for i, name in enumerate(cut)]

@@ -1,0 +1,201 @@
+"""What variants of a run come to: what the best one buys, and what it costs. What fits, fits with a named optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from memviz.headlines.headline import Headline
+from memviz.runner.run import Run
+from memviz.runner.standing import Variant
+from memviz.units import bytes_text, percent_text
+
+
+def base_of(variants: Sequence[Variant], number: int) -> int:
+    """Which variant this one is held against: the same workload with nothing switched on, or else the first."""
+    if not any(each.request.optimizations for each in variants):
+        return 0
+    settings = variants[number].request.settings
+    plain = (at for at, each in enumerate(variants) if not each.request.optimizations)
+    return next((at for at in plain if variants[at].request.settings == settings), 0)
+
+
+OPTIMIZERS = {
+    "none": "no optimizer",
+    "sgd": "SGD",
+    "adamw": "AdamW",
+    "adamw-fused": "fused AdamW",
+    "adamw-for-loop": "AdamW, one parameter at a time",
+}
+
+
+@dataclass(frozen=True)
+class Said:
+    """The headline, and the variant that it speaks of: its code and its command stand below."""
+
+    headline: Headline
+    number: int
+
+
+def run(variants: Sequence[Variant]) -> Headline:
+    return said_of(variants).headline
+
+
+def said_of(variants: Sequence[Variant]) -> Said:
+    """Of what is known by now; the baseline is the first."""
+    known = [number for number, each in enumerate(variants) if each.run is not None]
+    for number in known:
+        bad = variants[number].run
+        if bad is not None and is_bug(bad):
+            return Said(Headline(f"{variants[number].label} does not keep its word.", _finding(bad)), number)
+    if not known:
+        failed = [each for each in variants if each.state == "failed"]
+        return Said(_not_run(failed), 0)
+    pairs = list(_pairs(variants))
+    first = variants[known[0]].run
+    if not pairs and first is not None:
+        return Said(_alone(first), known[0])
+    pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
+    return _made_to_fit(pressed) if pressed else _best_of(pairs)
+
+
+def _not_run(failed: Sequence[Variant]) -> Headline:
+    if not failed:
+        return Headline("")
+    words = failed[0].phase.split("\n")[0]
+    return Headline("Nothing was run.", words) if failed[0].what == "refused" else Headline(words)
+
+
+def _best_of(pairs: Sequence[_Pair]) -> Said:
+    best = max(pairs, key=lambda each: each.saved / each.base.peak_reserved_bytes)
+    if best.saved <= 0:
+        reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
+        return Said(Headline(f"Nothing here saves memory: {reserves}{_stepping(best.base)}."), best.base_number)
+    share = percent_text(best.saved, best.base.peak_reserved_bytes)
+    answer = f"{best.label} saves {bytes_text(best.saved)}, {share} of what is reserved{_stepping(best.base)}."
+    return Said(Headline(answer, _cost(best.base, best.run)), best.number)
+
+
+def is_training(run: Run) -> bool:
+    return step_word(run) == "step"
+
+
+def optimizer_words(run: Run) -> str:
+    """Of a training step; nothing of a forward pass, which has none."""
+    return OPTIMIZERS.get(run.request.optimizer, run.request.optimizer) if is_training(run) else ""
+
+
+def with_optimizer(run: Run) -> str:
+    """ ", with AdamW": what fits without an optimizer may not with one."""
+    words = optimizer_words(run)
+    return f", with {words}" if words else ""
+
+
+def _stepping(run: Run) -> str:
+    """Where nothing is said to fit, having none goes without saying."""
+    return with_optimizer(run) if run.request.optimizer != "none" else ""
+
+
+def reserved_on_card(run: Run) -> int | None:
+    """Where memory is short on the card and it fits all the same, as what is cached goes back; else None."""
+    fit = run.fit
+    return fit.peak_reserved_bytes if fit and fit.fits and fit.peak_reserved_bytes < run.peak_reserved_bytes else None
+
+
+@dataclass(frozen=True)
+class _Pair:
+    number: int
+    base_number: int
+    label: str
+    base: Run
+    run: Run
+
+    @property
+    def saved(self) -> int:
+        return self.base.peak_reserved_bytes - self.run.peak_reserved_bytes
+
+
+def _pairs(variants: Sequence[Variant]) -> Iterator[_Pair]:
+    for number, each in enumerate(variants):
+        at = base_of(variants, number)
+        base = variants[at].run
+        if at != number and base is not None and base.peak_reserved_bytes and each.run is not None:
+            yield _Pair(number, at, each.label, base, each.run)
+
+
+def step_word(run: Run) -> str:
+    return "forward pass" if "forward pass" in run.window else "step"
+
+
+def _alone(run: Run) -> Headline:
+    first = f"This {step_word(run)} reserves {bytes_text(run.peak_reserved_bytes)} at its peak{_stepping(run)}."
+    if run.fit is None:
+        return Headline(first)
+    usable, squeezed = bytes_text(run.fit.usable_bytes), reserved_on_card(run)
+    if squeezed is not None:
+        first = f"Without a limit this {first.removeprefix('This ')}"
+        less = f"where it gives back what is cached and reserves {bytes_text(squeezed)}"
+        return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
+    fits = "fits" if run.fit.fits else "does not fit"
+    return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
+
+
+def _made_to_fit(pairs: Sequence[_Pair]) -> Said:
+    """Of what fits the one that costs least."""
+    fitting = [each for each in pairs if each.run.fit is not None and each.run.fit.fits]
+    step, usable = step_word(pairs[0].base), pairs[0].base.fit
+    if not fitting:
+        least = min(pairs, key=lambda each: each.run.peak_reserved_bytes)
+        words = bytes_text(usable.usable_bytes) if usable else "this card"
+        answer = f"Nothing here makes the {step} fit in {words}{with_optimizer(pairs[0].base)}."
+        reserves = bytes_text(least.run.peak_reserved_bytes)
+        return Said(Headline(answer, f"The least that any variant reserves is {reserves}."), least.number)
+    best = min(fitting, key=lambda each: (each.run.flops or 0, each.run.peak_reserved_bytes))
+    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}."
+    saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
+    return Said(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+
+
+def _cost(base: Run, run: Run) -> str:
+    words = _for(base, run)
+    return f"It costs{words.removeprefix(' for')}." if words else ""
+
+
+def _for(base: Run, run: Run) -> str:
+    if base.seconds and run.seconds and base.seconds.median:
+        return f" for {_change(run.seconds.median / base.seconds.median - 1, 'time')}"
+    if base.flops and run.flops:
+        return f" for {_change(run.flops / base.flops - 1, 'work')}"
+    return ""
+
+
+def _change(share: float, what: str) -> str:
+    if abs(share) < 0.0005:
+        return f"no more {what}"
+    return f"{percent_text(abs(share), 1)} {'more' if share > 0 else 'less'} {what}"
+
+
+def change_words(base: Run, run: Run) -> str:
+    """'+8 % work' for a row."""
+    if base.seconds and run.seconds and base.seconds.median:
+        return _signed(run.seconds.median / base.seconds.median - 1, "time")
+    if base.flops and run.flops:
+        return _signed(run.flops / base.flops - 1, "work")
+    return ""
+
+
+def _signed(share: float, what: str) -> str:
+    if abs(share) < 0.0005:
+        return f"the same {what}"
+    sign = "+" if share > 0 else "\N{MINUS SIGN}"
+    return f"{sign}{percent_text(abs(share), 1)} {what}"
+
+
+def is_bug(run: Run | None) -> bool:
+    verdict = (run.numerics or {}).get("verdict") if run is not None else None
+    return isinstance(verdict, dict) and verdict.get("ok") is False
+
+
+def _finding(run: Run) -> str:
+    verdict = (run.numerics or {}).get("verdict", {})
+    return f"It {verdict['finding']}" if verdict.get("finding") else f"{verdict.get('words', '')}."

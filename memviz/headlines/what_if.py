@@ -1,0 +1,177 @@
+"""The answer of a what-if: where it ends, and what helps. It claims what was replayed, and compares like with like."""
+
+from __future__ import annotations
+
+from memviz.allocator.agreement import addresses
+from memviz.allocator.replayer import RanOut, Replayed
+from memviz.allocator.search import Search
+from memviz.allocator.settings import Settings
+from memviz.allocator.what_if import WhatIf
+from memviz.headlines.headline import Headline
+from memviz.units import bytes_text, count_text, percent_text
+
+_WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expandable segments"}
+
+
+def what_if(found: WhatIf, searched: Search | None = None) -> Headline:
+    said = _said(found, searched)
+    if found.devices == 1:
+        return said
+    answer = said.answer if said.answer.startswith("PyTorch") else f"{said.answer[0].lower()}{said.answer[1:]}"
+    return Headline(f"On device {found.device}, {answer}", said.reason)
+
+
+def _said(found: WhatIf, searched: Search | None) -> Headline:
+    if not addresses(found.recorded):
+        return Headline(
+            "There is nothing to replay.", "The file holds no history of allocations, only the state at its end."
+        )
+    if found.card is None:
+        return _without_limit(found, searched)
+    if found.base.oom is None:
+        return _fits(found, searched)
+    where, live = bytes_text(found.card.usable_bytes), _live_at_once(found, searched)
+    if found.replayed.oom is not None and live > found.card.usable_bytes:
+        return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
+    return Headline(f"In {where} this run stops {at_event(found.base.oom)}.", _what_helps(found, searched))
+
+
+def in_words(settings: Settings) -> str:
+    text = settings.to_text()
+    return _WORDS.get(text, text)
+
+
+def recording(found: WhatIf) -> str:
+    """What is recorded, where what stands beside it is a replay that does something else; else nothing."""
+    why = found.why_not_as_recorded
+    return f"The recording reserves {bytes_text(found.recorded_peak_bytes)}: {why}." if why else ""
+
+
+def at_event(oom: RanOut) -> str:
+    return f"at event {count_text(oom.event)}" if oom.event >= 0 else "before its first event"
+
+
+def _begun(settings: Settings) -> str:
+    """The same at the beginning of a sentence; PyTorch's own names stay as they are."""
+    words = in_words(settings)
+    return f"{words[0].upper()}{words[1:]}" if words in _WORDS.values() else words
+
+
+def _live_at_once(found: WhatIf, searched: Search | None) -> int:
+    """A recording that failed itself does not show all that it wanted; a search does."""
+    seen = max(found.recorded.peak_requested_bytes, found.base.peak_requested_bytes)
+    return max(seen, searched.recorded.peak_requested_bytes) if searched else seen
+
+
+def _spare(bytes_reserved: int, found: WhatIf) -> str:
+    assert found.card is not None
+    return bytes_text(found.card.usable_bytes - bytes_reserved)
+
+
+def _what_helps(found: WhatIf, searched: Search | None) -> str:
+    ours, stopped = found.replayed, found.base.oom
+    assert stopped is not None
+    if ours is not found.base:
+        if ours.oom is not None:
+            return f"With {in_words(ours.settings)} it stops {at_event(ours.oom)}."
+        through = (
+            f"{_begun(ours.settings)} would carry it through, with {_spare(ours.peak_reserved_bytes, found)} to spare"
+        )
+        return f"{through}{_so_would_the_recorded(found)}."
+    if searched is None:
+        cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
+        asked = bytes_text(stopped.requested_bytes)
+        return f"{asked} are asked for then; {cached} are cached, in no piece that it could take."
+    best = searched.advised
+    if not best.fits:
+        return "None of the settings tried carries it through."
+    spare = _spare(best.reserved_on_card_bytes, found)
+    if best.is_recorded:
+        return f"With what was live before its first event placed anew it would fit, with {spare} to spare."
+    return f"{_begun(best.settings)} would carry it through, with {spare} to spare."
+
+
+def _so_would_the_recorded(found: WhatIf) -> str:
+    """What placing anew does is no merit of the settings."""
+    if found.rival is found.base or found.rival.oom is not None:
+        return ""
+    return ", and so would the recorded settings, with what was live before the first event placed anew"
+
+
+def _fits(found: WhatIf, searched: Search | None) -> Headline:
+    assert found.card is not None
+    base, ours = found.base, found.replayed
+    spare = _spare(base.peak_reserved_bytes, found)
+    answer = f"In {bytes_text(found.card.usable_bytes)} this run fits, with {spare} to spare."
+    if base.retries and not found.parted:
+        times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
+        where = bytes_text(found.card.usable_bytes)
+        answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
+    if ours is base:
+        return Headline(answer, _joined(recording(found), _advised(found, searched)))
+    if ours.oom is not None:
+        return Headline(
+            answer, f"With {in_words(ours.settings)} it would stop {at_event(ours.oom)}{_both_stop(found)}."
+        )
+    return Headline(answer, _joined(f"{_begun(ours.settings)} would {_reserves(found)}.", recording(found)))
+
+
+def _both_stop(found: WhatIf) -> str:
+    rival = found.rival
+    if rival is found.base or rival.oom is None:
+        return ""
+    return f", and with the recorded settings, from the same start, {at_event(rival.oom)}"
+
+
+def _without_limit(found: WhatIf, searched: Search | None) -> Headline:
+    recorded, ours = found.recorded, found.replayed
+    is_own = ours is found.base
+    peak = bytes_text(ours.peak_reserved_bytes)
+    if recorded.oom is not None:
+        answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
+        if is_own:
+            return Headline(answer, _joined(f"Without a limit it would reserve {peak}.", _advised(found, searched)))
+        return Headline(answer, f"Without a limit {in_words(ours.settings)} would {_reserves(found)}.")
+    if not is_own:
+        floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
+        return Headline(f"{_begun(ours.settings)} would {_reserves(found)}.", recording(found) or floor)
+    if found.parted:
+        return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording(found))
+    return Headline(_kept(recorded), _advised(found, searched))
+
+
+def _kept(recorded: Replayed) -> str:
+    peak, live = recorded.peak_reserved_bytes, recorded.peak_requested_bytes
+    more = f"{bytes_text(peak - live)} ({percent_text(peak - live, peak)})"
+    return f"This run reserves {bytes_text(peak)} at its peak, {more} more than it ever holds."
+
+
+def _reserves(found: WhatIf) -> str:
+    """Against the recorded settings in the same memory and from the same start."""
+    peak, change = f"reserve {bytes_text(found.replayed.peak_reserved_bytes)} at the peak", found.change_bytes
+    if found.rival.oom is not None:
+        return f"{peak}, and with the recorded settings it stops {at_event(found.rival.oom)}"
+    than = " than the recorded settings" if found.why_not_as_recorded else ""
+    if not change:
+        return f"{peak}, as much as the recorded settings"
+    return f"{peak}, {bytes_text(abs(change))} {'more' if change > 0 else 'less'}{than}"
+
+
+def _advised(found: WhatIf, searched: Search | None) -> str:
+    """Of what settings need without a limit: under one the cache fills what there is."""
+    if searched is None:
+        return f"{bytes_text(_live_at_once(found, None))} are live at once, and no setting goes below that."
+    best, recorded = searched.advised, searched.recorded
+    without = " without a limit" if found.card else ""
+    if best.is_recorded:
+        return f"No setting tried reserves noticeably less{without}."
+    saved = bytes_text(recorded.peak_reserved_bytes - best.peak_reserved_bytes)
+    if searched.is_placed_anew:
+        words = in_words(best.settings)
+        return f"From the same empty start {words} would reserve {saved} less than the recorded settings{without}."
+    than = "" if recorded.is_as_recorded else " than the recorded settings"
+    return f"{_begun(best.settings)} would reserve {saved} less{than}{without}."
+
+
+def _joined(*sentences: str) -> str:
+    return " ".join(each for each in sentences if each)

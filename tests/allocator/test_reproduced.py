@@ -1,0 +1,102 @@
+"""A replay is as recorded where it does all that is recorded, and not otherwise."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.allocator.as_recorded import known, replay_as_recorded
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Replayed, Source
+from memviz.allocator.reproduced import Parting, parting, why_parted
+from memviz.allocator.what_if import Card, replay_on, what_if
+from memviz.trace.load import load_trace
+from memviz.trace.model import Action
+from tests.allocator.driver import MiB
+from tests.allocator.programs import programs, take
+from tests.allocator.recording import Recorder
+from tests.real import real_files, requires_real
+
+
+def limited(source: Source, memory: int | None) -> Replayed:
+    return replay_on(source, None, None if memory is None else Card(memory, 0))
+
+
+def short() -> Recorder:
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    run.malloc(10 * MiB)
+    return run
+
+
+def test_in_what_the_process_had_the_recorded_settings_do_what_is_recorded() -> None:
+    source = known(source_of(short().trace()))
+    memory = source.freed.memory
+    assert memory is not None
+    for each in (memory.least, memory.most):
+        assert parting(source, limited(source, each), each) is None
+    assert parting(source, limited(source, memory.most + 1), memory.most + 1) == Parting(4, gives_back=True)
+    assert parting(source, limited(source, None)) == Parting(4, gives_back=True)
+    assert parting(source, limited(source, memory.least - 2 * MiB)) == Parting(8, gives_back=False)
+
+
+def test_every_reason_names_the_event_and_the_memory() -> None:
+    source = source_of(short().trace())
+    recorded = replay_as_recorded(source)
+
+    def why(memory: int | None) -> str:
+        return why_parted(source, recorded, limited(source, memory), memory)
+
+    back = "for want of memory, by all that shows, what was cached went back at event 4; "
+    assert why(None) == f"{back}without a limit it need not"
+    assert why(200 * MiB) == f"{back}in 200 MiB it need not"
+    assert why(100 * MiB) == ""
+    assert why(85 * MiB) == "it went on at event 8, where in 85.0 MiB nothing is left"
+
+
+def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
+    run = Recorder(card=100 * MiB)
+    run.malloc(30 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    run.malloc(10 * MiB)
+    trace = run.trace()
+    assert what_if(trace, card=Card(100 * MiB, 0)).parted == ""
+    assert what_if(trace).parted == "it ran out of memory at event 2, which without a limit it does not"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["", "expandable_segments:True", "max_split_size_mb:24"]), st.integers(40, 200), programs)
+def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibytes: int, program: list) -> None:
+    """Held against the plain columns: the same actions and sizes, one after the other."""
+    run, live = Recorder(text, card=mebibytes * MiB), []
+    for step in program:
+        run.line += 1
+        take(run, live, step)
+    if not run.events:
+        return
+    for memory in (None, mebibytes * MiB, 2 * mebibytes * MiB):
+        found = what_if(run.trace(), card=None if memory is None else Card(memory, 0))
+        recorded, ours = found.recorded.trace.devices[0].events, found.base.trace.devices[0].events
+        plain = recorded.action != Action.OOM
+        if found.base.oom is not None:
+            plain &= np.arange(len(recorded)) < found.base.oom.event
+        mine = ours.action != Action.OOM
+        is_alike = [*recorded.action[plain]] == [*ours.action[mine]] and [*recorded.size[plain]] == [*ours.size[mine]]
+        if not found.parted:
+            assert is_alike
+        elif found.base.oom is None and not (recorded.action == Action.OOM).any():
+            assert not is_alike
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_they_took(path) -> None:
+    trace = load_trace(path)
+    source = source_of(trace)
+    assert parting(source, limited(source, None)) is None
+    if len(source.device.events) > 1:
+        assert what_if(trace, card=Card(replay_as_recorded(source).peak_reserved_bytes * 9 // 10, 0)).parted

@@ -1,0 +1,47 @@
+"""On a predicted device no clock runs: nothing shows its counts as times."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+from memviz.analysis.allocation import allocation
+from memviz.analysis.annotations import annotated
+from memviz.analysis.live import has_times
+from memviz.analysis.scores import scores
+from memviz.analysis.write_allocations import write_allocations
+from memviz.trace.formats.write_snapshot import snapshot_dict
+from memviz.trace.model import About, Trace
+from tests.traces import alloc, free, read, snapshot
+
+
+def written(about: About) -> Trace:
+    """A file that says where it came from, read again."""
+    marks = [{"stage": "START", "name": "step", "device": 0, "time_us": 2}]
+    events = [alloc(1, 5, time_us=1), alloc(2, 5, time_us=2), *free(1, 5, time_us=4790)]
+    trace = read(snapshot(events, external_annotations=marks))
+    return read(json.loads(json.dumps(snapshot_dict(replace(trace, about=about)))))
+
+
+def test_what_was_measured_has_times() -> None:
+    trace = written(About("measured", on="NVIDIA H200"))
+    assert has_times(trace.devices[0])
+    assert scores([(trace, trace.devices[0])])[0].duration_us == 4789
+
+
+def test_what_was_predicted_or_replayed_from_it_has_none() -> None:
+    for about in (About("predicted", on="NVIDIA H200"), About("replayed", facts={"times": "No clock runs."})):
+        trace = written(about)
+        device = trace.devices[0]
+        assert not has_times(device)
+        assert scores([(trace, device)])[0].duration_us is None
+        assert allocation(trace, device, 0).span.microseconds is None
+        table = io.StringIO()
+        write_allocations(trace, table)
+        assert "4790" not in table.getvalue()
+
+
+def test_annotations_are_placed_all_the_same() -> None:
+    trace = written(About("predicted"))
+    assert annotated(trace.devices[0]).intervals.start_event.tolist() == [1]

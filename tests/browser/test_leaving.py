@@ -1,0 +1,106 @@
+"""Who goes away in the middle of a run frees the device, and nobody waits behind one who asks for much."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import ROOT, Server, started
+from tests.browser.test_run import opened
+from tests.runner.processes import wait_until
+
+gradio_client = pytest.importorskip("gradio_client")
+expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect
+Status = pytest.importorskip("gradio_client.utils").Status
+PATIENCE_MS = 150_000
+MOST_THREADS = 40
+"""That a client has; what it was told to ask beyond them it asks later."""
+PAGE = """
+from dataclasses import replace
+from memviz.runner.process import Worker
+from memviz.ui import run_limits
+from memviz.ui.app import build_app, launch_options
+from memviz.ui.run_answer import RunAnswers
+
+Worker.module = "tests.runner.fake_worker"
+run_limits.AT_HOME = replace(run_limits.AT_HOME, patience_seconds=2)
+real = RunAnswers.listing
+
+def listing(self):
+    found = real(self)
+    more = [{**found["workloads"][0], "name": name} for name in ("endless", "waits", "done")]
+    return {**found, "workloads": [*found["workloads"], *more]}
+
+RunAnswers.listing = listing
+build_app().launch(**launch_options())
+"""
+GOES_AWAY = """
+import sys
+from gradio_client import Client
+Client(sys.argv[1], verbose=False).submit("endless", {}, [], "", api_name="/run")
+print("asked", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A page whose runs end when they are told to."""
+    known = {"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), "PYTHONPATH": str(ROOT)}
+    with started(known, program=("-c", PAGE)) as found:
+        yield found
+
+
+@pytest.fixture
+def client(fake: Server) -> Any:
+    return gradio_client.Client(fake.address, verbose=False)
+
+
+def ask(client: Any, workload: str = "done", **settings: str) -> Any:
+    return client.submit(workload, settings, [], "", api_name="/run")
+
+
+def done(job: Any) -> bool:
+    return bool(job.result(timeout=PATIENCE_MS / 1000)["workload"] == "done")
+
+
+def test_a_program_that_is_killed_frees_the_device(fake: Server, client: Any) -> None:
+    command = [sys.executable, "-c", GOES_AWAY, fake.address]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as goes:
+        assert goes.stdout is not None and goes.stdout.readline() == b"asked\n"
+        waits = ask(client)
+        goes.kill()
+    assert done(waits)
+
+
+def test_one_who_asks_for_fifty_runs_keeps_nobody_from_one(fake: Server, client: Any, tmp_path: Path) -> None:
+    """Those after the first would never end."""
+    greedy = gradio_client.Client(fake.address, verbose=False)
+    gate = tmp_path / "gate"
+    jobs = [ask(greedy, "waits", gate=str(gate))]
+    wait_until(Path(f"{gate}.begun").exists)
+    jobs += [ask(greedy, "endless") for _ in range(49)]
+    wait_until(lambda: sum(each.status().code is Status.PROCESSING for each in jobs) >= MOST_THREADS)
+    one = ask(client)
+    gate.touch()
+    assert done(one)
+    greedy.close()
+    for each in jobs:
+        each.cancel()
+    greedy.streaming_future.cancel()
+
+
+def test_a_tab_that_is_closed_frees_the_device(
+    fake: Server, client: Any, context: Any, watched: Callable[[Any], Any]
+) -> None:
+    page = opened(watched(context), fake.address)
+    page.locator("#run-form button[data-act=run]").click()
+    expect(page.locator("#run-results .mv-phase").first).to_be_visible()
+    waits = ask(client)
+    page.close()
+    assert done(waits)

@@ -1,0 +1,82 @@
+"""The page, diff, reports and programs give the same sentence, rows and figures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from functools import cache
+from html import unescape
+from typing import Any
+
+import pytest
+
+from memviz.analysis.changes import changes, telling
+from memviz.commands.diff import diff
+from memviz.figures.report import report_page
+from memviz.headlines.compare import compare
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui import programs
+from memviz.ui.components.waterfall import file
+from memviz.ui.views.waterfall import waterfall
+from memviz.units import bytes_text, delta_text
+from tests.house.repository import ROOT
+from tests.traces import alloc, block, segment, trace_of
+
+PATHS = [ROOT / "sample_traces" / f"{name}.pickle.gz" for name in ("training", "training-checkpointed")]
+
+
+@cache
+def traces() -> list[Trace]:
+    return [load_trace(path) for path in PATHS]
+
+
+def sides() -> list[Any]:
+    return [(trace, trace.devices[0]) for trace in traces()]
+
+
+def told(by: str) -> list[tuple[str, int, int]]:
+    """What the page shows: name, bytes in A, bytes in B."""
+    steps = waterfall(changes(sides(), by), 1, every_row=True, sort="a").steps
+    return [(step.change.thing.name, step.before, step.after) for step in steps if step.change]
+
+
+@pytest.mark.parametrize("by", ["site", "category", "stack"])
+def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
+    found = diff(traces(), by=by)
+    rows = [(row["site" if by == "site" else "key"], row["a_bytes"], row["b_bytes"]) for row in found["rows"]]
+    assert sorted(rows) == sorted(told(by))
+    assert programs.diff(*map(str, PATHS), by, len(rows)) == found
+
+
+@pytest.mark.parametrize("by", ["site", "category"])
+def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
+    table = list(csv.DictReader(io.StringIO(file(sides(), "csv", by)["text"])))
+    figures = [(row["A_bytes"], row["B_bytes"]) for row in table]
+    assert sorted(figures[:-1]) == sorted((str(before), str(after)) for _, before, after in told(by))
+    page = file(sides(), "html", by)["text"]
+    rows = re.findall(r"<tr><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td></tr>", page)
+    shown = {tuple(map(unescape, row)) for row in rows}
+    for name, before, after in sorted(told(by), key=lambda row: -abs(row[2] - row[1]))[:10]:
+        assert (bytes_text(before), bytes_text(after), delta_text(after - before), name) in shown
+
+
+def test_all_say_the_same_sentence() -> None:
+    said = compare(telling(sides()))
+    assert diff(traces())["headline"] == {"answer": said.answer, "reason": said.reason}
+    page = unescape(report_page(sides()))
+    assert said.answer in page and said.reason in page
+
+
+def test_notes_of_a_saved_comparison_say_whose_they_are() -> None:
+    late = load_trace(ROOT / "sample_traces" / "late-start.pickle.gz")
+    page = unescape(report_page([sides()[0], (late, late.devices[0])]))
+    assert "B, late-start.pickle.gz: The history starts late" in page
+    assert page.count("A snapshot holds what PyTorch's allocator manages.") == 1
+
+
+def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_comparison() -> None:
+    late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
+    page = file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
+    assert ">before recording</td>" in page

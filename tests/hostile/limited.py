@@ -1,0 +1,92 @@
+"""Commands run one by one, each in a process forked from this one, under limits of processor time and memory.
+
+    python -m tests.hostile.limited JOBS.json    prints one line of JSON for each job
+
+Everything is imported once; a job costs only what it does.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+SECONDS = 10
+MEMORY = 3 << 29
+"""1.5 GiB, of address space beyond what is there before the file is looked at."""
+
+
+def run(arguments: list[str], output: Path) -> dict[str, Any]:
+    """Status (negative for a signal), seconds, peak memory, and the tail of what was said."""
+    child = os.fork()
+    if child == 0:
+        _become(arguments, output)
+    _, status, used = os.wait4(child, 0)
+    said = output.read_bytes()[-3000:].decode(errors="replace")
+    return {
+        "status": os.waitstatus_to_exitcode(status),
+        "seconds": used.ru_utime + used.ru_stime,
+        "memory": used.ru_maxrss << 10,
+        "said": said,
+    }
+
+
+def _become(arguments: list[str], output: Path) -> None:
+    status = 99
+    try:
+        file = os.open(output, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS + 1))
+        resource.setrlimit(resource.RLIMIT_AS, (_address_space() + MEMORY,) * 2)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30,) * 2)
+        status = _done(arguments)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _done(arguments: list[str]) -> int:
+    from memviz.commands import main
+    from tests.hostile.looked_at import look
+
+    if arguments[0] == "look":
+        return look(arguments[1])
+    return main(arguments)
+
+
+def _address_space() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _warm(folder: Path) -> None:
+    """Whatever is imported late is imported now."""
+    from memviz.commands import main
+    from tests.hostile.files import packed
+    from tests.traces import alloc, snapshot
+
+    path = folder / "warm.pickle"
+    path.write_bytes(packed(snapshot([alloc(1 << 30, 512)])))
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    for arguments in (["summary", path], ["report", path, "-o", folder / "warm.html"], ["replay", path]):
+        main([str(each) for each in arguments])
+    sys.stdout.flush()
+    os.dup2(kept, 1)
+
+
+if __name__ == "__main__":
+    jobs_file = Path(sys.argv[1])
+    _warm(jobs_file.parent)
+    for job in json.loads(jobs_file.read_text()):
+        sys.stdout.write(json.dumps(run(job, jobs_file.parent / "said")) + "\n")
+        sys.stdout.flush()

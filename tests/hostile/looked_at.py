@@ -1,0 +1,57 @@
+"""What the page asks of a trace that a visitor opens and looks through, without a browser."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from memviz.errors import TraceError
+from memviz.figures.colouring import colouring, pixel_palette
+from memviz.figures.packed_timeline import pack_groups, pack_timeline, pack_times
+from memviz.trace.load import read_trace
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.look import GROUPINGS, TABS, Look
+from memviz.ui.lower_half import ALL, lower_half
+from memviz.ui.opening import opened
+from memviz.ui.store import TraceStore
+from memviz.ui.views.events import EventFilter, chosen_events, event_rows, list_value
+from memviz.ui.views.segments import segment_view
+
+
+def look(path: str) -> int:
+    file = Path(path)
+    try:
+        with file.open("rb") as opened_file:
+            trace = read_trace(opened_file, file.name, file.stat().st_size)
+    except TraceError as error:
+        sys.stderr.write(f"memviz: {error}\n")
+        return 2
+    found = opened(TraceStore(), trace)
+    device = next(each for each in trace.devices if each.name == found.device)
+    timelines(trace, device)
+    tables(trace, device)
+    return 0
+
+
+def timelines(trace: Trace, device: DeviceTrace) -> None:
+    pack_timeline(device)
+    pack_times(device)
+    for meaning in ("category", "size", "site"):
+        colours = colouring(trace, device, meaning)
+        pack_groups(colours)
+        pixel_palette(colours, dark=True)
+
+
+def tables(trace: Trace, device: DeviceTrace) -> None:
+    for by in GROUPINGS:
+        lower_half(trace, device, "k", Look(by=by), said={"key": "k", "pin": 0}, due=ALL)
+    said = {"key": "k", "range": [0, len(device.events) - 1]}
+    for tab in TABS:
+        lower_half(trace, device, "k", Look(tab=tab, by="site", query="f >1MiB"), said=said, due=ALL)
+    segment_view(trace, device, len(device.events) - 1, with_table=True)
+    list_value(trace, device, "k", 0)
+    chosen = chosen_events(trace, device, EventFilter(text="f"))
+    event_rows(trace, device, chosen.rows(0, 200))
+    event_rows(trace, device, np.arange(min(200, len(device.events))))

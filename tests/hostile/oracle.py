@@ -1,0 +1,90 @@
+"""What must hold of any bytes: they end in a refusal in words, or in a Trace whose bytes add up in every view."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import numpy as np
+
+from memviz.analysis.fragmentation import fragmentation_at
+from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.health import health
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import live_rows
+from memviz.analysis.peak import peak
+from memviz.analysis.segments import segments_at
+from memviz.analysis.stacks import TreeOptions, stack_tree
+from memviz.analysis.summary import summary
+from memviz.analysis.timeline import timeline
+from memviz.errors import MemvizError
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.limits import Limits, MiB
+from memviz.trace.load import read_trace
+from memviz.trace.model import DeviceTrace, Trace
+
+LIMITS = Limits(memory_bytes=128 * MiB, unpacked_bytes=16 * MiB, seconds=20, events=100_000)
+MOST_SECONDS = 5.0
+_MOST_WORDS = 2000
+
+
+class Finding(Exception):
+    """With what does not hold."""
+
+
+def check(raw: bytes, *, is_quick: bool = False) -> bool:
+    """Whether it was a trace. `is_quick`: its analyses are left out.
+
+    Raises:
+        Finding: Something does not hold; any other exception is a finding too.
+    """
+    started = time.thread_time()
+    try:
+        trace = read_trace(io.BytesIO(raw), "a file", len(raw), limits=LIMITS)
+        if not is_quick:
+            for device in trace.devices[:20]:
+                adds_up(trace, device)
+            again(trace)
+    except MemvizError as error:
+        if "needs more memory than" in str(error) or len(str(error)) > _MOST_WORDS:
+            raise Finding(str(error)[:200]) from None
+        return False
+    finally:
+        if time.thread_time() - started > MOST_SECONDS:
+            raise Finding(f"It took {time.thread_time() - started:.1f} s of processor time.")
+    return True
+
+
+def adds_up(trace: Trace, device: DeviceTrace) -> None:
+    line, lives = timeline(device), lifetimes(device)
+    at_peak = live_rows(device, line.peak_event)
+    _same("live at the peak", int(lives.size[at_peak].sum()), line.peak_bytes)
+    for by in GROUPINGS:
+        found = peak(trace, device, by).live
+        _same(f"groups by {by}", sum(each.bytes for each in found.groups), line.peak_bytes)
+    _same("icicle", int(stack_tree(trace, device, at_peak, TreeOptions(most_nodes=50)).bytes[0]), line.peak_bytes)
+    if (line.live < 0).any() or (line.reserved < 0).any() or (lives.size < 0).any():
+        raise Finding("Less than nothing is live or reserved.")
+    for event in (-1, line.peak_event, len(device.events) - 1):
+        segments_at(trace, device, event)
+        fragmentation_at(trace, device, event)
+    health(trace)
+    summary(trace, (device,))
+
+
+def again(trace: Trace) -> None:
+    """Written and read again it is the same."""
+    out = io.BytesIO()
+    write_pickle(trace, out)
+    read = read_trace(io.BytesIO(out.getvalue()), "a file", None)
+    if len(read.devices) > len(trace.devices):
+        raise Finding("Written again it has more devices.")
+    mine = {each.name: each for each in trace.devices}
+    for each in read.devices:
+        if not np.array_equal(each.events.size, mine[each.name].events.size):
+            raise Finding("Written again its events have other sizes.")
+
+
+def _same(what: str, found: int, expected: int) -> None:
+    if found != expected:
+        raise Finding(f"{what}: {found} bytes instead of {expected}.")

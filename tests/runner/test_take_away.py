@@ -1,0 +1,64 @@
+"""What a run gives to take away: its command makes the same request again, and its code runs on a model."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from typing import Any
+
+import pytest
+import torch
+
+from memviz.commands import run as command
+from memviz.runner.plan import command_of, plan_of
+from memviz.runner.request import Request
+from optimizations import OPTIMIZATIONS
+from tests.optimizations.tiny import llama
+
+CHANGED: dict[str, dict[str, str]] = {
+    "checkpointing": {"every": "2"},
+    "split_feed_forward": {"splits": "2"},
+    "flat_gradients": {"how": "flat"},
+    "attention_backend": {"backend": "math"},
+}
+
+
+def parsed(line: str) -> Request:
+    parser = argparse.ArgumentParser()
+    command.COMMAND.add_arguments(parser)
+    python, dash, module, name, *arguments = shlex.split(line)
+    assert (python, dash, module, name) == ("python", "-m", "memviz", "run")
+    return command._request(parser.parse_args(arguments))
+
+
+@pytest.mark.parametrize("optimizer", ["none", "adamw", "adamw-for-loop"])
+@pytest.mark.parametrize("name", [each.name for each in OPTIMIZATIONS])
+def test_the_shown_command_asks_for_the_same_run(name: str, optimizer: Any) -> None:
+    request = Request(
+        "transformer_block",
+        {"batch": "2"},
+        ((name, CHANGED.get(name, {})),),
+        card="NVIDIA GeForce RTX 4090",
+        optimizer=optimizer,
+        warmup=2,
+        steps=3,
+        keep_output=True,
+        numerics=False,
+        torch="2.6",
+    )
+    line = command_of(request)
+    assert f"--optimizer {optimizer}" in line
+    assert parsed(line) == request
+
+
+@pytest.mark.parametrize("knobs", [True, False])
+@pytest.mark.parametrize("kind", OPTIMIZATIONS, ids=lambda kind: kind.name)
+def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        monkeypatch.setenv(name, "")
+    request = Request("transformer_block", {}, ((kind.name, CHANGED.get(kind.name, {}) if knobs else {}),))
+    code = "\n\n".join(each.code() for each in plan_of(request).optimizations)
+    case = llama()
+    names: dict[str, Any] = {"model": case.model, "torch": torch}
+    exec(compile(code, kind.name, "exec"), names)
+    names.get("undo", lambda: None)()
