@@ -12,7 +12,9 @@ from hypothesis import settings
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
 # Time on a shared machine says nothing about the code: a slow example is no failure.
-settings.register_profile("house", deadline=None, print_blob=True)
+settings.register_profile("house", deadline=None, print_blob=True, max_examples=50)
+# `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
+settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
 
 
