@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from memviz.runner.bounds import most_bytes
 from memviz.ui.run_form import Asked, asked_of, changed, filled, place_of
 from memviz.ui.run_limits import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run_stories import story_fields
@@ -80,6 +82,13 @@ def test_the_optimizer_stands_in_the_open() -> None:
     html = form_html(filled({"workload": "tiny"}, LISTING), LISTING)
     assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
     assert "no optimizer, gradients add up" in html
+
+
+def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
+    """Its own default would be shown there while the workload's number runs."""
+    listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
+    html = form_html(filled({"workload": "tiny"}, listing), listing)
+    assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
 
 
 def test_a_workload_alone_is_its_baseline() -> None:
@@ -261,8 +270,8 @@ def test_a_refusal_stands_where_it_belongs(refusal: str, place: str) -> None:
 
 
 def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
-    assert run_limits({}) == AT_HOME
-    assert run_limits({"SPACE_ID": "a/b"}) == ON_A_SPACE
+    for usual, environment in ((AT_HOME, {}), (ON_A_SPACE, {"SPACE_ID": "a/b"})):
+        assert run_limits(environment) == replace(usual, memory_bytes=most_bytes(environment))
     assert ON_A_SPACE.variants < AT_HOME.variants and ON_A_SPACE.seconds < AT_HOME.seconds
     assert len(asked_of(filled({"workload": "tiny", "w:batch": "1,2,3,4"}, LISTING), LISTING, 3).requests) == 0
 

@@ -232,9 +232,14 @@ def _tick(name: str, on: bool, words: str) -> Html:
     return tag("label", tag("input", type="checkbox", name_=name, checked=on), tag("span", words), class_="mv-check")
 
 
+_SAID_BY_THE_WORKLOAD = ("micro_batches",)
+"""A default of their own would stand there and not be what runs."""
+
+
 def _optimization(row: Mapping[str, Any], form: Filled) -> Html:
     name, on = row["name"], row["name"] in form.chosen
-    knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in row["knobs"]]
+    own = [each for each in row["knobs"] if each["name"] not in _SAID_BY_THE_WORKLOAD]
+    knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in own]
     box = tag("input", type="checkbox", name_=f"o:{name}", checked=on)
     return tag(
         "div",
