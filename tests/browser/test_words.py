@@ -51,8 +51,11 @@ def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> Non
     page.goto("about:blank")
     page.add_script_tag(path=str(WORDS))
     texts = page.evaluate(
-        """() => [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]].map(
-            ([step, first]) => [0, 1, 2, 3, 4].map((k) => [(first + k) * step, memvizWords.timeTick((first + k) * step, step)]))"""
+        """(axes) => axes.map(([step, first]) => [0, 1, 2, 3, 4].map((k) => {
+            const place = (first + k) * step;
+            return [place, memvizWords.timeTick(place, step)];
+        }))""",
+        [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]],
     )
     units = {"µs": 1.0, "ms": 1e3, "s": 1e6}
     for axis in texts:

@@ -568,10 +568,13 @@
       const step = roundStep(span / Math.max(width / 150, 2), this.axis === "event" ? 1 : 0.001);
       const parts = [];
       const own = this.own();
-      const first = Math.ceil(Math.max(this.view.first, own.first) / step);
-      for (let k = first; k * step <= Math.min(this.view.last, own.last); k++) {
-        const x = this.xOf(k * step);
-        const text = this.axis === "event" ? `${k === first ? "event " : ""}${grouped(k * step)}` : timeTick(k * step, step);
+      // An event's own column begins where it has happened; the first one stands before them all.
+      const shift = this.axis === "event" ? 1 : 0;
+      const last = Math.min(this.view.last, own.last - shift);
+      const first = Math.ceil((Math.max(this.view.first, own.first + shift) - shift) / step);
+      for (let k = first; k * step + shift <= last; k++) {
+        const x = this.xOf(k * step + shift);
+        const text = shift ? `${k === first ? "event " : ""}${grouped(k * step)}` : timeTick(k * step, step);
         const anchor = x < 30 ? "start" : x > width - 30 ? "end" : "middle";
         parts.push(shape("line", { x1: x, x2: x, y1: height, y2: height + 4, class: "mvt-tickline" }));
         parts.push(shape("text", { x, y: height + 17, class: "mvt-tick", "text-anchor": anchor }, text));
@@ -626,7 +629,9 @@
         parts.push(shape("circle", { cx: x, cy: y, r: 8, class: "mvt-oom" }));
         parts.push(shape("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, class: "mvt-oom" }));
         const end = x > width / 2;
-        parts.push(shape("text", { x: x + (end ? -13 : 13), y: y + 4, class: "mvt-oomtext", "text-anchor": end ? "end" : "start" }, oom.text));
+        // Beside the line of what is reserved, never on it.
+        const beside = y >= 16 ? y - 6 : y + 17;
+        parts.push(shape("text", { x: x + (end ? -13 : 13), y: beside, class: "mvt-oomtext", "text-anchor": end ? "end" : "start" }, oom.text));
       }
       const peakX = this.xOfInstant(peak);
       if (peakX >= 0 && peakX <= width) parts.push(shape("path", { d: `M${peakX - 5},${peakY - 9}h10l-5,7z`, class: "mvt-peak" }));
