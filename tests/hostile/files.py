@@ -100,8 +100,8 @@ def frames_that_share_a_name_of_4_mb() -> bytes:
 
 
 @refused
-def seventy_thousand_frames_that_share_a_long_name() -> bytes:
-    frames = [frame("f", "/x" * 2000, i) for i in range(70_000)]
+def thirty_six_thousand_frames_that_share_long_names() -> bytes:
+    frames = [frame("f" * 4000, "/x" * 2000, i) for i in range(36_000)]
     return packed(snapshot([alloc(BASE + 512 * i, 512, frames=[each]) for i, each in enumerate(frames)]))
 
 
@@ -182,9 +182,9 @@ def a_stack_of_100_thousand_frames_in_rows_of_events() -> bytes:
 
 
 @read
-def recursion_2000_deep_with_2000_leaves() -> bytes:
+def recursion_400_deep_with_600_leaves() -> bytes:
     deep = [frame("again", "own.py", i) for i in range(400)]
-    rows = [alloc(BASE + 512 * i, 512, frames=[frame("leaf", "own.py", i), *deep[: 1 + i % 400]]) for i in range(2000)]
+    rows = [alloc(BASE + 512 * i, 512, frames=[frame("leaf", "own.py", i), *deep[: 1 + i % 400]]) for i in range(600)]
     return packed(snapshot(rows))
 
 
@@ -279,8 +279,8 @@ def thirty_thousand_blocks() -> bytes:
 
 
 @read
-def three_hundred_thousand_events() -> bytes:
-    rows = (alloc(BASE + 512 * i, 512, time_us=i, frames=[]) for i in range(100_000))
+def a_hundred_and_fifty_thousand_events() -> bytes:
+    rows = (alloc(BASE + 512 * i, 512, time_us=i, frames=[]) for i in range(50_000))
     return packed(snapshot([each for row in rows for each in (row, *free(row["addr"], 512, time_us=5, frames=[]))]))
 
 
@@ -344,7 +344,7 @@ def places_of_the_memo_without_end() -> bytes:
 
 @refused
 def operations_that_do_nothing() -> bytes:
-    return gzip.compress(b"\x80\x04" * 40_000_000)
+    return gzip.compress(b"\x80\x04" * 4_000_000)
 
 
 @refused
@@ -359,7 +359,7 @@ def a_huge_integer() -> bytes:
 
 @refused
 def numbers_in_lists_without_end() -> bytes:
-    return hand_made(b"(" + b"K\x00" * 4_000_000 + b"l")
+    return hand_made(b"(" + b"K\x00" * 2_000_000 + b"l")
 
 
 @refused
