@@ -228,9 +228,9 @@ def test_what_cannot_be_explains_itself_where_it_stands(tab: Any) -> None:
     field(tab, "workload").select_option("ltx_video")
     expect(field(tab, "w:frames")).to_have_value("81")
     field(tab, "w:frames").fill("80")
-    expect(tab.locator("#run-form [data-fault='knobs']")).to_contain_text("it must be 1 more than a multiple of 8")
+    expect(tab.locator("#run-form [data-fault='w:frames']")).to_contain_text("it must be 1 more than a multiple of 8")
     field(tab, "w:frames").fill("81")
-    expect(tab.locator("#run-form [data-fault='knobs']")).to_be_empty()
+    expect(tab.locator("#run-form [data-fault='w:frames']")).to_be_empty()
 
 
 def test_the_estimate_follows_what_is_switched_on(tab: Any) -> None:
