@@ -54,7 +54,8 @@ def duration_text(microseconds: int) -> str:
     """Traces count in µs; people read ms or s."""
     if microseconds < 1_000:
         return f"{microseconds} µs"
-    if microseconds < 1_000_000:
+    # 999.9 ms must not read '1,000 ms'.
+    if microseconds < 999_500:
         return f"{_three_digits(microseconds / 1e3)} ms"
     return f"{microseconds / 1e6:,.2f} s"
 

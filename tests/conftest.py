@@ -11,8 +11,14 @@ from hypothesis import settings
 # Gradio asks its makers' server for news otherwise, and no test may depend on a network.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 
+# Every tensor here is small, and two processes share the cores: threads that wait for each other cost whole seconds.
+# Before PyTorch is imported, and for every process that a test starts.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 # Time on a shared machine says nothing about the code: a slow example is no failure.
-settings.register_profile("house", deadline=None, print_blob=True)
+settings.register_profile("house", deadline=None, print_blob=True, max_examples=50)
+# `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
+settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
 
 

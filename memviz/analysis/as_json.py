@@ -11,7 +11,6 @@ from memviz.analysis.setting_differences import Setting
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 
-
 _MOST_OF_STACKS = 64 << 20
 """Characters in one answer. Few frames with long names, in many orders, would become gigabytes of text."""
 _FRAME = 50

@@ -15,6 +15,11 @@ class Setting:
     values: tuple[str | None, ...]
     """Per trace; None where the file does not say."""
 
+    @property
+    def is_known_to_differ(self) -> bool:
+        """An older file that does not say may have had the same."""
+        return len(set(self.values) - {None}) > 1
+
 
 def setting_differences(traces: Sequence[Trace]) -> tuple[Setting, ...]:
     flat = [dict(_flat(trace.settings)) for trace in traces]

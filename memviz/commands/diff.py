@@ -55,7 +55,9 @@ def _print(sides: Sequence[Pair], found: Changes, top: int | None) -> None:
     print()
     _print_rows(found, top)
     for setting in setting_differences([trace for trace, _ in sides]):
-        print(f"\n{printable(setting.name)}: {printable(', '.join(str(each) for each in setting.values))}")
+        if setting.is_known_to_differ:
+            values = ("not said" if each is None else each or "not set" for each in setting.values)
+            print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
 
 
 def _print_rows(found: Changes, top: int | None) -> None:

@@ -132,6 +132,8 @@ def _print_smallest(found: WhatIf, overhead: int) -> None:
 def _print(answer: Answer, overhead: int) -> None:
     found, searched, ours = answer.found, answer.searched, answer.found.replayed
     print(headlines.what_if(found, searched))
+    if not addresses(found.recorded):
+        return
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
     live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
     until = ", until then" if ours.oom else ""
@@ -151,7 +153,7 @@ def _print(answer: Answer, overhead: int) -> None:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
         _print_search(found, searched)
-    elif ours.oom is not None and addresses(found.recorded):
+    elif ours.oom is not None:
         print("\nWith --search it says which settings would have carried it through.")
 
 

@@ -54,7 +54,7 @@ def pack_times(device: DeviceTrace) -> Packed:
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
     steps = np.diff(since, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
-    return pack(columns, start_us=int(device.events.time_us[0]))
+    return pack(columns, start_us=int(device.events.time_us[:1].sum()))
 
 
 def pack_groups(colouring: Colouring) -> Packed:

@@ -69,7 +69,8 @@ def _many(names: Sequence[str], peaks: Sequence[int], verb: str) -> Headline:
     answer += "." if low == peaks[0] else f", {bytes_text(peaks[0] - low)} less than A."
     if high == peaks[0]:
         also = f", as high as {_together(highest[1:])}" if highest[1:] else ""
-        return Headline(answer, f"A, {names[0]}, is the highest{also}.")
+        who = names[0] if "(A)" in names[0] else f"A, {names[0]},"
+        return Headline(answer, f"{who} is the highest{also}.")
     take = "takes" if len(highest) == 1 else "take"
     return Headline(answer, f"The highest, {_together(highest)}, {take} {bytes_text(high - peaks[0])} more than A.")
 

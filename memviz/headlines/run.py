@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memviz.headlines.headline import Headline
-from memviz.runner.run import Run
+from memviz.runner.run import Run, Seconds
 from memviz.runner.standing import Variant
 from memviz.units import bytes_text, percent_text
 
@@ -56,7 +56,8 @@ def said_of(variants: Sequence[Variant]) -> Said:
     if not pairs and first is not None:
         return Said(_alone(first), known[0])
     pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
-    return _made_to_fit(pressed) if pressed else _best_of(pairs)
+    others_fit = any(each.run is not None and each.run.fit is not None and each.run.fit.fits for each in variants)
+    return _made_to_fit(pressed, others_fit=others_fit) if pressed else _best_of(pairs)
 
 
 def _not_run(failed: Sequence[Variant]) -> Headline:
@@ -106,6 +107,7 @@ def reserved_on_card(run: Run) -> int | None:
 class _Pair:
     number: int
     base_number: int
+    base_label: str
     label: str
     base: Run
     run: Run
@@ -120,7 +122,7 @@ def _pairs(variants: Sequence[Variant]) -> Iterator[_Pair]:
         at = base_of(variants, number)
         base = variants[at].run
         if at != number and base is not None and base.peak_reserved_bytes and each.run is not None:
-            yield _Pair(number, at, each.label, base, each.run)
+            yield _Pair(number, at, variants[at].label, each.label, base, each.run)
 
 
 def step_word(run: Run) -> str:
@@ -140,20 +142,31 @@ def _alone(run: Run) -> Headline:
     return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
 
 
-def _made_to_fit(pairs: Sequence[_Pair]) -> Said:
+def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> Said:
     """Of what fits the one that costs least."""
     fitting = [each for each in pairs if each.run.fit is not None and each.run.fit.fits]
-    step, usable = step_word(pairs[0].base), pairs[0].base.fit
+    step = step_word(pairs[0].base)
     if not fitting:
-        least = min(pairs, key=lambda each: each.run.peak_reserved_bytes)
-        words = bytes_text(usable.usable_bytes) if usable else "this card"
-        answer = f"Nothing here makes the {step} fit in {words}{with_optimizer(pairs[0].base)}."
-        reserves = bytes_text(least.run.peak_reserved_bytes)
-        return Said(Headline(answer, f"The least that any variant reserves is {reserves}."), least.number)
+        return _nothing_fits(pairs, others_fit=others_fit)
     best = min(fitting, key=lambda each: (each.run.flops or 0, each.run.peak_reserved_bytes))
     answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return Said(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+
+
+def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> Said:
+    """Where another size of the workload does fit, it is said which one does not."""
+    first = pairs[0]
+    theirs = [each for each in pairs if each.base_number == first.base_number]
+    tried = {each.number: each.run for each in theirs} | {first.base_number: first.base}
+    least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
+    words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
+    what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
+    answer = f"Nothing here makes {what} fit in {words}{with_optimizer(first.base)}."
+    reserves = bytes_text(tried[least].peak_reserved_bytes)
+    return Said(
+        Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
+    )
 
 
 def _cost(base: Run, run: Run) -> str:
@@ -162,33 +175,50 @@ def _cost(base: Run, run: Run) -> str:
 
 
 def _for(base: Run, run: Run) -> str:
-    if base.seconds and run.seconds and base.seconds.median:
-        return f" for {_change(run.seconds.median / base.seconds.median - 1, 'time')}"
-    if base.flops and run.flops:
-        return f" for {_change(run.flops / base.flops - 1, 'work')}"
-    return ""
-
-
-def _change(share: float, what: str) -> str:
-    if abs(share) < 0.0005:
-        return f"no more {what}"
-    return f"{percent_text(abs(share), 1)} {'more' if share > 0 else 'less'} {what}"
+    grown = _grown(base, run)
+    if grown is None:
+        return ""
+    if abs(grown.share) < 0.0005:
+        return f" for no more {grown.what}"
+    if grown.is_within_spread:
+        return f" for about the same {grown.what}"
+    return f" for {percent_text(abs(grown.share), 1)} {'more' if grown.share > 0 else 'less'} {grown.what}"
 
 
 def change_words(base: Run, run: Run) -> str:
     """'+8 % work' for a row."""
+    grown = _grown(base, run)
+    if grown is None:
+        return ""
+    if abs(grown.share) < 0.0005:
+        return f"the same {grown.what}"
+    if grown.is_within_spread:
+        return f"about the same {grown.what}"
+    sign = "+" if grown.share > 0 else "\N{MINUS SIGN}"
+    return f"{sign}{percent_text(abs(grown.share), 1)} {grown.what}"
+
+
+@dataclass(frozen=True)
+class _Grown:
+    share: float
+    what: str
+    is_within_spread: bool = False
+    """The steps of one run differ among themselves by more than the two runs do."""
+
+
+def _grown(base: Run, run: Run) -> _Grown | None:
+    """By seconds where both were measured, else by work."""
     if base.seconds and run.seconds and base.seconds.median:
-        return _signed(run.seconds.median / base.seconds.median - 1, "time")
-    if base.flops and run.flops:
-        return _signed(run.flops / base.flops - 1, "work")
-    return ""
+        (low, high), (least, most) = _middle_half(base.seconds), _middle_half(run.seconds)
+        return _Grown(run.seconds.median / base.seconds.median - 1, "time", low <= most and least <= high)
+    return _Grown(run.flops / base.flops - 1, "work") if base.flops and run.flops else None
 
 
-def _signed(share: float, what: str) -> str:
-    if abs(share) < 0.0005:
-        return f"the same {what}"
-    sign = "+" if share > 0 else "\N{MINUS SIGN}"
-    return f"{sign}{percent_text(abs(share), 1)} {what}"
+def _middle_half(seconds: Seconds) -> tuple[float, float]:
+    """Runs kept before know only how wide it is."""
+    if seconds.low is None or seconds.high is None:
+        return seconds.median - seconds.spread / 2, seconds.median + seconds.spread / 2
+    return seconds.low, seconds.high
 
 
 def is_bug(run: Run | None) -> bool:

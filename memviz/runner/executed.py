@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -17,8 +17,10 @@ from memviz.runner.plan import Plan, command_of
 from memviz.runner.pretend.device import PretendedDevice
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
+from optimizations import Optimization
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
+_UNDO = "\nundo = "
 
 
 @dataclass(frozen=True)
@@ -85,10 +87,18 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code="\n\n".join(each.code() for each in plan.optimizations),
+        code=code_of(plan.optimizations),
         claim=plan.claim,
         **known,
     )
+
+
+def code_of(optimizations: Sequence[Optimization]) -> str:
+    """Each of several has an undo of its own."""
+    parts = [each.code() for each in optimizations]
+    if sum(_UNDO in each for each in parts) > 1:
+        parts = [text.replace(_UNDO, f"\nundo_{each.name} = ") for each, text in zip(optimizations, parts, strict=True)]
+    return "\n\n".join(parts)
 
 
 def provenance(plan: Plan) -> dict[str, str]:

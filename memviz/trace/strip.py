@@ -25,10 +25,12 @@ from memviz.trace.model import DeviceTrace, Ints4, Labels, Trace
 
 _KEPT_FROM = re.compile(
     r"(?:^|/)((?:site-packages|dist-packages|lib/python3\.[0-9]+|Lib|pytorch/torch|torch|torch_compile_debug)/.*"
-    r"|(?:bin|Scripts)/[^/]*)$"
+    r"|(?:bin|Scripts)/[^/]*)$",
+    re.DOTALL,
 )
-"""By these parts of a path, analyses and people tell libraries from a person's own code."""
-_COMPILED = re.compile(r"(?:^|/)torchinductor_[^/]*(/.*)$")
+"""By these parts of a path, analyses and people tell libraries from a person's own code. The first found is taken, with
+all that follows, so that no text is looked through twice."""
+_COMPILED = re.compile(r"(?:^|/)torchinductor_[^/]*(/.*)$", re.DOTALL)
 """The folder of torch.compile has the user's name in its own."""
 _HOME = re.compile(r"(?:^|/)(?:home|[Uu]sers|Documents and Settings)/([^/]+)(?=/)")
 _ROOT = re.compile(r"^/root(?=/)")

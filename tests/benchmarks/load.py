@@ -43,7 +43,7 @@ STEPS = {
     "compare": "two compared",
 }
 KEEP_SECONDS = 20
-_SETTLED_SECONDS = 40
+_SETTLED_SECONDS = 90
 _PART = 1 << 20
 Seconds = dict[str, list[float]]
 Turn = Callable[[Awaitable[Any]], Awaitable[Any]]

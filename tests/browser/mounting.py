@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 UI = Path(__file__).parents[2] / "memviz" / "ui"
-TIMELINE = ("memory_timeline/raster.js", "memory_timeline/timeline.js")
+TIMELINE = ("memory_timeline/raster.js", "memory_timeline/words.js", "memory_timeline/timeline.js")
 
 PAGE = """<!doctype html><html><head><style>body {{ margin: 16px; font-family: sans-serif; background: var(--mv-bg); }}
 {style}</style></head><body><div id="host"><div class="{place}"></div></div></body></html>"""

@@ -21,7 +21,11 @@ def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
     find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
     serve = [page_server(find), place_server(find)]
     made = mount(
-        page, "event_list", scripts=("event_list/event_list.js",), serve=serve, value=list_value(trace, device, "k", at)
+        page,
+        "event_list",
+        scripts=("memory_timeline/words.js", "event_list/event_list.js"),
+        serve=serve,
+        value=list_value(trace, device, "k", at),
     )
     page.wait_for_function("document.querySelectorAll('.mve-rows .mve-row:not([hidden])').length > 0")
     return made
@@ -37,7 +41,13 @@ def long_list(page: Any, count: int = MILLION) -> Mounted:
         ]
 
     value = {"key": "k", "at": 0, "count": count, "actions": [[0, "alloc", count]], "has_times": True}
-    made = mount(page, "event_list", scripts=("event_list/event_list.js",), serve=[event_page], value=value)
+    made = mount(
+        page,
+        "event_list",
+        scripts=("memory_timeline/words.js", "event_list/event_list.js"),
+        serve=[event_page],
+        value=value,
+    )
     page.wait_for_function("document.body.innerText.includes('s0')")
     return made
 

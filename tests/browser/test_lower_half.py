@@ -47,7 +47,7 @@ def test_the_tables_follow_the_moment(run):
     run.keyboard.press("Shift+ArrowRight")
     run.get_by_text("event 3 · 1 allocation · 1.00 MiB").wait_for()
     assert rows(run) == ["train.py:9 main unknown 1 1.00 MiB 100 %"]
-    run.get_by_role("heading", name="Event 3").wait_for()
+    run.get_by_role("heading", name="Event 3", exact=True).wait_for()
 
 
 def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
@@ -61,7 +61,7 @@ def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
     assert run.evaluate("navigator.clipboard.readText()").splitlines()[1] == "forward /p/model.py:36"
     run.get_by_role("button", name="Stack", exact=True).focus()
     run.keyboard.press("Escape")
-    run.get_by_role("heading", name="Event 1").wait_for()
+    run.get_by_role("heading", name="Event 1", exact=True).wait_for()
 
 
 def test_the_icicle_is_walked_and_zoomed_by_keyboard(run):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +17,7 @@ from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
 from tests.commands.test_commands import answer, memviz
 from tests.real import real_files, requires_real
-from tests.traces import alloc, event, segment, trace_of
+from tests.traces import alloc, block, event, segment, snapshot, trace_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 OOM = SAMPLES / "out-of-memory.pickle.gz"
@@ -160,6 +161,15 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     assert "(14 %) more than allocated" in advised
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0"]) == 0
     assert capsys.readouterr().out.endswith("With --search it says which settings would have carried it through.\n")
+
+
+def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path, capsys):
+    state = tmp_path / "state.pickle"
+    state.write_bytes(pickle.dumps(snapshot([], [segment(0, 20 * MiB, [block(0, 4 * MiB)])])))
+    assert main(["replay", str(state), "--memory", "24GiB"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "There is nothing to replay. The file holds no history of allocations, only the state at its end."
+    ]
 
 
 def test_a_replay_can_be_written_and_read_again(tmp_path):

@@ -33,7 +33,7 @@ REASONS = (
     ),
     Form(
         "first is highest",
-        rf"A, (?P<first>.+?), is the highest"
+        rf"(?:A, (?P<first>.+?),|(?P<lettered>.+? \(A\).*?)) is the highest"
         rf"(?:, as high as (?P<as_high>.+?)(?: and (?P<more>{_WORDS}|{COUNT}) others)?)?\.",
     ),
     Form(
@@ -105,7 +105,7 @@ def _reason(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:
     if claims.form == "nothing":
         assert len(set(peaks)) == 1 or len(peaks) == 2, "something is to be said"
     elif claims.form == "first is highest":
-        assert claims["first"] == names[0] and peaks[0] == max(peaks)
+        assert names[0] in claims.claims.values() and peaks[0] == max(peaks)
         assert ("as_high" in claims) == (peaks.count(max(peaks)) > 1), "others are as high"
         if "as_high" in claims:
             _the_highest(peaks[1:], names[1:], claims, claims["as_high"])

@@ -86,7 +86,7 @@ def told(server: Server, name: str, data: list[Any]) -> tuple[str, Any]:
 
 @pytest.fixture(scope="module")
 def file(server: Server) -> dict[str, Any]:
-    events = [alloc(512 * i, 512, frames=[frame(f"f{HALF}", f"m{HALF}.py", i % 3)]) for i in range(20)]
+    events = [alloc(512 * i, 512, frames=[frame(f"f{HALF}", f"m{HALF}.py", 1 + i % 3)]) for i in range(20)]
     return uploaded(server, json.dumps(snapshot(events)).encode())
 
 
@@ -145,7 +145,7 @@ def test_a_wrong_run_is_answered_in_words(server: Server, asked: list[Any], word
 
 def test_halves_of_characters_in_a_file_are_shown_as_what_can_be_shown(server: Server, file: dict[str, Any]):
     kind, (answer,) = told(server, "peak", [file, "site", 2])
-    assert (kind, answer["rows"][0]["site"]) == ("complete", "m\ufffd.py:0 f\ufffd")
+    assert (kind, answer["rows"][0]["site"]) == ("complete", "m\ufffd.py:1 f\ufffd")
 
 
 @pytest.mark.parametrize(

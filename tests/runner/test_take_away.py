@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from memviz.commands import run as command
+from memviz.runner.executed import code_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
 from optimizations import OPTIMIZATIONS
@@ -57,8 +58,22 @@ def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pyt
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
     request = Request("transformer_block", {}, ((kind.name, CHANGED.get(kind.name, {}) if knobs else {}),))
-    code = "\n\n".join(each.code() for each in plan_of(request).optimizations)
+    code = code_of(plan_of(request).optimizations)
     case = llama()
     names: dict[str, Any] = {"model": case.model, "torch": torch}
     exec(compile(code, kind.name, "exec"), names)
     names.get("undo", lambda: None)()
+
+
+def test_the_shown_code_of_several_can_be_undone_one_by_one() -> None:
+    chosen = (("checkpointing", {}), ("split_feed_forward", {}), ("attention_backend", {"backend": "math"}))
+    code = code_of(plan_of(Request("transformer_block", {}, chosen)).optimizations)
+    case = llama()
+    before = {name: module.__dict__.get("forward") for name, module in case.model.named_modules()}
+    names: dict[str, Any] = {"model": case.model, "torch": torch}
+    exec(compile(code, "several", "exec"), names)
+    undone = [names[each] for each in names if each.startswith("undo")]
+    assert len(undone) == 3
+    for undo in reversed(undone):
+        undo()
+    assert {name: module.__dict__.get("forward") for name, module in case.model.named_modules()} == before

@@ -74,6 +74,14 @@ def test_the_verdict_says_who_by_how_much_and_what_makes_it(traces, said):
     assert sentences(*traces) == said
 
 
+def test_a_name_that_has_its_letter_is_not_given_it_twice():
+    name = "run" * 30
+    traces = (run(9), run(2), run(5))
+    told = Telling(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
+    assert compare(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
+    assert "A, " not in compare(told, [name, name, "int8"]).reason
+
+
 def test_where_no_few_sites_make_the_change_its_categories_are_named():
     step = frame("step", "/site-packages/torch/optim/adamw.py", 1)
     linear = frame("forward", "/site-packages/torch/nn/modules/linear.py", 1)

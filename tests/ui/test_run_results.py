@@ -197,6 +197,54 @@ def test_measured_runs_are_compared_by_their_seconds() -> None:
     assert headline(both) == Headline("Small saves 2,048 MiB, 50 % of what is reserved.", "It costs 20 % more time.")
 
 
+def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same() -> None:
+    steady = run(fit=None, flops=None, peak_reserved_bytes=4 * GIB, seconds=Seconds(1.0, 0.1, 9, "x", 0.95, 1.05))
+    near = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.03, 0.1, 9, "x", 0.98, 1.08))
+    far = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.2, 0.1, 9, "x", 1.15, 1.25))
+    kept_before = run(fit=None, flops=None, peak_reserved_bytes=2 * GIB, seconds=Seconds(1.03, 0.1, 9, "x"))
+    for other, said in (
+        (near, "It costs about the same time."),
+        (kept_before, "It costs about the same time."),
+        (far, "It costs 20 % more time."),
+    ):
+        both = (variant("Baseline", steady), variant("Small", other))
+        assert headline(both).reason == said
+        assert ("about the same time" in results_html(Standing("x", both))) == ("about" in said)
+
+
+def test_what_fits_in_another_size_is_not_said_to_fit_nowhere() -> None:
+    def of(batch: str, label: str, found: Run, *, baseline: bool) -> Variant:
+        changes: Any = () if baseline else (("half", {}),)
+        request = Request("tiny", {"batch": batch}, changes)
+        return Variant(request, f"batch {batch}: {label}", state="done", run=found)
+
+    sizes = (
+        of("1", "Baseline", predicted(10, 100), baseline=True),
+        of("1", "Half", predicted(8, 100), baseline=False),
+        of("2", "Baseline", predicted(26, 100), baseline=True),
+        of("2", "Half", predicted(27, 100), baseline=False),
+    )
+    assert headline(sizes) == Headline(
+        "Nothing here makes batch 2 fit in 23.50 GiB, with no optimizer.",
+        "The least that any variant of it reserves is 26.00 GiB.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("what", "head"),
+    [
+        ("host memory", "stopped"),
+        ("timeout", "stopped"),
+        ("out of memory", "ran out of memory"),
+        ("refused", "not run"),
+        ("exception", "failed"),
+    ],
+)
+def test_what_was_stopped_is_not_said_to_have_failed(what: str, head: str) -> None:
+    html = results_html(Standing("x", (variant("a", None, state="failed", what=what, phase="Why."),)))
+    assert f"{head}</b>" in html
+
+
 def test_a_bug_comes_before_any_saving() -> None:
     verdict = {
         "ok": False,

@@ -80,8 +80,18 @@ def _replaced(make: Callable[[_Drop, bool], _Drop]) -> Iterator[None]:
             for name in names:
                 plain = getattr(place, name)
                 undo.callback(setattr, place, name, plain)
-                setattr(place, name, make(plain, name == _ATTENTION))
+                setattr(place, name, _in_order(make(plain, name == _ATTENTION)))
         yield
+
+
+def _in_order(function: _Drop) -> _Drop:
+    """Libraries may give the first argument by its name, too."""
+
+    def call(*args: Any, **kwargs: Any) -> Tensor:
+        first = next((name for name in ("query", "input") if name in kwargs), None)
+        return function(*args, **kwargs) if args or first is None else function(kwargs.pop(first), **kwargs)
+
+    return call
 
 
 def _p(args: tuple[Any, ...], kwargs: dict[str, Any]) -> float:

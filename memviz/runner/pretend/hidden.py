@@ -189,7 +189,10 @@ _UNSEEN = (
         "Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
     ),
 )
-_ALWAYS = ("Reductions to few values take buffers of some KiB for a moment; they are not predicted.",)
+_ALWAYS = (
+    "Reductions take buffers for a moment that are not predicted: mostly some KiB, and up to 528 MiB over very many "
+    "rows, by recordings of others.",
+)
 
 
 def unseen_by(operators: Iterable[str], card: Card) -> tuple[str, ...]:

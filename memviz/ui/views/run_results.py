@@ -246,11 +246,20 @@ def _state(each: Variant, number: int) -> Html:
     return _failed(each, number)
 
 
+_ENDS = {
+    "cancelled": "cancelled",
+    "refused": "not run",
+    "timeout": "stopped",
+    "host memory": "stopped",
+    "out of memory": "ran out of memory",
+    "killed": "its process died",
+}
+
+
 def _failed(each: Variant, number: int) -> Html:
-    heads = {"cancelled": "cancelled", "refused": "not run", "timeout": "stopped", "killed": "its process died"}
     parts = [
         tag("b", "✗ ", class_="mv-bad"),
-        tag("b", heads.get(each.what, "failed")),
+        tag("b", _ENDS.get(each.what, "failed")),
         tag("small", cut(each.phase, _MOST_WORDS)),
     ]
     if each.where and each.what in ("exception", "killed"):

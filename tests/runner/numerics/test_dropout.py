@@ -161,3 +161,16 @@ def test_what_is_dropped_is_seen_and_nothing_stays_replaced():
         attended = F.scaled_dot_product_attention(heads, heads, heads, None, 0.25)
         torch.testing.assert_close(attended, heads * 0.75)
     assert (F.dropout, torch.dropout, F.scaled_dot_product_attention) == before
+
+
+@pytest.mark.parametrize("seen", [watched, as_a_factor])
+def test_arguments_that_are_given_by_name_are_understood(seen):
+    x = torch.ones(1, 1, 4, 8)
+    with seen() as found:
+        attended = F.scaled_dot_product_attention(query=x, key=x, value=x, dropout_p=0.0)
+        F.scaled_dot_product_attention(query=x, key=x, value=x, dropout_p=0.25)
+        F.dropout(input=x, p=0.5)
+        torch.dropout(input=x, p=0.5, train=False)
+    assert torch.equal(attended, x)
+    if found is not None:
+        assert found == [Dropped(True, tuple(x.shape), 0.25), Dropped(False, tuple(x.shape), 0.5)]

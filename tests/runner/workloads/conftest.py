@@ -1,12 +1,10 @@
-"""No workload asks the network for anything, and the small twins run best on one thread."""
+"""No workload asks the network for anything."""
 
 from __future__ import annotations
 
 import socket
 
 import pytest
-
-from tests.one_thread import one_thread  # noqa: F401 - a fixture of every test here
 
 
 @pytest.fixture(autouse=True)

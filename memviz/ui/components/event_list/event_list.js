@@ -30,7 +30,7 @@
     { name: "Annotation", cell: ANNOTATION, width: "minmax(90px, 2fr)", from: (value) => (value.has_annotations ? 860 : Infinity) },
   ];
 
-  const grouped = (n) => n.toLocaleString("en-US");
+  const { grouped } = globalThis.memvizWords;
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
 
   const classOf = (column) => `mve-${column.name.toLowerCase().replace(/\W.*/, "")}${column.number ? " mve-number" : ""}`;

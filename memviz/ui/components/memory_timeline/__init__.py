@@ -27,7 +27,7 @@ Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 
 def scripts() -> str:
     """For the page's head: once, however many timelines there are."""
-    texts = ((_HERE / name).read_text(encoding="utf-8") for name in ("timeline.js", "total.js"))
+    texts = ((_HERE / name).read_text(encoding="utf-8") for name in ("words.js", "timeline.js", "total.js"))
     return "".join(f"<script>{text}</script>" for text in (raster(), *texts))
 
 

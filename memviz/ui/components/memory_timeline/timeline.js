@@ -3,6 +3,7 @@
 (() => {
   "use strict";
   const R = globalThis.memvizRaster;
+  const { grouped, bytesText, byteTicks, timeTick, roundStep } = globalThis.memvizWords;
   const OVERVIEW = 30;
   const SMALLEST_VIEW = 4;
   const MOST_COLUMNS = 2400;
@@ -16,47 +17,6 @@
   const MOST_PATIENCE_MS = 3000;
   const SVG = "http://www.w3.org/2000/svg";
   let made = 0;
-
-  // -- words: the same rules as memviz/units.py -------------------------------------------------------
-
-  // Made once: making one takes longer than drawing a tick, and every frame has a dozen.
-  const formats = [0, 1, 2].map((digits) => new Intl.NumberFormat("en-US", { minimumFractionDigits: digits, maximumFractionDigits: digits }));
-  const grouped = (n, digits = 0) => formats[digits].format(n);
-
-  function bytesText(count) {
-    const size = Math.abs(count);
-    const sign = count < 0 ? "−" : "";
-    if (size < 1024) return `${sign}${Math.trunc(size)} B`;
-    if (size >= 10 * 1024 ** 4) return `${sign}${grouped(size / 1024 ** 4, 2)} TiB`;
-    if (size >= 10 * 1024 ** 3) return `${sign}${grouped(size / 1024 ** 3, 2)} GiB`;
-    let [value, unit] = size >= 1024 ** 2 ? [size / 1024 ** 2, "MiB"] : [size / 1024, "KiB"];
-    if (unit === "KiB" && Math.round(value) >= 1024) [value, unit] = [1, "MiB"];
-    const digits = value < 9.995 ? 2 : value < 99.95 ? 1 : 0;
-    return `${sign}${grouped(value, digits)} ${unit}`;
-  }
-
-  function durationText(us) {
-    if (us < 1e3) return `${Math.round(us)} µs`;
-    if (us < 1e6) return `${(us / 1e3).toFixed(us < 1e4 ? 2 : 1)} ms`;
-    return `${(us / 1e6).toFixed(2)} s`;
-  }
-
-  /** Round multiples (1, 2, 2.5, 5 x 10^n) of one unit; the unit stands on the top tick only. */
-  function byteTicks(top) {
-    const power = Math.min(Math.max(Math.floor(Math.log2(Math.max(top / 2, 1)) / 10), 0), 5);
-    const unit = 1024 ** power;
-    const step = roundStep(top / unit / 5, power ? 0.1 : 1);
-    const ticks = [];
-    for (let k = 0; k * step * unit <= top; k++) ticks.push({ value: k * step * unit, text: grouped(k * step, step % 1 ? 1 : 0) });
-    ticks[ticks.length - 1].text += ` ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
-    return ticks;
-  }
-
-  function roundStep(rough, least) {
-    const wanted = Math.max(rough, least);
-    const scale = 10 ** Math.floor(Math.log10(wanted));
-    return [1, 2, 2.5, 5, 10].map((each) => each * scale).find((each) => each >= wanted);
-  }
 
   // -- small helpers ----------------------------------------------------------------------------------
 
@@ -608,10 +568,13 @@
       const step = roundStep(span / Math.max(width / 150, 2), this.axis === "event" ? 1 : 0.001);
       const parts = [];
       const own = this.own();
-      const first = Math.ceil(Math.max(this.view.first, own.first) / step);
-      for (let k = first; k * step <= Math.min(this.view.last, own.last); k++) {
-        const x = this.xOf(k * step);
-        const text = this.axis === "event" ? `${k === first ? "event " : ""}${grouped(k * step)}` : durationText(k * step);
+      // An event's own column begins where it has happened; the first one stands before them all.
+      const shift = this.axis === "event" ? 1 : 0;
+      const last = Math.min(this.view.last, own.last - shift);
+      const first = Math.ceil((Math.max(this.view.first, own.first + shift) - shift) / step);
+      for (let k = first; k * step + shift <= last; k++) {
+        const x = this.xOf(k * step + shift);
+        const text = shift ? `${k === first ? "event " : ""}${grouped(k * step)}` : timeTick(k * step, step);
         const anchor = x < 30 ? "start" : x > width - 30 ? "end" : "middle";
         parts.push(shape("line", { x1: x, x2: x, y1: height, y2: height + 4, class: "mvt-tickline" }));
         parts.push(shape("text", { x, y: height + 17, class: "mvt-tick", "text-anchor": anchor }, text));
@@ -666,7 +629,9 @@
         parts.push(shape("circle", { cx: x, cy: y, r: 8, class: "mvt-oom" }));
         parts.push(shape("path", { d: `M${x - 3},${y - 3}l6,6m0,-6l-6,6`, class: "mvt-oom" }));
         const end = x > width / 2;
-        parts.push(shape("text", { x: x + (end ? -13 : 13), y: y + 4, class: "mvt-oomtext", "text-anchor": end ? "end" : "start" }, oom.text));
+        // Beside the line of what is reserved, never on it.
+        const beside = y >= 16 ? y - 6 : y + 17;
+        parts.push(shape("text", { x: x + (end ? -13 : 13), y: beside, class: "mvt-oomtext", "text-anchor": end ? "end" : "start" }, oom.text));
       }
       const peakX = this.xOfInstant(peak);
       if (peakX >= 0 && peakX <= width) parts.push(shape("path", { d: `M${peakX - 5},${peakY - 9}h10l-5,7z`, class: "mvt-peak" }));
@@ -1336,5 +1301,5 @@
     timeline.load(props.value);
   }
 
-  globalThis.memvizTimeline = { mount, mounted, linked, give, piece, MemoryTimeline, el, shape, clamp, isDark, spread, bytesText, durationText, byteTicks };
+  globalThis.memvizTimeline = { mount, mounted, linked, give, piece, MemoryTimeline, el, shape, clamp, isDark, spread };
 })();

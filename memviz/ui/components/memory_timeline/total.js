@@ -2,7 +2,8 @@
 // the axes of the timeline to come, so that colours fill it and nothing moves.
 (() => {
   "use strict";
-  const { shape, bytesText, byteTicks } = globalThis.memvizTimeline;
+  const { shape } = globalThis.memvizTimeline;
+  const { bytesText, byteTicks } = globalThis.memvizWords;
   const SHADE = 0.4;
   const OVERVIEW = 30;
 

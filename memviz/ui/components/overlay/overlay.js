@@ -6,7 +6,8 @@
   const T = globalThis.memvizTimeline;
   const R = globalThis.memvizRaster;
   const HEADROOM = 1.12;
-  const { clamp, el, shape, spread, bytesText } = T;
+  const { clamp, el, shape, spread } = T;
+  const { bytesText } = globalThis.memvizWords;
 
   class Overlay extends T.MemoryTimeline {
     constructor(host) {
@@ -156,7 +157,7 @@
     words(bytes, baseline) {
       if (!(bytes >= 0)) return "nothing here";
       if (!(baseline >= 0) || bytes === baseline) return bytesText(bytes);
-      return `${bytesText(bytes)}, ${bytes > baseline ? "+" : "−"}${bytesText(Math.abs(bytes - baseline))}`;
+      return `${bytesText(bytes)}, ${bytes > baseline ? "+" : "-"}${bytesText(Math.abs(bytes - baseline))}`;
     }
 
     showTip(at, lines) {

@@ -2,19 +2,14 @@
 // red, and a mark where memory runs out. The value is made by memviz/ui/views/reserved_plot.py.
 (() => {
   "use strict";
-  const { el, shape, clamp, spread, bytesText, durationText, byteTicks } = globalThis.memvizTimeline;
+  const { el, shape, clamp, spread } = globalThis.memvizTimeline;
+  const { grouped, bytesText, byteTicks, timeTick, roundStep } = globalThis.memvizWords;
   const HEADROOM = 1.08;
   const TICK_ROOM = 90;
   const LETTER = 6.2;
   let made = 0;
 
-  const grouped = (n) => n.toLocaleString("en-US");
   const eventWords = (event) => (event < 0 ? "before the first event" : `event ${grouped(event)}`);
-  const roundStep = (rough, least) => {
-    const wanted = Math.max(rough, least);
-    const scale = 10 ** Math.floor(Math.log10(wanted));
-    return [1, 2, 2.5, 5, 10].map((each) => each * scale).find((each) => each >= wanted);
-  };
 
   class ReservedPlot {
     constructor(host, { tell }) {
@@ -154,7 +149,7 @@
       const { span } = this.columns;
       const step = roundStep(span / Math.max(this.width / TICK_ROOM, 2), 1);
       const ticks = [];
-      for (let time = 0; time <= span; time += step) ticks.push([(time / Math.max(span, 1)) * this.width, durationText(time)]);
+      for (let time = 0; time <= span; time += step) ticks.push([(time / Math.max(span, 1)) * this.width, timeTick(time, step)]);
       return this.ticks(ticks);
     }
 

@@ -4,7 +4,7 @@
   "use strict";
   const R = globalThis.memvizRaster;
   const L = globalThis.memvizSegmentLayout;
-  const { bytesText, durationText } = globalThis.memvizTimeline;
+  const { grouped, bytesText, durationText } = globalThis.memvizWords;
   const [FREE, LIVE, WAITING] = [0, 1, 2];
   const SHADES = 5;
   const EDGES = 3;
@@ -19,7 +19,6 @@
 
   // -- small helpers ----------------------------------------------------------------------------------
 
-  const grouped = (n) => n.toLocaleString("en-US");
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
   const isDark = () => document.body.classList.contains("dark");
   /** 0xRRGGBB as a little-endian pixel, and back. */

@@ -1,4 +1,4 @@
-"""A checkpointing function of the user's own, in our form and in the published one."""
+"""Checkpointing by a function of the user's own, in either form that it may have."""
 
 from __future__ import annotations
 

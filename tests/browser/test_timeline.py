@@ -1,0 +1,54 @@
+"""The timeline's own labels: each stands where what it names is drawn."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.traces import MiB, alloc, event, segment, snapshot
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+
+@pytest.fixture
+def drawn(page: Any, server: str, tmp_path: Path) -> Any:
+    """Six events; the last one ran out of memory."""
+    steps = [each for i in range(2) for each in (event("segment_alloc", i << 30, 20 * MiB), alloc(i << 30, 19 * MiB))]
+    last = [alloc(20 * MiB + (1 << 30), MiB), event("oom", 0, 64 * MiB, device_free=MiB)]
+    file = tmp_path / "failed.pickle"
+    file.write_bytes(pickle.dumps(snapshot([*steps, *last], [segment(i << 30, 20 * MiB, []) for i in range(2)])))
+    page.goto(server)
+    page.locator("input[type=file]").first.set_input_files(file)
+    page.locator("#timeline .mvt[data-drawn] .mvt-oomtext").wait_for()
+    return page
+
+
+def place(page: Any, selector: str) -> dict[str, float]:
+    found: dict[str, float] = page.locator(f"#timeline {selector}").evaluate(
+        "(each) => { const { y, height } = each.getBBox(); return { y, height }; }"
+    )
+    return found
+
+
+def test_the_words_of_a_failure_are_not_struck_through_by_the_line_of_what_is_reserved(drawn: Any) -> None:
+    words, mark = place(drawn, ".mvt-oomtext"), place(drawn, "circle.mvt-oom")
+    line = mark["y"] + mark["height"] / 2
+    assert words["y"] > line or words["y"] + words["height"] < line + 1
+
+
+def test_an_event_axis_names_the_column_of_each_event(drawn: Any) -> None:
+    """The moment's line stands in the middle of its event's column, which begins at that event's tick."""
+    ticks = drawn.locator("#timeline .mvt-tick[text-anchor]").evaluate_all(
+        "(all) => all.map((each) => [each.textContent.replace('event ', ''), Number(each.getAttribute('x'))])"
+    )
+    (first, left), (second, right) = ((int(text), x) for text, x in ticks[:2])
+    assert first == 0
+    column = (right - left) / second
+    drawn.locator("#timeline .mvt-plot").focus()
+    drawn.keyboard.press("Shift+ArrowLeft")
+    drawn.locator("#timeline .mvt-pilltext", has_text="event 3").wait_for()
+    line = float(drawn.locator("#timeline .mvt-svg line.mvt-moment").get_attribute("x1"))
+    assert left + 3 * column < line < left + 4 * column

@@ -1,0 +1,72 @@
+"""Words for bytes, times and counts are the same in the browser's scripts as in Python."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+from memviz.units import bytes_text, count_text, duration_text
+
+WORDS = Path(__file__).parents[2] / "memviz" / "ui" / "components" / "memory_timeline" / "words.js"
+_SEED = 7
+
+
+def said_by_browser(page: Any, function: str, values: list[int]) -> list[str]:
+    page.goto("about:blank")
+    page.add_script_tag(path=str(WORDS))
+    found: list[str] = page.evaluate(f"(values) => values.map((each) => memvizWords.{function}(each))", values)
+    return found
+
+
+def numbers(most_bits: int) -> list[int]:
+    """Every size of number; multiples of powers of two, which often stand half-way; and all about the borders."""
+    chance = random.Random(_SEED)
+    found = [chance.getrandbits(chance.randint(1, most_bits)) for _ in range(4000)]
+    found += [chance.randrange(1, 4096) << chance.randint(0, most_bits - 12) for _ in range(4000)]
+    borders = [round(digits * unit) for unit in (1, 1 << 10, 1 << 20, 1 << 30, 1 << 40) for digits in _BORDERS]
+    return found + [border + near for border in borders for near in range(-3, 4) if border + near >= 0]
+
+
+_BORDERS = (1, 9.995, 10, 99.95, 100, 999.5, 1000, 1023, 1023.5, 1023.996, 1024, 10240)
+
+
+def test_bytes_have_the_same_words_in_the_browser(page: Any) -> None:
+    values = [sign * each for each in numbers(47) for sign in (1, -1)]
+    assert said_by_browser(page, "bytesText", values) == [bytes_text(each) for each in values]
+
+
+def test_times_have_the_same_words_in_the_browser(page: Any) -> None:
+    values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
+    assert said_by_browser(page, "durationText", values) == [duration_text(each) for each in values]
+
+
+def test_counts_have_the_same_words_in_the_browser(page: Any) -> None:
+    values = [sign * each for each in numbers(52) if each < 1 << 53 for sign in (1, -1)]
+    assert said_by_browser(page, "grouped", values) == [count_text(each) for each in values]
+
+
+def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> None:
+    """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s'; and a tick at 2.5 µs does not say 3."""
+    page.goto("about:blank")
+    page.add_script_tag(path=str(WORDS))
+    texts = page.evaluate(
+        """(axes) => axes.map(([step, first]) => [0, 1, 2, 3, 4].map((k) => {
+            const place = (first + k) * step;
+            return [place, memvizWords.timeTick(place, step)];
+        }))""",
+        [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]],
+    )
+    units = {"µs": 1.0, "ms": 1e3, "s": 1e6}
+    for axis in texts:
+        for place, text in axis:
+            figure, unit = text.split()
+            assert abs(float(figure.replace(",", "")) * units[unit] - place) < 1e-6 * place, (place, text)
+        assert len({text for _, text in axis}) == len(axis)
+
+
+def test_an_event_axis_has_no_tick_between_two_events(page: Any) -> None:
+    page.goto("about:blank")
+    page.add_script_tag(path=str(WORDS))
+    steps = page.evaluate("() => Array.from({ length: 2000 }, (_, i) => memvizWords.roundStep(i / 20, 1))")
+    assert all(step == int(step) >= i / 20 for i, step in enumerate(steps))
