@@ -382,9 +382,6 @@ def json_of_one_long_text() -> bytes:
     return gzip.compress(json.dumps({"device_traces": [[{"action": "alloc", "x": "y" * 40_000_000}]]}).encode()[:-4], 1)
 
 
-return gzip.compress(json.dumps({"device_traces": [[{"action": "alloc", "x": "y" * 210_000_000}]]}).encode()[:-4], 1)
-
-
 @refused
 def json_of_one_long_text_with_one_wide_character() -> bytes:
     """A single character beyond Latin makes each of the whole text take four bytes."""
