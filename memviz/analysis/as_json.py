@@ -11,8 +11,15 @@ from memviz.analysis.setting_differences import Setting
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 
+_MOST_OF_STACKS = 64 << 20
+"""Characters in one answer. Few frames with long names, in many orders, would become gigabytes of text."""
+_FRAME = 50
+
 
 def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> dict[str, Any]:
+    """The smaller groups come without their stacks where those of the larger ones fill the answer already."""
+    stacks = _stacks_that_fit(trace, [each.stack for each in live.live.groups if each.stack is not None])
+    left_out = sum(each.stack is not None and each.stack not in stacks for each in live.live.groups)
     return {
         "device": device_number(device),
         "event": live.event,
@@ -26,13 +33,30 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
                 "site" if live.live.by == "site" else "key": each.label,
                 "bytes": each.bytes,
                 "count": each.count,
-                **({"stack": frames_json(trace, each.stack)} if each.stack is not None else {}),
+                **(
+                    {"stack": frames_json(trace, each.stack)} if each.stack is not None and each.stack in stacks else {}
+                ),
             }
             for each in live.live.groups
         ],
         "rest_bytes": live.live.rest_bytes,
         "rest_count": live.live.rest_count,
+        **({"stacks_left_out": left_out} if left_out else {}),
     }
+
+
+def _stacks_that_fit(trace: Trace, stacks: Sequence[int]) -> set[int]:
+    """From the first on, each as often as it is named."""
+    frames, strings = trace.stacks.frames, trace.strings
+    fit: set[int] = set()
+    left = _MOST_OF_STACKS
+    for stack in stacks:
+        used = trace.stacks.of(stack)
+        left -= sum(len(strings[frames.name[i]]) + len(strings[frames.filename[i]]) + _FRAME for i in used)
+        if left < 0:
+            break
+        fit.add(stack)
+    return fit
 
 
 def frames_json(trace: Trace, stack: int) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class Budget:
             reason = (
                 f"Reading it keeps this machine busy for more than {self._busy_seconds:.0f} seconds, {_FOR_ITS_SIZE}"
             )
-            raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_GROWTH.")
+            raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_GROWTH, or unpack it first.")
 
     def too_large(self, what: str) -> TraceError:
         most, asked = getattr(self.limits, what), getattr(self.asked, what)

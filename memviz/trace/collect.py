@@ -20,6 +20,8 @@ from memviz.trace.texts import sound
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
 
+_MOST_WRITTEN_OUT = 1 << 20
+"""Characters; far fewer are kept."""
 _SCALARS = (str, int, float, bool, type(None))
 _PLACES = {"action", "addr", "size", "stream", "time_us", "pool_id", "device_free"}
 _KNOWN_KEYS = _PLACES | {"frames", "forward_frames", "compile_context", "user_metadata", "category"}
@@ -74,11 +76,17 @@ class EventCollector:
             time_us=integers([each.get("time_us", 0) for each in batch], "time_us"),
             stack=_codes(intern.stack(each.get("frames")) for each in batch),
             forward_stack=_codes(intern.stack(each.get("forward_frames")) for each in batch),
-            context=_codes(intern.string(text_of(each.get("compile_context"))) for each in batch),
-            metadata=_codes(intern.string(text_of(each.get("user_metadata"))) for each in batch),
+            context=_codes(self._text(each.get("compile_context")) for each in batch),
+            metadata=_codes(self._text(each.get("user_metadata")) for each in batch),
             pool=_codes(intern.pool(each.get("pool_id", (0, 0))) for each in batch),
         )
         return events, _categories(batch)
+
+    def _text(self, value: Any) -> int:
+        if type(value) is dict:
+            # Written out for every event that names it, which can be long.
+            self.interner.budget.check()
+        return self.interner.string(text_of(value))
 
     def _action(self, name: Any) -> int:
         known = ACTION_NAMES.get(name) if type(name) is str else None
@@ -119,11 +127,19 @@ def text_of(value: Any) -> str:
     if value is None:
         return ""
     if type(value) is dict and all(type(key) is str and type(each) in _SCALARS for key, each in value.items()):
-        return json.dumps(value, separators=(",", ":"))
+        return _written_out(value)
     if type(value) in _SCALARS:
         return json.dumps(value)
     # Nested values are not written out: a few bytes of references can name a text larger than any memory.
     raise TraceError(f"A text was expected, found {type(value).__name__}.")
+
+
+def _written_out(table: dict[str, Any]) -> str:
+    """A few bytes can name one long text under many keys."""
+    size = sum(len(key) + (len(each) if type(each) is str else 0) for key, each in table.items())
+    if size > _MOST_WRITTEN_OUT:
+        raise TraceError(f"The metadata of an event is a table with texts of {size:,} characters.")
+    return json.dumps(table, separators=(",", ":"))
 
 
 def name_of(key: Any) -> str:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import os
+import sys
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -174,11 +176,21 @@ class _Bounded(gzip.GzipFile):
 
 
 def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
+    try:
+        return json.loads(_json_text(stream, budget), parse_constant=_no_constant)
+    except (ValueError, RecursionError) as error:
+        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
+        raise TraceError(f"It starts like JSON but is not sound JSON ({reason}).", remedy=AGAIN) from None
+
+
+def _json_text(stream: BinaryIO | _Bounded, budget: Budget) -> str:
+    """The whole file, decoded while it is read: its bytes are never there beside its text."""
     most = budget.limits.json_bytes
-    pieces: list[bytes] = []
+    texts: list[str] = []
+    decoder: codecs.IncrementalDecoder | None = None
+    width = _TextWidth(budget)
     size = 0
     while piece := stream.read(WINDOW):
-        pieces.append(piece)
         size += len(piece)
         if size > most:
             reason = f"As JSON it has more than {most:,} bytes, which is the limit here."
@@ -187,13 +199,32 @@ def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
         # Counted before it is read: three bytes of text can become a dict of 64. Too much rather than too little.
         budget.charge(len(piece) + sum(cost * piece.count(mark) for mark, cost in _JSON_COSTS.items()))
         budget.check()
-    raw = b"".join(pieces)
-    del pieces
-    try:
-        return json.loads(raw, parse_constant=_no_constant)
-    except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
-        raise TraceError(f"It starts like JSON but is not sound JSON ({reason}).", remedy=AGAIN) from None
+        decoder = decoder or codecs.getincrementaldecoder(json.detect_encoding(piece))("surrogatepass")
+        texts.append(decoder.decode(piece))
+        width.charge(texts[-1])
+    texts.append(decoder.decode(b"", final=True) if decoder else "")
+    return "".join(texts)
+
+
+class _TextWidth:
+    """Charges for characters beyond Latin: with a single one of them, each of the whole text takes up to 4 bytes."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._characters = 0
+        self._width = 1
+        self._charged = 0
+
+    def charge(self, text: str) -> None:
+        if not text:
+            return
+        self._characters += len(text)
+        # What a text takes says how wide it is, without a look at every character.
+        self._width = max(self._width, min(sys.getsizeof(text) // len(text), 4))
+        # Twice: the whole text, and what is cut out of it.
+        due = 2 * (self._width - 1) * self._characters
+        self._budget.charge(due - self._charged)
+        self._charged = due
 
 
 def _no_constant(name: str) -> None:

@@ -380,3 +380,23 @@ def zeros_in_gzip_without_end() -> bytes:
 @refused
 def json_of_one_long_text() -> bytes:
     return gzip.compress(json.dumps({"device_traces": [[{"action": "alloc", "x": "y" * 40_000_000}]]}).encode()[:-4], 1)
+
+
+@refused
+def json_of_one_long_text_with_one_wide_character() -> bytes:
+    """A single character beyond Latin makes each of the whole text take four bytes."""
+    wide = '{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}'
+    return gzip.compress(wide.encode(), 1)
+
+
+@refused
+def one_long_text_under_many_keys_of_metadata() -> bytes:
+    long = "x" * 1_000_000
+    return packed(snapshot([alloc(BASE, 512, user_metadata={str(i): long for i in range(20_000)})]))
+
+
+@refused
+def one_table_of_metadata_for_many_events() -> bytes:
+    """Each by itself is written out, and the batch of them is long."""
+    table = {str(i): "x" * 1000 for i in range(900)}
+    return packed(snapshot([alloc(BASE + 512 * i, 512, user_metadata=table) for i in range(16_000)]))

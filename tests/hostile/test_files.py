@@ -82,6 +82,7 @@ def test_a_file_that_wants_the_machine_is_refused_in_words(answers: Answers, nam
     said = answers[name]["summary"]
     assert said["status"] == 2, said
     assert said["said"].startswith(f"memviz: {name}: ") and len(said["said"]) < _LONGEST, said
+    assert "this machine has free" not in said["said"], "it was met by the limit of memory, and not counted"
     assert said["seconds"] < SECONDS and said["memory"] < MEMORY, said
 
 
