@@ -31,6 +31,7 @@ _PATIENCE_SECONDS = 120
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """All in one process: two browsers at once would only make each other wait."""
     for each in items:
