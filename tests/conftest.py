@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -20,6 +21,21 @@ settings.register_profile("house", deadline=None, print_blob=True, max_examples=
 # `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """The stories in a browser go to one process, since two browsers at once would only make each other wait.
+
+    xdist's own groups are marks that it writes into the names of tests; from pytest 9.2 on it finds none there.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class BrowserApart(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return "browser" if nodeid.startswith("tests/browser/") else nodeid
+
+    return BrowserApart(config, log)
 
 
 @pytest.fixture(scope="session")

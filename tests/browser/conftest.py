@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from tests.server import started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
-HERE = Path(__file__).parent
 _ARGUMENTS = [
     "--no-sandbox",
     "--disable-gpu",
@@ -29,14 +27,6 @@ _ARGUMENTS = [
 ]
 _PATIENCE_SECONDS = 120
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
-
-
-@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All in one process: two browsers at once would only make each other wait."""
-    for each in items:
-        if HERE in each.path.parents:
-            each.add_marker(pytest.mark.xdist_group("browser"))
 
 
 @pytest.fixture(autouse=True)
