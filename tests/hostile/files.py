@@ -385,14 +385,12 @@ def json_of_one_long_text() -> bytes:
 @refused
 def json_of_one_long_text_with_one_wide_character() -> bytes:
     """A single character beyond Latin makes each of the whole text take four bytes."""
-    wide = '{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}'
-    return gzip.compress(wide.encode(), 1)
+    return gzip.compress(('{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}').encode(), 1)
 
 
 @refused
 def one_long_text_under_many_keys_of_metadata() -> bytes:
-    long = "x" * 1_000_000
-    return packed(snapshot([alloc(BASE, 512, user_metadata={str(i): long for i in range(20_000)})]))
+    return packed(snapshot([alloc(BASE, 512, user_metadata=dict.fromkeys(map(str, range(20_000)), "x" * 1_000_000))]))
 
 
 @refused

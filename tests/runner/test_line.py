@@ -19,7 +19,7 @@ def test_turns_come_in_order_and_never_together() -> None:
             inside.append(name)
             assert inside == [name]
             first_in.set()
-            let_go.wait(5)
+            let_go.wait(600)
             seen.append(name)
             inside.remove(name)
 
@@ -27,11 +27,11 @@ def test_turns_come_in_order_and_never_together() -> None:
     for name in "abc":
         threads.append(threading.Thread(target=use, args=(name,)))
         threads[-1].start()
-        first_in.wait(5)
+        first_in.wait(600)
         time.sleep(0.05)
     let_go.set()
     for each in threads:
-        each.join(5)
+        each.join(600)
     assert seen == ["a", "b", "c"]
 
 
@@ -48,7 +48,7 @@ def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
         thread.start()
         time.sleep(0.05)
         stop.set()
-        thread.join(5)
+        thread.join(600)
     assert told == [1, False]
     with line.turn() as mine:
         assert mine

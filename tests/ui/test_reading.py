@@ -260,7 +260,7 @@ def test_turns_go_to_who_has_least_and_are_never_lost():
             time.sleep(0.001)
     first.release()
     for each in threads:
-        each.join(60)
+        each.join(600)
     second.release()
     assert done == ["one", "many", "many", "many"]
     assert (turns._free, turns._working) == (2, {})

@@ -65,8 +65,8 @@ def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> Non
     fields = {"workload": "ltx_video", "w:frames": "80"}
     found = last(answers.estimate(answers.meant(fields)[1], "ann"))
     assert found is not None and found.what == "refused"
-    assert "frames is 80" in answers.meant(fields)[1].faults["knobs"]
-    assert "knobs" not in answers.meant({**fields, "w:frames": "81"})[1].faults
+    assert "frames is 80" in answers.meant(fields)[1].faults["w:frames"]
+    assert "w:frames" not in answers.meant({**fields, "w:frames": "81"})[1].faults
 
 
 def test_a_run_ends_it_and_while_one_runs_there_is_none(answers: RunAnswers) -> None:
@@ -77,7 +77,7 @@ def test_a_run_ends_it_and_while_one_runs_there_is_none(answers: RunAnswers) -> 
     listening = threading.Thread(target=lambda: told.append(last(question)))
     listening.start()
     begun = answers.begin(asked(dim="96"), "ann")
-    listening.join(5)
+    listening.join()
     assert not listening.is_alive()
     assert [each.what if each else "" for each in told] == ["cancelled"]
     assert list(answers.estimate(asked(dim="160"), "bob")) == []
