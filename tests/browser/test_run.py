@@ -212,7 +212,7 @@ def test_keys_alone_are_enough(tab: Any) -> None:
     expect(row(tab, 3)).to_contain_text("Gradients flat")
     expect(field(tab, "o:flat_gradients")).to_be_checked()
     tab.get_by_role("button", name="Compute it").press("Enter")
-    expect(tab.locator("#run-table tbody tr")).to_have_count(5)
+    expect(tab.locator("#run-table tbody tr")).to_have_count(10)
     expect(tab.locator("#run-table")).to_contain_text("17.400")
 
 
