@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,6 +38,16 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return "browser" if nodeid.startswith("tests/browser/") else nodeid
 
     return BrowserApart(config, log)
+
+
+@pytest.fixture(autouse=True)
+def every_attention_kernel() -> Iterator[None]:
+    """PyTorch's switch holds for the process: code that people copy turns it, and the next test wants it as it was."""
+    yield
+    if "torch" in sys.modules:
+        cuda = sys.modules["torch"].backends.cuda
+        for turn in (cuda.enable_flash_sdp, cuda.enable_mem_efficient_sdp, cuda.enable_math_sdp, cuda.enable_cudnn_sdp):
+            turn(True)
 
 
 @pytest.fixture(scope="session")

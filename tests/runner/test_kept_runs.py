@@ -99,7 +99,7 @@ def test_a_full_disk_loses_nothing(folder: Path, made: Path, monkeypatch: pytest
             raise OSError(errno.ENOSPC, "No space left on device")
 
     def opening(path: Path, mode: str = "r", *rest: object, **more: object) -> object:
-        return Full() if "w" in mode else opened(path, mode, *rest, **more)  # type: ignore[arg-type]
+        return Full() if "r" not in mode else opened(path, mode, *rest, **more)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Path, "open", opening)
     with pytest.raises(MemvizError, match="No space left"):
