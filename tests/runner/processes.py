@@ -1,10 +1,14 @@
-"""Waiting for what is meant, and looking whether a process is there."""
+"""Waiting for what is meant of orders and processes, and looking whether a process is there."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
 from pathlib import Path
+
+from memviz.runner.desk import Desk
+from memviz.runner.process import Worker
+from memviz.runner.standing import Standing
 
 PATIENCE_SECONDS = 240
 
@@ -14,6 +18,23 @@ def wait_until(it_is_so: Callable[[], bool]) -> None:
     while not it_is_so():
         assert time.monotonic() < end
         time.sleep(0.02)
+
+
+def over(desk: Desk, standing: Standing) -> Standing:
+    end = time.monotonic() + PATIENCE_SECONDS
+    while not standing.is_over:
+        assert time.monotonic() < end
+        found = desk.standing(standing.id, newer_than=standing.version, wait=1)
+        assert found is not None
+        standing = found
+    return standing
+
+
+def running(desk: Desk, standing: Standing, number: int = 0) -> Worker:
+    order = desk._orders[standing.id]
+    wait_until(lambda: order.standing.variants[number].state == "running" and order.worker is not None)
+    assert isinstance(order.worker, Worker)
+    return order.worker
 
 
 def is_there(pid: int) -> bool:

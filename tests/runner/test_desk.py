@@ -6,7 +6,6 @@ import contextlib
 import os
 import signal
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,8 +15,8 @@ from memviz.runner.desk import Crowded, Desk
 from memviz.runner.process import Worker
 from memviz.runner.request import Request
 from memviz.runner.scratch import NoRoom
-from memviz.runner.standing import Standing, Variant
-from tests.runner.processes import PATIENCE_SECONDS, wait_until
+from memviz.runner.standing import Variant
+from tests.runner.processes import PATIENCE_SECONDS, over, running, wait_until
 
 DONE = Request("done")
 TINY = {"sequence": "64", "dim": "64", "layers": "2"}
@@ -36,25 +35,8 @@ def endless(monkeypatch: pytest.MonkeyPatch) -> Request:
     return Request("endless")
 
 
-def running(desk: Desk, standing: Standing, number: int) -> Worker:
-    order = desk._orders[standing.id]
-    wait_until(lambda: order.standing.variants[number].state == "running" and order.worker is not None)
-    assert isinstance(order.worker, Worker)
-    return order.worker
-
-
 def request(**changes: str) -> Request:
     return Request("feed_forward", {**TINY, **changes}, numerics=False)
-
-
-def over(desk: Desk, standing: Standing) -> Standing:
-    until = time.monotonic() + PATIENCE_SECONDS
-    while not standing.is_over:
-        assert time.monotonic() < until
-        found = desk.standing(standing.id, newer_than=standing.version, wait=1)
-        assert found is not None
-        standing = found
-    return standing
 
 
 def test_variants_share_one_process_and_what_is_done_is_told(desk: Desk, tmp_path: Path) -> None:

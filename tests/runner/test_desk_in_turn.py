@@ -17,7 +17,7 @@ from memviz.runner.desk import Closing, Crowded, Desk
 from memviz.runner.process import Worker
 from memviz.runner.request import Request
 from memviz.runner.standing import Standing, Variant
-from tests.runner.processes import PATIENCE_SECONDS, is_there, wait_until
+from tests.runner.processes import PATIENCE_SECONDS, is_there, over, running, wait_until
 
 DONE, ENDLESS = Request("done"), Request("endless")
 
@@ -31,23 +31,6 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> None:
 def desk() -> Iterator[Desk]:
     with contextlib.closing(Desk(timeout=PATIENCE_SECONDS)) as made:
         yield made
-
-
-def over(desk: Desk, standing: Standing) -> Standing:
-    end = time.monotonic() + PATIENCE_SECONDS
-    while not standing.is_over:
-        assert time.monotonic() < end
-        found = desk.standing(standing.id, newer_than=standing.version, wait=1)
-        assert found is not None
-        standing = found
-    return standing
-
-
-def running(desk: Desk, standing: Standing, number: int = 0) -> Worker:
-    order = desk._orders[standing.id]
-    wait_until(lambda: order.standing.variants[number].state == "running" and order.worker is not None)
-    assert isinstance(order.worker, Worker)
-    return order.worker
 
 
 class Finished:

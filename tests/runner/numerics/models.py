@@ -135,3 +135,15 @@ def split_wrongly(*, only_bias: bool, splits: int = 4) -> Callable[[nn.Module], 
 
 def nothing(_model: nn.Module) -> Callable[[], None]:
     return lambda: None
+
+
+def with_forward(forward: Callable[[FeedForward, Tensor], Tensor]) -> Callable[[nn.Module], Callable[[], None]]:
+    """An optimization that gives every feed-forward this one. Nothing undoes it."""
+
+    def apply(model: nn.Module) -> Callable[[], None]:
+        for each in model.modules():
+            if isinstance(each, FeedForward):
+                each.forward = MethodType(forward, each)
+        return lambda: None
+
+    return apply

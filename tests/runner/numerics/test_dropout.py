@@ -15,7 +15,7 @@ from memviz.runner.numerics.dropout import Dropped, as_a_factor, watched
 from memviz.runner.numerics.numerics import Claim, Numerics
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
-from tests.runner.numerics.models import FeedForward, Stack, stack, tokens
+from tests.runner.numerics.models import FeedForward, Stack, stack, tokens, with_forward
 
 SPLITS = 4
 P = 0.2
@@ -39,13 +39,7 @@ def split(drop: Drop) -> Callable[[nn.Module], Undo]:
         slices = zip(ff.net[0](x).chunk(SPLITS, dim=-1), ff.net[2].weight.chunk(SPLITS, dim=1), strict=True)
         return sum(F.linear(drop(ff, wide), columns) for wide, columns in slices) + ff.net[2].bias
 
-    def apply(model: nn.Module) -> Undo:
-        for each in model.modules():
-            if isinstance(each, FeedForward):
-                each.forward = MethodType(forward, each)
-        return lambda: None
-
-    return apply
+    return with_forward(forward)
 
 
 def compared(apply: Callable[[nn.Module], Undo], claim: Claim, *, training: bool = True) -> Numerics:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from memviz.runner.numerics import precision
 from memviz.runner.numerics.compare import compare_outputs
 from memviz.runner.numerics.numerics import Claim, Numerics
-from tests.runner.numerics.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens
+from tests.runner.numerics.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
 
 Undo = Callable[[], None]
 BUG = "This is a bug, not rounding."
@@ -24,16 +24,6 @@ def compared(apply: Callable[[nn.Module], Undo], claim: Claim, *, training: bool
     return compare_outputs(
         stack(count=2, residual=True, **how), tokens(dtype=dtype), apply, training=training, claim=claim, steps=2
     )
-
-
-def with_forward(forward: Callable[[FeedForward, Tensor], Tensor]) -> Callable[[nn.Module], Undo]:
-    def apply(model: nn.Module) -> Undo:
-        for each in model.modules():
-            if isinstance(each, FeedForward):
-                each.forward = MethodType(forward, each)
-        return lambda: None
-
-    return apply
 
 
 def plain(ff: FeedForward, x: Tensor) -> Tensor:
