@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import pytest
 
@@ -26,6 +27,8 @@ _ARGUMENTS = [
     "--disable-sync",
 ]
 _PATIENCE_SECONDS = 120
+# What Gradio says of its own open connections when the page that holds them goes.
+_CUT_BY_LEAVING = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 
 
@@ -66,13 +69,24 @@ def page(context: Any) -> Iterator[Any]:
     assert not faults, "\n".join(faults)
 
 
+_faults: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()
+
+
 def watch(page: Any) -> list[str]:
     """What must not happen on any page, as it happens."""
-    faults: list[str] = []
+    faults = _faults[page] = []
     page.on("pageerror", lambda error: faults.append(f"error on the page: {error}"))
     page.on("console", lambda message: faults.append(f"console: {message.text}") if message.type == "error" else None)
     page.on("request", lambda asked: faults.append(f"asked {asked.url}") if not asked.url.startswith(_OURS) else None)
     return faults
+
+
+def reload(page: Any) -> None:
+    """In the middle of things: that the old page's connections are cut is no fault."""
+    faults = _faults[page]
+    before = len(faults)
+    page.reload()
+    faults[before:] = [fault for fault in faults[before:] if not any(words in fault for words in _CUT_BY_LEAVING)]
 
 
 @pytest.fixture(scope="package")

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import ROOT, Server, started
 from tests.browser.test_run import opened
 from tests.runner.processes import wait_until
+from tests.server import ROOT, Server, started
 
 gradio_client = pytest.importorskip("gradio_client")
 expect = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed").expect

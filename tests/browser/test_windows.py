@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import reload
 from tests.traces import alloc, frame, free, snapshot
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
@@ -66,7 +67,7 @@ def test_two_windows_of_one_visitor_take_nothing_from_each_other(
     expect(two.locator("#traces .mv-trace")).to_have_count(1)
     # Both windows write one list of what is open; whichever wrote last, nothing is lost by a reload.
     remembered(one, {"apple", "banana", "cherry"})
-    two.reload()
+    reload(two)
     expect(two.locator("#traces .mv-trace")).to_have_count(3)
     # What is closed in one is still looked at in the other.
     trace(one, "apple").get_by_role("button", name=re.compile("Close")).click()
@@ -87,13 +88,13 @@ def test_a_visitor_who_reloads_in_the_middle_of_everything_loses_nothing(
     page.set_input_files("#files input[type=file]", written(tmp_path, "banana", 5000))
     page.locator(".mv-arrival").get_by_text("reading").wait_for()
     page.unroute("**/memviz/readings/*")
-    page.reload()
+    reload(page)
     trace(page, "apple").wait_for()
     expect(page.locator(".mv-arrival")).to_have_count(0)
     opens(page, written(tmp_path, "banana", 5000))
     # While it is replayed.
     page.get_by_role("tab", name="What if").click()
-    page.reload()
+    reload(page)
     expect(page.locator("#traces .mv-trace")).to_have_count(2)
     page.get_by_role("tab", name="What if").click()
     expect(page.locator("#what-if-verdict h1")).to_be_visible()
@@ -103,7 +104,7 @@ def test_a_visitor_who_reloads_in_the_middle_of_everything_loses_nothing(
     page.locator("#run-form [name='workload']").select_option("gpt2")
     page.locator("#run-form").get_by_role("button", name="Predict").click()
     page.locator("#run-results .mv-variant").first.wait_for()
-    page.reload()
+    reload(page)
     expect(page.locator("#traces .mv-trace")).to_have_count(2)
     page.get_by_role("tab", name="Run").click()
     expect(page.locator("#run-form .mv-opt")).to_have_count(6)

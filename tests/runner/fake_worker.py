@@ -26,7 +26,7 @@ def main() -> None:
     for line in sys.stdin:
         asked = json.loads(line)
         for number, request in zip(asked["numbers"], asked["requests"], strict=True):
-            say("phase", number, phase="starting")
+            say("phase", number, phase="running a step")
             act, _, more = request["workload"].partition(":")
             answer(act, more, number, request)
         say("idle", -1)

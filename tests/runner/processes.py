@@ -31,8 +31,14 @@ def over(desk: Desk, standing: Standing) -> Standing:
 
 
 def running(desk: Desk, standing: Standing, number: int = 0) -> Worker:
+    """Once it said that it works: a process that dies before it began has its work done by another."""
     order = desk._orders[standing.id]
-    wait_until(lambda: order.standing.variants[number].state == "running" and order.worker is not None)
+
+    def works() -> bool:
+        variant = order.standing.variants[number]
+        return variant.state == "running" and variant.phase not in ("", "starting") and order.worker is not None
+
+    wait_until(works)
     assert isinstance(order.worker, Worker)
     return order.worker
 

@@ -15,7 +15,7 @@ from memviz.runner.process import LEFT_OUT, Happened, RunError, Worker, _environ
 from memviz.runner.request import Request
 from memviz.runner.run import load_run
 from tests.runner.fake_worker import GROWS
-from tests.runner.processes import is_there, wait_until
+from tests.runner.processes import PATIENCE_SECONDS, is_there, wait_until
 
 SMALL = Request("feed_forward", {"sequence": "64", "dim": "64", "layers": "2"}, numerics=False)
 OWN = """
@@ -203,7 +203,7 @@ def test_a_table_beyond_the_bounds_says_so(monkeypatch: pytest.MonkeyPatch, tmp_
 def test_cancelling_ends_it(tmp_path: Path) -> None:
     with FakeWorker(tmp_path) as worker:
         heard = worker.run([Request("endless")])
-        assert next(heard).phase == "starting"
+        assert next(heard).phase == "running a step"
         worker.cancel()
         assert [each.what for each in heard] == ["cancelled"]
         assert not worker.is_alive
@@ -221,13 +221,13 @@ def test_a_process_ends_with_whoever_started_it(tmp_path: Path) -> None:
         process = worker._process
         assert process.poll() is None and process.stdin is not None
         process.stdin.close()
-        assert process.wait(timeout=20) == 0
+        assert process.wait(timeout=PATIENCE_SECONDS) == 0
 
 
 def test_a_kill_from_outside_is_noticed(tmp_path: Path) -> None:
     with FakeWorker(tmp_path) as worker:
         heard = worker.run([Request("endless")])
-        assert next(heard).phase == "starting"
+        assert next(heard).phase == "running a step"
         os.kill(worker.pid, signal.SIGKILL)
         (only,) = heard
     assert (only.what, "SIGKILL" in only.text) == ("killed", True)
