@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
-import torch
-
-from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
-from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
+from memviz.runner.executed import Executed
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.disturbances import Beside
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.plan import Plan
-from memviz.runner.predict.device import PretendedDevice
-from memviz.runner.predict.fit import fit_on
-from memviz.runner.step import Tell, prepare, take_steps
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.step import Tell
 
 _NOT_HERE = "Predicted, because nothing can be measured here."
 
@@ -66,46 +61,3 @@ def _instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Executed:
 
 def _because(done: Executed, why: str) -> Executed:
     return replace(done, run=replace(done.run, why=why))
-
-
-def predict(plan: Plan, tell: Tell) -> Executed:
-    begun = time.perf_counter()
-    tell("building the model")
-    with torch.device("meta"):
-        model = plan.workload.build()
-    check(plan, model)
-    conf = plan.environment.get("PYTORCH_CUDA_ALLOC_CONF")
-    settings = parse_settings(conf) if conf else None
-    with PretendedDevice(plan.card, settings=settings, release=plan.request.release) as device:
-        work = _Work(device)
-        with keeping_what_was_recorded(device):
-            trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=work.begin)
-        known = {
-            **peaks_of(device),
-            "flops": work.flops // plan.request.steps,
-            "bytes_moved": work.bytes_moved // plan.request.steps,
-            "notes": device.unseen(),
-        }
-    fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
-    took = time.perf_counter() - begun
-    known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took}
-    return Executed(run_with(plan, "predicted", plan.card.name, known), trace)
-
-
-class _Work:
-    """Of the steps alone, without what warmed them up."""
-
-    def __init__(self, device: PretendedDevice) -> None:
-        self._device = device
-        self.begin()
-
-    def begin(self) -> None:
-        self._flops, self._bytes = self._device.flops, self._device.bytes_moved
-
-    @property
-    def flops(self) -> int:
-        return self._device.flops - self._flops
-
-    @property
-    def bytes_moved(self) -> int:
-        return self._device.bytes_moved - self._bytes

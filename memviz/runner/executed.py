@@ -14,7 +14,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import Optimization
@@ -39,7 +39,7 @@ class Interrupted(Exception):
 
 
 @contextmanager
-def keeping_what_was_recorded(device: PretendedDevice | CudaDevice) -> Iterator[None]:
+def keeping_what_was_recorded(device: PredictedDevice | CudaDevice) -> Iterator[None]:
     """Of a run that fails, what was live then is the best answer to why."""
     try:
         yield
@@ -54,7 +54,7 @@ def keeping_what_was_recorded(device: PretendedDevice | CudaDevice) -> Iterator[
         raise Interrupted(trace, live) from error
 
 
-def peaks_of(device: PretendedDevice | CudaDevice) -> dict[str, int]:
+def peaks_of(device: PredictedDevice | CudaDevice) -> dict[str, int]:
     return {
         "peak_allocated_bytes": device.peak_allocated_bytes,
         "peak_reserved_bytes": device.peak_reserved_bytes,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.runner.device import Device
 from memviz.runner.plan import Plan
 from memviz.runner.request import Optimizer
+from memviz.runner.run_device import RunDevice
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Trace
 from optimizations import apply_all
@@ -19,7 +19,7 @@ Tell = Callable[[str], None]
 """Told each phase as it begins, in words."""
 
 
-def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Module:
+def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.Module:
     """Puts the model on the device and changes it; afterwards the peak counts from here, unless asked otherwise."""
     tell("placing the weights")
     with device.phase("load"):
@@ -29,9 +29,9 @@ def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Modu
     if plan.optimizations:
         tell("applying the optimizations")
         with device.phase("conversion"):
-            # Settings of the environment are the pretended device's own from the start.
-            is_pretended = device.torch_device.type == "meta"
-            changes = [each for each in plan.optimizations if not (is_pretended and each.environment)]
+            # Settings of the environment are the predicted device's own from the start.
+            is_predicted = device.torch_device.type == "meta"
+            changes = [each for change in plan.optimizations if not (is_predicted and change.environment)]
             apply_all(model, changes)
     if plan.request.conversion == "before":
         device.empty_cache()
@@ -40,7 +40,7 @@ def prepare(plan: Plan, device: Device, model: nn.Module, tell: Tell) -> nn.Modu
 
 
 def take_steps(
-    plan: Plan, device: Device, model: nn.Module, tell: Tell, *, warmed: Callable[[], None] = lambda: None
+    plan: Plan, device: RunDevice, model: nn.Module, tell: Tell, *, warmed: Callable[[], None] = lambda: None
 ) -> Trace:
     """`warmed` is called between the warm-up and the steps that are asked about.
 
@@ -74,7 +74,7 @@ class Step:
     def __init__(
         self,
         workload: Workload,
-        device: Device,
+        device: RunDevice,
         model: nn.Module,
         inputs: dict[str, Any],
         optimizer: torch.optim.Optimizer | None,
@@ -108,7 +108,7 @@ class Step:
 
 
 def make_optimizer(kind: Optimizer, model: nn.Module) -> torch.optim.Optimizer | None:
-    trained = [each for each in model.parameters() if each.requires_grad]
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if kind == "none":
         return None
     if not trained:

@@ -1,4 +1,4 @@
-"""A real card in the place of the pretended one, for programs that were written for that."""
+"""A real card in the place of the predicted one, for programs that were written for that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from memviz.runner.workloads.weights import scale_weights
 
 
 def on_the_card(accelerator: Accelerator) -> Any:
-    """Called as `PretendedDevice` is; the card and the release are those that are there."""
+    """Called as `PredictedDevice` is; the card and the release are those that are there."""
 
     class OnTheCard(CudaDevice):
         def __init__(self, _card: object, *, release: object = None) -> None:

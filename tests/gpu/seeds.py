@@ -137,7 +137,7 @@ def run(case: Case, out: Path) -> dict[str, Any]:
     accelerator = find_accelerator()
     with all_drawn_on(accelerator):
         if case.arguments["what"] == "peaks":
-            return {"rows": rows_of(table.seed, PretendedDevice=on_the_card(accelerator))}
+            return {"rows": rows_of(table.seed, PredictedDevice=on_the_card(accelerator))}
         rows = (each for settings in table.ways for each in timed(table, settings, accelerator))
         return {"ways": [{**row, "twin": twin(plan, accelerator.kind)} for plan, row in rows]}
 

@@ -10,7 +10,7 @@ import torch
 
 from memviz.runner.measure import timing
 from memviz.runner.predict.cards import CARDS, card_named
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.gpu.check import ABOUT, asked
 from tests.gpu.checks import first
 from tests.gpu.checks.card import known_as
@@ -42,14 +42,14 @@ def test_every_card_of_ours_is_known_by_its_own_name():
 
 @pytest.mark.parametrize("name", MADE)
 def test_each_operator_can_be_predicted(name):
-    assert _rise(PretendedDevice(card_named("A100 80GB")), MADE[name]) >= 0
+    assert _rise(PredictedDevice(card_named("A100 80GB")), MADE[name]) >= 0
 
 
 def test_the_rise_is_that_of_the_second_time_alone():
     """16 MiB of heads, in and out: gradients of three, the result, its gradient, and what the kernel keeps by row."""
     mib = 1 << 20
     one = 2 * 16 * 2048 * 64 * 2
-    rise = _rise(PretendedDevice(card_named("H100"), release=(2, 11)), MADE["attention backward"])
+    rise = _rise(PredictedDevice(card_named("H100"), release=(2, 11)), MADE["attention backward"])
     assert 5 * one <= rise <= 5 * one + mib
 
 

@@ -43,10 +43,10 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     module = importlib.import_module("memviz.runner.published.flat_gradients")
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))
-    gpu, pretended = NotThere(), module.PretendedDevice
+    gpu, predicted = NotThere(), module.PredictedDevice
     with watching_torch(gpu), all_drawn_on(gpu.accelerator):
-        rows = seeds.rows_of("flat-gradients", PretendedDevice=on_the_card(gpu.accelerator))
-    assert module.PretendedDevice is pretended
+        rows = seeds.rows_of("flat-gradients", PredictedDevice=on_the_card(gpu.accelerator))
+    assert module.PredictedDevice is predicted
     assert [each["figure"] for each in rows].count("reserved GiB") == 3
     by_case = {each["case"]: each["ours"] for each in rows[:3]}
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0

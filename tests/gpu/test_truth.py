@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.execute import predict
 from memviz.runner.executed import Executed
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import save_run
 from memviz.trace.load import load_trace

@@ -10,7 +10,7 @@ import torch
 from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Trace
 from tests.gpu.case import Case
 from tests.gpu.comparing import gpu_of, requests_of
@@ -24,7 +24,7 @@ TOTAL = 1 << 34
 @cache
 def ran(conf: str = "") -> Trace:
     """Sizes that do not fit into each other's places."""
-    with PretendedDevice(card_named("H100"), settings=parse_settings(conf) if conf else None) as device:
+    with PredictedDevice(card_named("H100"), settings=parse_settings(conf) if conf else None) as device:
         for number in range(12):
             kept = [
                 torch.empty((11 + 7 * number % 23) * MiB + part, dtype=torch.uint8, device="meta") for part in range(4)

@@ -31,8 +31,8 @@ def prepare() -> None:
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.execute import predict
     from memviz.runner.plan import plan_of
+    from memviz.runner.predict.predicted_run import predict
     from memviz.runner.request import Request
     from memviz.trace.load import load_trace
     from tests.gpu.comparing import gpu_of, most_different

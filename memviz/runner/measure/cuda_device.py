@@ -23,7 +23,6 @@ import torch
 from torch import nn
 
 from memviz.errors import UsageError
-from memviz.runner.device import TakesInputs
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.reconcile import Peaks, Reported, reconcile
 from memviz.runner.measure.timing import EventStopwatch, Timing, measure
@@ -33,6 +32,7 @@ from memviz.runner.record.log import Log
 from memviz.runner.record.model_hooks import Watch
 from memviz.runner.record.recording import read_taken
 from memviz.runner.record.tensor_labels import see_all
+from memviz.runner.run_device import TakesInputs
 from memviz.trace.model import Category, DeviceTrace, Phase, Trace
 
 _SWITCHED_OFF = (

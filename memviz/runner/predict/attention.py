@@ -41,7 +41,7 @@ _CUDNN_FIRST = (Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH)
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     query: Tensor
     key: Tensor
     value: Tensor
@@ -53,15 +53,15 @@ class Call:
 
     @property
     def trains(self) -> bool:
-        needs = (self.query, self.key, self.value)
-        return torch.is_grad_enabled() and any(each.requires_grad for each in needs)
+        inputs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs)
 
     @property
     def widths(self) -> tuple[int, int, int]:
         return self.query.size(-1), self.key.size(-1), self.value.size(-1)
 
 
-def backend_for(call: Call, card: Card, release: tuple[int, int]) -> Backend:
+def backend_for(call: AttentionCall, card: Card, release: tuple[int, int]) -> Backend:
     """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
     tests = {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}
     on = {
@@ -73,7 +73,7 @@ def backend_for(call: Call, card: Card, release: tuple[int, int]) -> Backend:
     for backend in _order(card, release):
         if on[backend] and (backend is Backend.MATH or (_any_fused(call) and tests[backend](call, card))):
             return backend
-    names = ", ".join(each.name.lower() for each, is_on in on.items() if is_on) or "none"
+    names = ", ".join(backend.name.lower() for backend, is_on in on.items() if is_on) or "none"
     raise UsageError(
         f"No attention kernel that is switched on ({names}) can do this on {card.name}: "
         f"{_described(call)}. Switch on the math kernel too, or another that can."
@@ -81,9 +81,9 @@ def backend_for(call: Call, card: Card, release: tuple[int, int]) -> Backend:
 
 
 def _order(card: Card, release: tuple[int, int]) -> tuple[Backend, ...]:
-    asked = getattr(torch._C, "_get_sdp_priority_order", None)
-    known = {int(each) for each in Backend}
-    order = tuple(Backend(each) for each in asked() if each in known) if asked is not None else _ORDER
+    set_order = getattr(torch._C, "_get_sdp_priority_order", None)
+    known = {int(backend) for backend in Backend}
+    order = tuple(Backend(number) for number in set_order() if number in known) if set_order is not None else _ORDER
     if order != _ORDER:
         return order
     put_back = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
@@ -91,18 +91,18 @@ def _order(card: Card, release: tuple[int, int]) -> tuple[Backend, ...]:
     return _CUDNN_FIRST if prefers and not put_back else _ORDER
 
 
-def _any_fused(call: Call) -> bool:
+def _any_fused(call: AttentionCall) -> bool:
     """What all fused kernels ask: four dimensions, one after the other in memory within a head, none of them empty."""
     tensors = (call.query, call.key, call.value)
-    if any(each.dim() != 4 or each.numel() == 0 for each in tensors):
+    if any(tensor.dim() != 4 or tensor.numel() == 0 for tensor in tensors):
         return False
-    if any(each.stride(-1) != 1 and each.size(-1) != 1 for each in tensors):
+    if any(tensor.stride(-1) != 1 and tensor.size(-1) != 1 for tensor in tensors):
         return False
-    heads = {each.size(1) for each in tensors}
-    return len({each.size(0) for each in tensors}) == 1 and (len(heads) == 1 or call.grouped)
+    heads = {tensor.size(1) for tensor in tensors}
+    return len({tensor.size(0) for tensor in tensors}) == 1 and (len(heads) == 1 or call.grouped)
 
 
-def _flash(call: Call, card: Card) -> bool:
+def _flash(call: AttentionCall, card: Card) -> bool:
     query, width = call.query, call.query.size(-1)
     if call.mask is not None or len(set(call.widths)) != 1 or width > 256 or card.architecture < 80:
         return False
@@ -114,7 +114,7 @@ def _flash(call: Call, card: Card) -> bool:
     return query.dtype in _HALVES and (square or not call.is_causal)
 
 
-def _efficient(call: Call, card: Card) -> bool:
+def _efficient(call: AttentionCall, card: Card) -> bool:
     query = call.query
     if query.size(1) != call.key.size(1):
         return False
@@ -126,7 +126,7 @@ def _efficient(call: Call, card: Card) -> bool:
     return query.dtype in (torch.float16, torch.float32, *((torch.bfloat16,) if card.capability[0] >= 8 else ()))
 
 
-def _cudnn(call: Call, card: Card) -> bool:
+def _cudnn(call: AttentionCall, card: Card) -> bool:
     if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
         return False
     if call.dropout * 16 % 1 or call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
@@ -135,7 +135,7 @@ def _cudnn(call: Call, card: Card) -> bool:
     return all(width % 8 == 0 and width <= widest for width in call.widths)
 
 
-def attend(call: Call, backend: Backend, scale: float | None) -> Tensor:
+def attend(call: AttentionCall, backend: Backend, scale: float | None) -> Tensor:
     mask = _additive(call.mask, call.query.dtype)
     if backend is Backend.FLASH:
         return _attend_flash(call, scale)
@@ -157,7 +157,7 @@ def attend(call: Call, backend: Backend, scale: float | None) -> Tensor:
     return _first(out)
 
 
-def _attend_flash(call: Call, scale: float | None) -> Tensor:
+def _attend_flash(call: AttentionCall, scale: float | None) -> Tensor:
     """Widths that are no multiple of 8 are padded, in copies."""
     width = call.query.size(-1)
     missing = -width % 8
@@ -184,7 +184,7 @@ def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
     return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
 
 
-def _fitting(mask: Tensor, call: Call) -> Tensor:
+def _fitting(mask: Tensor, call: AttentionCall) -> Tensor:
     """Its rows begin at multiples of 16 bytes, if need be in a padded copy."""
     length = mask.size(-1)
     unit = 16 // mask.element_size()
@@ -194,7 +194,7 @@ def _fitting(mask: Tensor, call: Call) -> Tensor:
     return mask.expand(query.size(0), query.size(1), query.size(2), keys)
 
 
-def _described(call: Call) -> str:
-    sizes = " ".join(str(tuple(each.shape)) for each in (call.query, call.key, call.value))
+def _described(call: AttentionCall) -> str:
+    sizes = " ".join(str(tuple(tensor.shape)) for tensor in (call.query, call.key, call.value))
     mask = ", with a mask" if call.mask is not None else ""
     return f"{call.query.dtype} of {sizes}{mask}{f', dropout {call.dropout:g}' if call.dropout else ''}"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.patches import Patches
+from memviz.runner.predict.torch_patches import Patches
 
 aten = torch.ops.aten
 Kernel = Callable[..., Any]
@@ -95,8 +95,8 @@ class Autocast:
         if name in TO_SINGLE:
             return self._all_to(torch.float32, args, kwargs)
         if name in TO_WIDEST:
-            tensors = [each for each in _flat(args) if _casts(each)]
-            wide = any(each.dtype == torch.float32 for each in tensors)
+            tensors = [leaf for leaf in _flat(args) if _casts(leaf)]
+            wide = any(tensor.dtype == torch.float32 for tensor in tensors)
             return self._all_to(torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
         if name in ANSWER_IN_SINGLE and _casts(args[0]) and kwargs.get("dtype") is None:
             if name in ("softmax.int", "log_softmax.int"):
@@ -105,12 +105,12 @@ class Autocast:
         return args, kwargs
 
     def _all_to(self, dtype: torch.dtype, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        changed = {key: self._to(each, dtype) for key, each in kwargs.items()}
-        return tuple(self._to(each, dtype) for each in args), changed
+        named = {key: self._to(value, dtype) for key, value in kwargs.items()}
+        return tuple(self._to(value, dtype) for value in args), named
 
     def _to(self, value: Any, dtype: torch.dtype) -> Any:
         if isinstance(value, list | tuple):
-            return type(value)(self._to(each, dtype) for each in value)
+            return type(value)(self._to(item, dtype) for item in value)
         if not _casts(value) or value.dtype == dtype:
             return value
         if not (value.requires_grad and value.is_leaf and value.dtype == torch.float32 and dtype != torch.float32):
@@ -129,8 +129,8 @@ def _casts(value: Any) -> bool:
 
 def _flat(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _flat(each)
+        for item in value:
+            yield from _flat(item)
     else:
         yield value
 
@@ -151,14 +151,14 @@ def followed(autocast: Autocast) -> Iterator[None]:
 def _answer_for_our_device(patches: Patches) -> None:
     for owner in (torch, torch.amp, torch.amp.autocast_mode):
         for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_available", "set_autocast_dtype"):
-            there = vars(owner).get(name)
-            if there is not None:
-                patches.replace(owner, name, _with_device_renamed(there))
+            function = vars(owner).get(name)
+            if function is not None:
+                patches.replace(owner, name, _with_device_renamed(function))
     patches.replace(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
 
 
-def _with_device_renamed(there: Kernel) -> Kernel:
-    return lambda *args: there(*("cuda" if each == "meta" else each for each in args))
+def _with_device_renamed(function: Kernel) -> Kernel:
+    return lambda *args: function(*("cuda" if arg == "meta" else arg for arg in args))
 
 
 def _notice_regions(patches: Patches, autocast: Autocast) -> None:

@@ -71,14 +71,14 @@ def card_named(name: str) -> Card:
     """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'."""
     wanted = name.lower()
     words = wanted.split()
-    exact = [each for each in CARDS if wanted in (each.name.lower(), _short(each).lower())]
-    found = exact or [each for each in CARDS if words and all(word in each.name.lower() for word in words)]
-    if not found:
+    exact = [card for card in CARDS if wanted in (card.name.lower(), _short(card).lower())]
+    fitting = exact or [card for card in CARDS if words and all(word in card.name.lower() for word in words)]
+    if not fitting:
         raise UsageError(f"No card is known as {name!r}.{nearest(name, map(_short, CARDS))}")
-    if len(found) > 1:
-        several = " or ".join(_short(each) for each in found)
+    if len(fitting) > 1:
+        several = " or ".join(map(_short, fitting))
         raise UsageError(f"{name!r} may be {several}: say which.")
-    return found[0]
+    return fitting[0]
 
 
 def _short(card: Card) -> str:

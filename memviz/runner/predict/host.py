@@ -10,6 +10,7 @@ return the values where `Unknown` knew them. Whatever writes to a tensor then ha
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,9 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.marked import Marked
-from memviz.runner.predict.refusals import data_needed
-from memviz.runner.predict.words import word_for
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
@@ -35,11 +34,48 @@ _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill
 _WHOLE = (torch.long, torch.int)
 
 
+class _StorageRef(weakref.ref["torch.UntypedStorage"]):
+    __slots__ = ("key",)
+    key: int
+
+
+class MarkedStorages:
+    """Of which something is known that torch does not keep: their values are unknown, or they count as pinned.
+
+    By the address of the storage's C++ object, for as long as the storage lives; so views are marked with it.
+    """
+
+    def __init__(self) -> None:
+        self._refs: dict[int, _StorageRef] = {}
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __contains__(self, tensor: object) -> bool:
+        if not self._refs or not isinstance(tensor, Tensor) or tensor.is_meta:
+            return False
+        if tensor.layout is not torch.strided:
+            return False
+        return tensor.untyped_storage()._cdata in self._refs
+
+    def add(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        ref = _StorageRef(storage, self._gone)
+        ref.key = storage._cdata
+        self._refs[ref.key] = ref
+
+    def remove(self, tensor: Tensor) -> None:
+        self._refs.pop(tensor.untyped_storage()._cdata, None)
+
+    def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
+        self._refs.pop(ref.key, None)  # type: ignore[attr-defined]
+
+
 class Host:
     """`unknown` is what holds no values."""
 
     def __init__(self) -> None:
-        self.unknown = Marked()
+        self.unknown = MarkedStorages()
 
     def is_unknown(self, value: Any) -> bool:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
@@ -52,7 +88,7 @@ class Host:
             out = moved(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if not len(self.unknown) or not any(each in self.unknown for each in _tensors((args, kwargs))):
+        if not len(self.unknown) or not any(tensor in self.unknown for tensor in _tensors((args, kwargs))):
             return NotImplemented
         return self._with_unknown(func, args, kwargs)
 
@@ -62,23 +98,23 @@ class Host:
         first = tensors[0] if tensors else None
         if first is None or first.is_meta:
             return NotImplemented
-        if func in _FROM_ONE_NUMBER and all(each.dim() == 0 for each in tensors if each.is_meta):
+        if func in _FROM_ONE_NUMBER and all(tensor.dim() == 0 for tensor in tensors if tensor.is_meta):
             self._lose(first)
             return first
         if first.dim() == 0 and not func._schema.is_mutable:
             return NotImplemented
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cpu and cuda:0! "
-            f"(in {word_for(func)})"
+            f"(in {name_for_users(func)})"
         )
 
     def _with_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if any(each.is_meta for each in _tensors((args, kwargs))):
+        if any(tensor.is_meta for tensor in _tensors((args, kwargs))):
             self._refuse_to_read(func, args)
             return NotImplemented
         if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):
             return NotImplemented
-        if func in _FILLERS and not any(each in self.unknown for each in _tensors((args[1:], kwargs))):
+        if func in _FILLERS and not any(tensor in self.unknown for tensor in _tensors((args[1:], kwargs))):
             if _fills_its_storage(args[0]):
                 self.unknown.remove(args[0])
             return NotImplemented
@@ -88,13 +124,13 @@ class Host:
     def _refuse_to_read(self, func: Any, args: Any) -> None:
         """Whole numbers may be unknown where they only say which elements, not how many."""
         if func is aten.index.Tensor:
-            reads = any(each in self.unknown and each.dtype not in _WHOLE for each in args[1])
+            reads = any(index in self.unknown and index.dtype not in _WHOLE for index in args[1])
         elif func is _PACK:
             reads = args[1] in self.unknown
         else:
-            reads = _is_sized_by_values(func) and any(each in self.unknown for each in _tensors(args))
+            reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in _tensors(args))
         if reads:
-            raise data_needed(word_for(func))
+            raise data_needed(name_for_users(func))
 
     def _by_shapes(self, func: Any, args: Any, kwargs: Any) -> Any:
         twins: dict[int, Tensor] = {}
@@ -107,13 +143,13 @@ class Host:
                 twins[id(value)], originals[id(twin)] = twin, value
             return twin
 
-        named = {key: "meta" if key == "device" else each for key, each in kwargs.items() if key != "pin_memory"}
+        named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key != "pin_memory"}
         out = func(*_mapped(shape_of, args), **_mapped(shape_of, named))
-        for each in _written_by(func, args, kwargs):
-            if each.shape != twins[id(each)].shape:
-                each.resize_(twins[id(each)].shape)
-            self.unknown.add(each)
-        return _mapped(lambda each: originals[id(each)] if id(each) in originals else self.blank_like(each), out)
+        for written in _written_by(func, args, kwargs):
+            if written.shape != twins[id(written)].shape:
+                written.resize_(twins[id(written)].shape)
+            self.unknown.add(written)
+        return _mapped(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
 
     def blank_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
@@ -144,8 +180,8 @@ class Host:
         """`torch._foreach_copy_(host_tensors, device_tensors)`."""
         if not args[0] or is_on_device(args[0][0]) or not is_on_device(args[1][0]):
             return NotImplemented
-        for each in args[0]:
-            self._lose(each)
+        for tensor in args[0]:
+            self._lose(tensor)
         return None
 
     def _lose(self, tensor: Tensor) -> None:
@@ -165,9 +201,10 @@ def _zeros(count: int) -> torch.UntypedStorage:
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    for at, each in enumerate(func._schema.arguments):
-        if each.alias_info is not None and each.alias_info.is_write:
-            yield from _tensors(kwargs[each.name] if each.name in kwargs else args[at] if at < len(args) else ())
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            name = argument.name
+            yield from _tensors(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
 
 def _only_its_shape_counts(func: Any, args: Any) -> bool:
@@ -188,8 +225,8 @@ def _goes_to_device(kwargs: Any) -> bool:
 
 
 def _is_view(func: Any) -> bool:
-    aliases = [each.alias_info for each in func._schema.returns]
-    return bool(aliases) and all(each is not None and not each.is_write for each in aliases)
+    aliases = [returned.alias_info for returned in func._schema.returns]
+    return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
 
 
 def _fills_its_storage(tensor: Tensor) -> bool:
@@ -200,8 +237,8 @@ def _tensors(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from _tensors(each)
+        for item in value:
+            yield from _tensors(item)
     elif isinstance(value, dict):
         yield from _tensors(tuple(value.values()))
 
@@ -210,9 +247,9 @@ def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
     if isinstance(value, Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)([_mapped(change, each) for each in value])
+        return type(value)([_mapped(change, item) for item in value])
     if isinstance(value, dict):
-        return {key: _mapped(change, each) for key, each in value.items()}
+        return {key: _mapped(change, item) for key, item in value.items()}
     return value
 
 

@@ -40,8 +40,8 @@ def add(func: Any, args: Any, kwargs: Any) -> Any:
         return first.view(first.shape) if fits else NotImplemented
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return NotImplemented
-    alike = first.shape == second.shape and first.dtype == second.dtype
-    if not alike or not _is_dense(first) or owners_of(first) != owners_of_a_lone_sum():
+    same_kind = first.shape == second.shape and first.dtype == second.dtype
+    if not same_kind or not _is_dense(first) or owners_of(first) != owners_of_a_lone_sum():
         return NotImplemented
     return first
 
@@ -69,25 +69,25 @@ def owners_of(tensor: Any) -> tuple[int, int] | None:
 
 @cache
 def owners_of_a_lone_sum() -> tuple[int, int] | None:
-    """Found by trying: `owners_of` the first term when two gradients meet and nothing else holds it."""
+    """By trying: `owners_of` the first term when two gradients meet and nothing else holds it."""
     probe = _Probe()
     with probe, torch.enable_grad():
         leaf = torch.empty(2, device="meta", requires_grad=True)
         once = leaf * 1
         total: Any = (once.sin() + once.cos()).sum()
         total.backward()
-    return probe.found
+    return probe.owners
 
 
 class _Probe(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.found: tuple[int, int] | None = None
+        self.owners: tuple[int, int] | None = None
         self._watched: list[Any] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.add.Tensor and torch._C._current_graph_task_id() != -1:
-            self.found = owners_of(args[0])
+            self.owners = owners_of(args[0])
         out = func(*args, **(kwargs or {}))
         if isinstance(out, Tensor):
             # As the ledger does, since that counts.

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.attention import Call, attend, backend_for
+from memviz.runner.predict.attention import AttentionCall, attend, backend_for
 from memviz.runner.predict.cards import Card
 
 aten = torch.ops.aten
@@ -41,7 +41,7 @@ def kernels_for(card: Card, release: tuple[int, int]) -> dict[str, Kernel]:
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:
         given = {**dict(zip(_ATTENTION_TAKES, rest, strict=False)), **named}
-        call = Call(
+        call = AttentionCall(
             query,
             key,
             value,

@@ -25,7 +25,7 @@ _USERS_CODE = -1
 """The cause of what no allocation caused, such as emptying the cache."""
 
 
-class Allocation:
+class LiveAllocation:
     __slots__ = ("block", "number", "requested", "storage")
 
     def __init__(self, number: int, requested: int, block: Block) -> None:
@@ -47,7 +47,7 @@ class Ledger:
     def __init__(self, settings: Settings, number_of_stack: Callable[[], int]) -> None:
         self.history = History()
         self.allocator = CachingAllocator(settings, Device(), self.history.add)
-        self.live: dict[int, Allocation] = {}
+        self.live: dict[int, LiveAllocation] = {}
         """By the address of the storage's C++ object, which is its own as long as it lives."""
         self.count = 0
         self.stacks = array("i")
@@ -55,14 +55,14 @@ class Ledger:
         self.times = array("q")
         self.now = 0
         """Counts events and marks: there is no other clock on a card that is not there."""
-        self.freed: Callable[[Allocation], None] = lambda allocation: None
+        self.freed: Callable[[LiveAllocation], None] = lambda allocation: None
         self.closed = False
         self._stack = number_of_stack
 
-    def knows(self, storage: torch.UntypedStorage) -> Allocation | None:
+    def knows(self, storage: torch.UntypedStorage) -> LiveAllocation | None:
         return self.live.get(storage._cdata)
 
-    def take(self, storage: torch.UntypedStorage, stack: int) -> Allocation | None:
+    def take(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
         """Memory for a storage; for zero bytes PyTorch asks nobody."""
         requested = storage.nbytes()
         if requested == 0:
@@ -75,21 +75,21 @@ class Ledger:
         self.live[key] = allocation
         return allocation
 
-    def malloc(self, requested: int, stack: int) -> Allocation:
+    def malloc(self, requested: int, stack: int) -> LiveAllocation:
         self.history.now = number = self.count
         self.count += 1
         block = self.allocator.malloc(requested)
         block.cause = number
         self._date(stack)
-        return Allocation(number, requested, block)
+        return LiveAllocation(number, requested, block)
 
-    def free(self, allocation: Allocation, stack: int = NO_STACK) -> None:
+    def free(self, allocation: LiveAllocation, stack: int = NO_STACK) -> None:
         self.history.now = allocation.number
         self.allocator.free(allocation.block)
         self._date(stack)
         self.freed(allocation)
 
-    def replace(self, storage: torch.UntypedStorage, stack: int) -> Allocation | None:
+    def replace(self, storage: torch.UntypedStorage, stack: int) -> LiveAllocation | None:
         """A storage that was resized: new memory first, then the old is let go, as it is copied between them."""
         old = self.live.pop(storage._cdata, None)
         new = self.take(storage, stack)

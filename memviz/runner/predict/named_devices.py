@@ -6,12 +6,12 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict.refusals import no_such_device
+from memviz.runner.predict.prediction_errors import no_such_device
 
-HERE = torch.device("meta")
+META = torch.device("meta")
 """Where torch keeps the tensors that stand for those on the card."""
-SAID = torch.device("cuda", 0)
-"""What a program is told of it."""
+CUDA_0 = torch.device("cuda", 0)
+"""What the program is told that they lie on."""
 
 
 class NamedDevices:

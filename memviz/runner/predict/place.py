@@ -10,14 +10,14 @@ from torch import nn
 from torch.nn import Parameter
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from memviz.runner.predict.recorder import Recorder
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.trace.model import Category
 
 
-def place_model(recorder: Recorder, model: nn.Module, device: torch.device) -> nn.Module:
+def place_model(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
     """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied."""
     names = {id(module): path for path, module in model.named_modules()}
-    recorder.where.name_modules(model)
+    recorder.position.name_modules(model)
     replaced: dict[int, Parameter] = {}
     recorder.placed = Category.PARAMETER
     try:
@@ -36,14 +36,14 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _place_own(
-    recorder: Recorder, module: nn.Module, path: str, device: torch.device, replaced: dict[int, Parameter]
+    recorder: AllocationRecorder, module: nn.Module, path: str, device: torch.device, replaced: dict[int, Parameter]
 ) -> None:
-    with recorder.where.inside(module):
+    with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
                 placed = _placed_parameter(recorder, parameter, device, replaced)
                 module._parameters[name] = placed
-                recorder.where.own(placed, path)
+                recorder.position.own(placed, path)
                 recorder.watch(placed)
         for name, buffer in module._buffers.items():
             if buffer is not None and not _is_there(recorder, buffer):
@@ -51,7 +51,7 @@ def _place_own(
 
 
 def _placed_parameter(
-    recorder: Recorder, parameter: Parameter, device: torch.device, replaced: dict[int, Parameter]
+    recorder: AllocationRecorder, parameter: Parameter, device: torch.device, replaced: dict[int, Parameter]
 ) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
@@ -82,5 +82,5 @@ def _is_made_of_others(tensor: torch.Tensor) -> bool:
     return bool(is_traceable_wrapper_subclass(tensor))
 
 
-def _is_there(recorder: Recorder, tensor: torch.Tensor) -> bool:
+def _is_there(recorder: AllocationRecorder, tensor: torch.Tensor) -> bool:
     return tensor.is_meta and recorder.ledger.knows(tensor.untyped_storage()) is not None

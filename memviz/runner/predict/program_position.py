@@ -26,16 +26,16 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 
 def _needed(owner: Any, name: str) -> Callable[..., Any]:
-    found: Callable[..., Any] | None = getattr(owner, name, None)
-    if found is None:
+    function: Callable[..., Any] | None = getattr(owner, name, None)
+    if function is None:
         raise UsageError(
             f"torch {torch.__version__} has no {owner.__name__}.{name}, by which the predictor follows backward; "
             "use a release from 2.6 to 2.13."
         )
-    return found
+    return function
 
 
-class Where:
+class ProgramPosition:
     def __init__(self, interner: Interner) -> None:
         self.graph_task = _needed(torch._C, "_current_graph_task_id")
         self._node = _needed(torch._C, "_current_autograd_node")

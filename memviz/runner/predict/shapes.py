@@ -37,11 +37,11 @@ def _one_to_one(func: Any, args: Any, kwargs: Any) -> Any:
     first = args[0]
     if not _is_plain(first):
         return NotImplemented
-    for each in args[1:]:
-        if isinstance(each, Tensor):
-            if not _is_plain(each) or each.shape != first.shape or each.dtype != first.dtype:
+    for arg in args[1:]:
+        if isinstance(arg, Tensor):
+            if not _is_plain(arg) or arg.shape != first.shape or arg.dtype != first.dtype:
                 return NotImplemented
-        elif isinstance(each, complex):
+        elif isinstance(arg, complex):
             return NotImplemented
     return _new(first.shape, first.dtype)
 
@@ -121,23 +121,23 @@ def _layer_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
-def _each_alike(func: Any, args: Any, kwargs: Any) -> Any:
+def _one_beside_each(func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor beside each of a list."""
-    if not all(_is_plain(each) for each in args[0]):
+    if not all(map(_is_plain, args[0])):
         return NotImplemented
-    return [_new(each.shape, each.dtype) for each in args[0]]
+    return [_new(tensor.shape, tensor.dtype) for tensor in args[0]]
 
 
 def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     """Lists of tensors that are changed where they are; shapes stay."""
-    lists = [each for each in args if isinstance(each, list)]
-    if len({tuple(each.shape for each in tensors) for tensors in lists if _all_on_device(tensors)}) != 1:
+    lists = [arg for arg in args if isinstance(arg, list)]
+    if len({tuple(tensor.shape for tensor in tensors) for tensors in lists if _all_on_device(tensors)}) != 1:
         return NotImplemented
     return None if _all_on_device(args[0]) else NotImplemented
 
 
 def _all_on_device(tensors: list[Any]) -> bool:
-    return all(isinstance(each, Tensor) and each.is_meta for each in tensors)
+    return all(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)
 
 
 _ONE_TO_ONE = (
@@ -168,13 +168,13 @@ _FOREACH_IN_PLACE = (
     aten._foreach_div_.ScalarList,
 )
 SHAPES: dict[Any, Shape] = {
-    **{each: _one_to_one for each in _ONE_TO_ONE},
+    **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
     aten.sum.dim_IntList: _reduced,
     aten.mean.dim: _reduced,
     aten.addmm.default: _addmm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
-    aten._foreach_sqrt.default: _each_alike,
-    **{each: _in_place for each in _FOREACH_IN_PLACE},
+    aten._foreach_sqrt.default: _one_beside_each,
+    **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
 }

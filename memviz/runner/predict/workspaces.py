@@ -59,8 +59,8 @@ def _flash(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     splits = 1 if dropout else _splits(batch * heads * ceil(rows / 64), key.size(2), width, card)
     if splits == 1:
         return ()
-    each = splits * batch * heads * rows * _SINGLE
-    return each, each * _up(width, 32 if width <= 128 else 64)
+    partial = splits * batch * heads * rows * _SINGLE
+    return partial, partial * _up(width, 32 if width <= 128 else 64)
 
 
 def _splits(blocks: int, keys: int, width: int, card: Card) -> int:
@@ -115,22 +115,22 @@ def _index_put(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return ()
-    count = max((each.numel() for each in args[1] if each is not None), default=0)
+    count = max((index.numel() for index in args[1] if index is not None), default=0)
     return (count * _INDEX,) * 5
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     """A number for each piece of each tensor (read)."""
     tensors = args[0]
-    pieces = max((ceil(each.numel() / _CHUNK) for each in tensors), default=0)
+    pieces = max((ceil(tensor.numel() / _CHUNK) for tensor in tensors), default=0)
     return (len(tensors) * pieces * _SINGLE,)
 
 
 def _copies_for_cublas(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
-    for each in args:
-        if isinstance(each, Tensor) and each.dim() >= 2 and not _suits_cublas(each):
-            yield _bytes(each)
+    for arg in args:
+        if isinstance(arg, Tensor) and arg.dim() >= 2 and not _suits_cublas(arg):
+            yield _bytes(arg)
 
 
 def _suits_cublas(matrix: Tensor) -> bool:
@@ -141,7 +141,7 @@ def _suits_cublas(matrix: Tensor) -> bool:
 
 def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     """Kernels that walk memory from end to end copy what does not lie so (read)."""
-    return [_bytes(each) for each in args[:2] if isinstance(each, Tensor) and not each.is_contiguous()]
+    return [_bytes(arg) for arg in args[:2] if isinstance(arg, Tensor) and not arg.is_contiguous()]
 
 
 TEMPORARIES: dict[Any, Temporaries] = {
@@ -152,18 +152,10 @@ TEMPORARIES: dict[Any, Temporaries] = {
     aten.index_put_: _index_put,
     aten.index_put: _index_put,
     aten._foreach_norm: _foreach_norm,
-    **{each: _copies_for_cublas for each in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)},
-    **{
-        each: _copies_to_be_contiguous
-        for each in (
-            aten.native_layer_norm,
-            aten.native_layer_norm_backward,
-            aten._softmax,
-            aten._softmax_backward_data,
-            aten._log_softmax,
-            aten._log_softmax_backward_data,
-        )
-    },
+    **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _copies_for_cublas),
+    **dict.fromkeys((aten.native_layer_norm, aten.native_layer_norm_backward), _copies_to_be_contiguous),
+    **dict.fromkeys((aten._softmax, aten._softmax_backward_data), _copies_to_be_contiguous),
+    **dict.fromkeys((aten._log_softmax, aten._log_softmax_backward_data), _copies_to_be_contiguous),
 }
 
 _UNSEEN = (

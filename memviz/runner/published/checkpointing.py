@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import Step
 from memviz.runner.workloads.ltx_video import LtxVideo
@@ -37,7 +37,7 @@ def _rows(tell: Tell) -> Iterator[Row]:
     workload = LtxVideo(mode="training")
     with torch.device("meta"):
         model = workload.build()
-    with PretendedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
         device.empty_cache()
         device.reset_peak()

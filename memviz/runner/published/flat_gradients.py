@@ -8,7 +8,7 @@ import torch
 
 from memviz.runner.output_check.compare import adamw
 from memviz.runner.output_check.runs import Step as Repeatable
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import Step
 from memviz.runner.workloads.transformer_block import TransformerBlock
@@ -61,7 +61,7 @@ def _reserved(how: str) -> tuple[int, int]:
     with torch.device("meta"):
         model = workload.build()
     count = sum(each.numel() for each in model.parameters())
-    with PretendedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
         FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)
         device.empty_cache()

@@ -8,7 +8,7 @@ import torch
 
 from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.flatten import flatten
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import Step
 from memviz.runner.workloads.flux import Flux
@@ -58,7 +58,7 @@ def _allocated(casting: LayerwiseCasting | None) -> int:
     workload = Flux()
     with torch.device("meta"):
         model = workload.build()
-    with PretendedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
         if casting is not None:
             casting.apply(model)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.split_outputs import TOKENS, differences
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import Step
@@ -75,7 +75,7 @@ def _peaks(activation: str) -> tuple[int, int]:
     workload = FeedForwardStack(activation=activation)
     with torch.device("meta"):
         model = workload.build()
-    with PretendedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
         step = Step(workload, device, model, device.inputs(workload), None)
         step()
@@ -87,7 +87,7 @@ def _peaks(activation: str) -> tuple[int, int]:
     return whole, split
 
 
-def _measured(device: PretendedDevice, step: Step) -> tuple[Any, int]:
+def _measured(device: PredictedDevice, step: Step) -> tuple[Any, int]:
     device.empty_cache()
     device.reset_peak()
     return step(), device.peak_allocated_bytes
@@ -120,7 +120,7 @@ def _reproducer() -> tuple[int, int]:
     with torch.device("meta"):
         models = [workload.build(), _Slices(workload.dim, workload.dim * workload.mult)]
     kept, peaks = [], []
-    with PretendedDevice(card(), release=RELEASE) as device:
+    with PredictedDevice(card(), release=RELEASE) as device:
         device.place(nn.ModuleList(models))
         inputs = device.inputs(workload)
         for model in models:

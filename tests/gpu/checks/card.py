@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memviz.allocator.what_if import OVERHEAD_BYTES
-from memviz.runner.predict.attention import Backend, Call, backend_for
+from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
 from memviz.runner.predict.cards import CARDS, Card
 from tests.gpu.check import Answers, asked
 from tests.gpu.machine import card_of, facts, release_of
@@ -84,7 +84,7 @@ def _first_is_cudnn() -> bool:
     return torch._fused_sdp_choice(q, q, q) == Backend.CUDNN
 
 
-def _calls() -> Iterator[tuple[str, Call, dict[str, Any]]]:
+def _calls() -> Iterator[tuple[str, AttentionCall, dict[str, Any]]]:
     grid = product(
         (_HALF, torch.float16, _SINGLE), (40, 64, 128, 256), ("", "causal", "mask", "grouped"), (False, True)
     )
@@ -96,6 +96,6 @@ def _calls() -> Iterator[tuple[str, Call, dict[str, Any]]]:
         )
         mask = torch.zeros(2, 1, 512, 512, device="cuda", dtype=dtype) if kind == "mask" else None
         grouped = kind == "grouped"
-        call = Call(query, key, value, mask, 0.0, kind == "causal", grouped)
+        call = AttentionCall(query, key, value, mask, 0.0, kind == "causal", grouped)
         words = f"{dtype}, width {width}, {kind or 'plain'}, {'training' if trains else 'inference'}"
         yield words.removeprefix("torch."), call, {"enable_gqa": True} if grouped else {}

@@ -1,4 +1,4 @@
-"""One operator at a time, on this card and on the pretended one: how far memory rises while it runs.
+"""One operator at a time, on this card and on the predicted one: how far memory rises while it runs.
 
 Where a whole run is predicted wrongly, this says which operator is to blame.
 """
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from memviz.analysis.timeline import timeline
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Action, Trace
 from tests.gpu.check import Answers, asked
 from tests.gpu.comparing import gpu_of
@@ -38,7 +38,7 @@ def operators(_folder: Path) -> Answers:
     accelerator, card = find_accelerator(), card_of(found)
     for name, made in MADE.items():
         really = _rise(CudaDevice(accelerator=accelerator), made)
-        expected = _rise(PretendedDevice(card, release=(int(major), int(minor))), made)
+        expected = _rise(PredictedDevice(card, release=(int(major), int(minor))), made)
         near = abs(really - expected) <= max(_SHARE * really, _REST)
         yield asked(f"rise of {name}", expected, really, ok=near)
 

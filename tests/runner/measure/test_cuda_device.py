@@ -13,10 +13,10 @@ from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
-from memviz.runner.device import Device
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.reconcile import Reported, reconcile
 from memviz.runner.record.history import is_recording
+from memviz.runner.run_device import RunDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Trace
 from tests.real import FOLDER, requires_real
@@ -35,7 +35,7 @@ def on(gpu: FakeGpu, **more: Any) -> CudaDevice:
     return CudaDevice(accelerator=gpu.accelerator, **more)
 
 
-def one_step(device: Device, model: nn.Module) -> Tensor:
+def one_step(device: RunDevice, model: nn.Module) -> Tensor:
     with device.phase("warm-up"):
         with device.phase("forward"):
             output = model(**device.inputs(Workload()))

@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from memviz.errors import UsageError
-from memviz.runner.predict.attention import Backend, Call, backend_for
+from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100, allocations
 
 MATH, FLASH, EFFICIENT, CUDNN = Backend
@@ -26,13 +26,13 @@ def call(
     trains: bool = True,
     keys: int = 32,
     **more: object,
-) -> Call:
+) -> AttentionCall:
     def make(count: int, length: int) -> torch.Tensor:
         return torch.empty(2, count, length, width, dtype=dtype, device="meta", requires_grad=trains)
 
     given = torch.empty(32, keys, device="meta") if mask else None
     options = {"dropout": 0.0, "is_causal": False, "grouped": False, **more}
-    return Call(make(heads[0], 32), make(heads[1], keys), make(heads[1], keys), given, **options)  # type: ignore[arg-type]
+    return AttentionCall(make(heads[0], 32), make(heads[1], keys), make(heads[1], keys), given, **options)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def call(
         ("B200", call(keys=1), FLASH),
     ],
 )
-def test_the_kernel_a_card_takes(card: str, asked: Call, expected: Backend) -> None:
+def test_the_kernel_a_card_takes(card: str, asked: AttentionCall, expected: Backend) -> None:
     assert backend_for(asked, card_named(card), (2, 13)) is expected
 
 
@@ -83,7 +83,7 @@ def test_switches_are_torchs_own() -> None:
 
 def attended(backend: SDPBackend, **options: object) -> list[tuple[str, int]]:
     """Operators and bytes of one call with its backward, from the call on; sizes below a KiB left out."""
-    with PretendedDevice(A100) as device, sdpa_kernel(backend):
+    with PredictedDevice(A100) as device, sdpa_kernel(backend):
         x = torch.empty(2, 256, 4, 64, dtype=BRAIN, device=device.torch_device).transpose(1, 2).requires_grad_()
         before = len(allocations(device.finish()))
         functional.scaled_dot_product_attention(x, x, x, **options).sum().backward()  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.checkpoint import checkpoint
 
 from memviz.errors import UsageError
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 SECOND = torch.device("cuda", 1)
@@ -38,7 +38,7 @@ WRONG: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("how", WRONG)
 def test_a_second_card_is_the_error_that_it_is_on_a_machine_with_one(how: str) -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         with pytest.raises(UsageError, match=r"devices_named\.py, line \d+: .*invalid device ordinal.*one NVIDIA A100"):
             WRONG[how]()
         # Programs that look for a second card catch torch's own error.
@@ -48,7 +48,7 @@ def test_a_second_card_is_the_error_that_it_is_on_a_machine_with_one(how: str) -
 
 
 def test_the_one_card_goes_by_all_its_names() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         with torch.cuda.device(0):
             made = [torch.ones(128).to(name) for name in ("cuda", "cuda:0", 0, torch.device("cuda"))]
         made += [torch.ones(128).cuda(0), torch.ones(128, device=0), torch.ones(128, device=torch.device("cuda", 0))]
@@ -83,7 +83,7 @@ def test_a_tensor_says_that_it_is_on_the_card_wherever_it_is_asked() -> None:
         seen.append(x.device)
         return x
 
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         x = torch.ones(2, 3, device="cuda", requires_grad=True)
         x.register_hook(lambda gradient: seen.append(gradient.device))
         with torch.autograd.graph.saved_tensors_hooks(pack, pack):
@@ -96,7 +96,7 @@ def test_a_tensor_says_that_it_is_on_the_card_wherever_it_is_asked() -> None:
 
 
 def test_addresses_tell_what_shares_memory() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         one, other = torch.ones(8, device="cuda"), torch.ones(8, device="cuda")
         assert one.data_ptr() != other.data_ptr()
         assert one.view(2, 4)[1].data_ptr() == one.data_ptr() + 16
@@ -104,7 +104,7 @@ def test_addresses_tell_what_shares_memory() -> None:
 
 
 def test_pinned_memory_is_the_hosts_and_says_so() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         host = torch.arange(4.0)
         pinned = host.pin_memory()
         assert (host.is_pinned(), pinned.is_pinned(), pinned[1:].is_pinned()) == (False, True, True)
@@ -168,7 +168,7 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
         return held, device.peak_allocated_bytes - held - A100.cublas_workspace_bytes
 
     if built == "cuda":
-        with PretendedDevice(A100) as device:
+        with PredictedDevice(A100) as device:
             with torch.device("cuda"):
                 model = build()
             device.empty_cache()
@@ -176,7 +176,7 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
     else:
         with torch.device(built):
             model = build()
-        with PretendedDevice(A100) as device:
+        with PredictedDevice(A100) as device:
             held, beside = run(model)
     assert held == 512 * 512 + 512 * 4
     # Both fp32 copies of the weight, then the inputs beside the one that is used.
@@ -184,7 +184,7 @@ def test_a_quantized_weight_counts_what_it_is_made_of(built: str) -> None:
 
 
 def test_what_torch_compile_would_compile_runs_as_it_stands_and_is_said_so() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model = nn.Sequential(nn.Linear(8, 8), nn.ReLU()).cuda()
         compiled = torch.compile(model)
 
@@ -194,7 +194,7 @@ def test_what_torch_compile_would_compile_runs_as_it_stands_and_is_said_so() -> 
 
         assert double(compiled(torch.zeros(2, 8, device="cuda"))).is_cuda
         assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.cuda()(torch.zeros(2, 8, device="cuda"))
         assert not [each for each in device.unseen() if each.startswith("torch.compile")]
 
@@ -202,6 +202,6 @@ def test_what_torch_compile_would_compile_runs_as_it_stands_and_is_said_so() -> 
 def test_a_module_that_was_compiled_before_is_said_too() -> None:
     model = nn.Linear(8, 8)
     model._compiled_call_impl = model._call_impl
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.cuda()(torch.zeros(2, 8, device="cuda"))
         assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]

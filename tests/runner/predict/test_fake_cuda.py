@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations
 
@@ -23,7 +23,7 @@ WEIGHTS = 2 * LARGEST + 4 * (256 + 128)
 
 def test_a_script_for_cuda_runs_as_it_stands() -> None:
     model = layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         assert torch.cuda.is_available()
         model.cuda()
         assert torch.cuda.memory_allocated() == WEIGHTS
@@ -42,7 +42,7 @@ def test_a_script_for_cuda_runs_as_it_stands() -> None:
 
 def test_what_goes_to_the_host_leaves_the_device() -> None:
     model = layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.to("cuda")
         model.to("cpu")
         assert device.allocated_bytes == 0
@@ -56,7 +56,7 @@ def test_what_goes_to_the_host_leaves_the_device() -> None:
 def test_saved_tensors_on_the_host_are_on_the_device_only_for_their_backward(pinned: bool) -> None:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(8)))
     one = 512 * 256 * 4
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.cuda()
         x = torch.zeros(512, 256, device="cuda", requires_grad=True)
         before = device.allocated_bytes
@@ -67,7 +67,7 @@ def test_saved_tensors_on_the_host_are_on_the_device_only_for_their_backward(pin
         device.reset_peak()
         out.sum().backward()
     kept = torch.zeros(0)
-    with PretendedDevice(A100) as other:
+    with PredictedDevice(A100) as other:
         model.cuda()
         x = torch.zeros(512, 256, device="cuda", requires_grad=True)
         before = other.allocated_bytes
@@ -80,7 +80,7 @@ def test_saved_tensors_on_the_host_are_on_the_device_only_for_their_backward(pin
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(reentrant: bool) -> None:
     model = layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.cuda()
         x = torch.zeros(16, 128, device="cuda", requires_grad=True)
         before = device.allocated_bytes
@@ -99,7 +99,7 @@ def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(reentra
 
 def test_autocast_in_inference_mode() -> None:
     model = layers()
-    with PretendedDevice(A100), torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16):
+    with PredictedDevice(A100), torch.inference_mode(), torch.autocast("cuda", dtype=torch.float16):
         assert model.cuda()(torch.zeros(2, 128, device="cuda")).dtype == torch.float16
 
 
@@ -107,7 +107,7 @@ def test_autocast_in_inference_mode() -> None:
 def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
     model = layers()
     options = {"foreach": {}, "fused": {"fused": True}, "for-loop": {"foreach": False}}[kind]
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         model.cuda()
         optimizer = torch.optim.AdamW(model.parameters(), **options)
         for _ in range(2):
@@ -130,7 +130,7 @@ def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
 
 def test_a_scaler_of_gradients_takes_every_step() -> None:
     model = layers()
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         model.cuda()
         scaler, optimizer = torch.amp.GradScaler("cuda"), torch.optim.SGD(model.parameters(), lr=0.1)
         with torch.autocast("cuda", dtype=torch.float16):
@@ -141,7 +141,7 @@ def test_a_scaler_of_gradients_takes_every_step() -> None:
 
 
 def test_memory_follows_a_storage_that_changes_its_size() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         x = torch.zeros(1000, device="cuda")
         x.resize_(5000)
         assert device.allocated_bytes == 20_480
@@ -153,7 +153,7 @@ def test_memory_follows_a_storage_that_changes_its_size() -> None:
 
 
 def test_views_take_nothing_and_keep_what_they_show() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         x = torch.zeros(1024, device="cuda")
         views = x[:8].view(2, 4).t()
         assert device.allocated_bytes == 4096
@@ -164,7 +164,7 @@ def test_views_take_nothing_and_keep_what_they_show() -> None:
 
 
 def test_types_of_eight_bits_are_stored_as_such() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         weight = torch.zeros(1024, 1024, dtype=torch.bfloat16, device="cuda")
         weight = weight.to(torch.float8_e4m3fn)
         assert device.allocated_bytes == 1 << 20

@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 GiB = 1 << 30
@@ -22,7 +22,7 @@ def test_a_training_step_of_ltx_video() -> None:
     with torch.device("meta"):
         model = diffusers.LTXVideoTransformer3DModel().to(torch.bfloat16).train()
     before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
-    with PretendedDevice(A100, release=(2, 6)) as device:
+    with PredictedDevice(A100, release=(2, 6)) as device:
         device.place(model)
         assert device.reserved_bytes / GiB == pytest.approx(4.025, abs=0.0005)
         like = {"device": device.torch_device, "dtype": torch.bfloat16}

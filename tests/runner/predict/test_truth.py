@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.models import Language, Picture, train
 from tests.runner.predict.rows import A100, allocations
 
@@ -34,7 +34,7 @@ def real(build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor) -> lis
 def predicted(build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor) -> list[tuple[str, int]]:
     with torch.device("meta"):
         model = build()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         there = inputs.to(device.torch_device), targets.to(device.torch_device)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=False)
@@ -88,7 +88,7 @@ def test_a_linear_layer_takes_the_same_bytes_however_its_input_lies(shape: tuple
     truth = Counter(each.nbytes() for each in events if each.name() == "[memory]" and each.nbytes() > _SCALAR)
     with torch.device("meta"):
         model = build()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         before = len(allocations(device.finish()))
         run(model, device.torch_device)

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memviz.errors import UsageError
-from memviz.runner.predict.device import PretendedDevice
-from memviz.runner.predict.refusals import DataNeeded
-from memviz.runner.predict.stand_in import UnknownNumber
+from memviz.runner.predict.assumptions import UnknownNumber
+from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.prediction_errors import DataNeeded
 from tests.runner.predict.rows import A100
 
 WHOLE = torch.long
@@ -84,7 +84,7 @@ REFUSED: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("way", REFUSED)
 def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
-    with PretendedDevice(A100), pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
+    with PredictedDevice(A100), pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
         REFUSED[way]()
     assert "lambda: " in str(raised.value) or "sorted" in way
     assert str(raised.value).endswith(".")
@@ -92,7 +92,7 @@ def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
 
 @pytest.mark.parametrize("where", ["device", "host"])
 def test_a_number_may_be_shown_and_added_up_and_the_notes_say_so(where: str) -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         assert not [each for each in device.unseen() if "not computed" in each]
         loss = there() if where == "device" else there().cpu()
         total = 0.0
@@ -103,11 +103,11 @@ def test_a_number_may_be_shown_and_added_up_and_the_notes_say_so(where: str) -> 
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert "test_unknown_values.py, line" in note and "loss.item()" in note
     assert isinstance(total, float) and type(total) is UnknownNumber
-    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
 
 
 def test_the_refusal_of_a_decision_names_both_lines() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         loss = there().item()
         with pytest.raises(DataNeeded, match=r"if loss < 0\.5.*taken from a tensor.*loss = there\(\)\.item\(\)"):
             if loss < 0.5:
@@ -115,7 +115,7 @@ def test_the_refusal_of_a_decision_names_both_lines() -> None:
 
 
 def test_printing_says_that_values_are_unknown() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
         assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
         assert repr(torch.ones(1)) == "tensor([1.])"
@@ -161,7 +161,7 @@ def _set(host: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("how", HOST)
 def test_what_came_from_the_device_stays_unknown_on_the_host(how: str) -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         host = HOST[how]()
         assert host.device.type == "cpu"
         assert str(host).startswith("tensor(values unknown")
@@ -170,7 +170,7 @@ def test_what_came_from_the_device_stays_unknown_on_the_host(how: str) -> None:
 
 
 def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         host = there(4).cpu()
         assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
         host[:2] = 7
@@ -185,7 +185,7 @@ def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown
 
 
 def test_the_memory_of_a_copy_is_never_what_was_there_before() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         for count in (5, 1 << 18, 3 << 20):
             host = torch.full((count,), 7, dtype=torch.uint8)
             del host
@@ -199,14 +199,14 @@ def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machin
     import resource
 
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         host = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").cpu()
         assert (host + 1).sum().dtype == torch.int64
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
 
 
 def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
-    with PretendedDevice(A100):
+    with PredictedDevice(A100):
         for wrong in (
             lambda: torch.ones(3) + there(3),
             lambda: torch.ones(3)[there(2, dtype=WHOLE)],
@@ -220,7 +220,7 @@ def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
 
 def test_torchs_own_questions_have_answers_that_are_stated() -> None:
     weight = nn.Parameter(torch.ones(4))
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         weight = nn.Parameter(there(4))
         assert torch.distributions.Normal(there(3), there(3)).sample().shape == (3,)
         weight.grad = there(4)
@@ -237,7 +237,7 @@ def test_torchs_own_questions_have_answers_that_are_stated() -> None:
 
 
 def test_a_refusal_that_the_program_swallows_is_said() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         try:
             count = int(there(dtype=WHOLE))
         except Exception:
@@ -250,5 +250,5 @@ def test_a_refusal_that_the_program_swallows_is_said() -> None:
 def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
     transformers = pytest.importorskip("transformers")
     logits = transformers.generation.logits_process.TopPLogitsWarper
-    with PretendedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+"):
+    with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+"):
         logits(there())

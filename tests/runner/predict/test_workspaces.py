@@ -6,20 +6,20 @@ import torch
 from torch.nn import functional
 
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.trace.model import Category
 from tests.runner.predict.rows import A100, allocations
 
 
-def temporaries(device: PretendedDevice, operator: str) -> list[int]:
+def temporaries(device: PredictedDevice, operator: str) -> list[int]:
     rows = allocations(device.finish())
     return [row.size for row in rows if row.operator == operator and row.category is Category.TEMPORARY]
 
 
 def test_few_indices_of_an_embedding_are_not_sorted() -> None:
     for count, hidden in ((3072, 0), (4096, 7)):
-        with PretendedDevice(A100) as device:
+        with PredictedDevice(A100) as device:
             table = torch.zeros(512, 64, device="cuda", requires_grad=True)
             functional.embedding(torch.zeros(count, dtype=torch.long, device="cuda"), table).sum().backward()
             found = temporaries(device, "embedding_dense_backward")
@@ -28,7 +28,7 @@ def test_few_indices_of_an_embedding_are_not_sorted() -> None:
 
 
 def test_products_copy_what_lies_badly_and_transpose_for_nothing() -> None:
-    with PretendedDevice(A100) as device, torch.no_grad():
+    with PredictedDevice(A100) as device, torch.no_grad():
         x = torch.zeros(64, 64, device="cuda")
         wide = torch.zeros(64, 128, device="cuda")
         x @ x.t()
@@ -40,7 +40,7 @@ def test_products_copy_what_lies_badly_and_transpose_for_nothing() -> None:
 
 
 def test_norms_copy_what_does_not_lie_end_to_end() -> None:
-    with PretendedDevice(A100) as device, torch.no_grad():
+    with PredictedDevice(A100) as device, torch.no_grad():
         x = torch.zeros(64, 32, device="cuda")
         functional.softmax(x, -1)
         functional.softmax(x.t(), -1)
@@ -49,7 +49,7 @@ def test_norms_copy_what_does_not_lie_end_to_end() -> None:
 
 def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
     def peak(card: str, batch: int) -> int:
-        with PretendedDevice(card_named(card), release=(2, 6)) as device, torch.no_grad():
+        with PredictedDevice(card_named(card), release=(2, 6)) as device, torch.no_grad():
             x = torch.zeros(batch, 8, 4096, 64, dtype=torch.bfloat16, device="cuda")
             query = x[:, :, :64]
             functional.scaled_dot_product_attention(query, x, x)
@@ -66,7 +66,7 @@ def test_what_is_not_predicted_is_said_of_the_operators_used() -> None:
     plain = unseen_by(["addmm", "gelu"], A100)
     assert not [each for each in plain if "convolution" in each]
     assert [each for each in unseen_by(["convolution"], A100) if "workspace for each convolution" in each]
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         torch.nn.LSTM(8, 8).cuda()(torch.zeros(3, 2, 8, device="cuda"))
         assert [each for each in device.unseen() if "recurrent layers" in each]
     assert set(plain) < set(unseen_by(["convolution", "sort"], A100))
@@ -75,7 +75,7 @@ def test_what_is_not_predicted_is_said_of_the_operators_used() -> None:
 def test_rms_norm_of_a_newer_torch_has_no_tensors_between() -> None:
     beside = {}
     for release in ((2, 6), (2, 13)):
-        with PretendedDevice(A100, release=release) as device:
+        with PredictedDevice(A100, release=release) as device:
             x = torch.zeros(128, 256, device="cuda", requires_grad=True)
             before = device.allocated_bytes
             out = functional.rms_norm(x, (256,))
@@ -92,7 +92,7 @@ def test_rms_norm_of_a_newer_torch_has_no_tensors_between() -> None:
 
 
 def test_dropout_keeps_a_byte_an_element() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         x = torch.zeros(64, 64, device="cuda", requires_grad=True)
         before = device.allocated_bytes
         out = functional.dropout(x, 0.5)

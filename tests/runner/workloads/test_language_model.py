@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from memviz.runner.execute import predict
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
 

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.host import MOVES
-from memviz.runner.predict.operators import Operator, Treatment, tensors_in, treatment_of
-from memviz.runner.predict.refusals import data_needed, not_predicted
-from memviz.runner.predict.words import remedy_for, word_for
+from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
-if TYPE_CHECKING:
-    from memviz.runner.predict.autocast import Autocast
-    from memviz.runner.predict.recorder import Recorder
-
-_WithoutWords: Any = torch._C.DisableTorchFunction
+_WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
 _PLAIN = torch.Tensor.__torch_dispatch__
 _NUMBER = torch.ops.aten._local_scalar_dense.default
@@ -26,7 +23,7 @@ _NUMBER = torch.ops.aten._local_scalar_dense.default
 class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs each operator on tensors without data and tells the recorder of the memory it would take."""
 
-    def __init__(self, recorder: Recorder, kernels: Mapping[str, Callable[..., Any]], autocast: Autocast) -> None:
+    def __init__(self, recorder: AllocationRecorder, kernels: Mapping[str, Kernel], autocast: Autocast) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.recorder = recorder
         self.autocast = autocast
@@ -39,10 +36,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if types and any(each.__torch_dispatch__ is not _PLAIN for each in types):
+        if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A tensor made of others says itself what of them is in memory.
             return NotImplemented
-        with _WithoutWords():
+        with _WithoutFunctionModes():
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -74,17 +71,17 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _decided(self, func: Any) -> Any:
-        """torch takes the answer out of the data: there is one only where one is stated."""
-        stated = self.recorder.stated.for_torch() if func is _NUMBER else None
-        if stated is None:
-            raise data_needed(word_for(func))
-        return stated
+        """torch takes the answer out of the data: there is one only where one is assumed."""
+        assumed = self.recorder.assumptions.for_torch() if func is _NUMBER else None
+        if assumed is None:
+            raise data_needed(name_for_users(func))
+        return assumed
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
-        is_ours = any(each.is_meta for each in tensors_in((*args, *kwargs.values())))
-        if is_ours:
+        on_device = any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
+        if on_device:
             out = self.recorder.host.meets_device(func, args)
             if out is not NotImplemented:
                 return out
@@ -92,11 +89,11 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         except RuntimeError as error:
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
-            if not is_ours or not (unknown_shape or "meta tensor" in str(error)):
+            if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise
             if torch.Tag.dynamic_output_shape in func.tags:
-                raise data_needed(word_for(func), remedy_for(func)) from error
+                raise data_needed(name_for_users(func), remedy_for(func)) from error
             if not unknown_shape:
                 raise
             why = f"torch {torch.__version__} does not know its shapes without running it ({str(error).strip()})"
-            raise not_predicted(word_for(func), why) from error
+            raise not_predicted(name_for_users(func), why) from error

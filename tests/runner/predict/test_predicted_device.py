@@ -16,7 +16,7 @@ from torch.nn import functional
 from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
-from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Category, Phase, Stage, Trace
@@ -33,7 +33,7 @@ def two_layers() -> nn.Module:
         return nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 256, bias=False))
 
 
-def trained(device: PretendedDevice, model: nn.Module, steps: int = 1) -> Trace:
+def trained(device: PredictedDevice, model: nn.Module, steps: int = 1) -> Trace:
     device.place(model)
     optimizer = torch.optim.AdamW(model.parameters())
     inputs = torch.zeros(32, 256, device=device.torch_device)
@@ -52,7 +52,7 @@ def trained(device: PretendedDevice, model: nn.Module, steps: int = 1) -> Trace:
 
 def test_every_allocation_of_a_training_step() -> None:
     model = two_layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         rows = allocations(trained(device, model))
     large, hidden, out = 256 * 512 * 4, 32 * 512 * 4, 32 * 256 * 4
     assert [row for row in rows if row.size >= 512] == [
@@ -81,7 +81,7 @@ def test_every_allocation_of_a_training_step() -> None:
 
 
 def test_backward_leads_back_to_the_line_of_the_forward_operator() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         trace = trained(device, two_layers())
     events = trace.devices[0].events
     of_relu = [
@@ -97,16 +97,16 @@ def test_backward_leads_back_to_the_line_of_the_forward_operator() -> None:
 
 
 def test_nothing_of_the_predictor_stands_in_a_stack() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         trace = trained(device, two_layers())
     files = {trace.strings[code] for code in trace.stacks.frames.filename.tolist()}
     assert not [each for each in files if "/runner/predict/" in each and "/tests/" not in each]
-    assert any(each.endswith("test_device.py") for each in files)
+    assert any(each.endswith("test_predicted_device.py") for each in files)
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:20,roundup_power2_divisions:4"])
 def test_a_replay_of_the_trace_lands_on_every_address(text: str) -> None:
-    with PretendedDevice(A100, settings=parse_settings(text)) as device:
+    with PredictedDevice(A100, settings=parse_settings(text)) as device:
         trace = trained(device, two_layers(), steps=3)
         device.empty_cache()
     replayed = replay(trace)
@@ -116,7 +116,7 @@ def test_a_replay_of_the_trace_lands_on_every_address(text: str) -> None:
 
 
 def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path) -> None:
-    with PretendedDevice(A100, facts={"model": "two layers"}) as device:
+    with PredictedDevice(A100, facts={"model": "two layers"}) as device:
         trace = trained(device, two_layers())
     with open(tmp_path / "run.pickle", "wb") as file:
         write_pickle(trace, file)
@@ -132,7 +132,7 @@ def test_the_file_reads_back_with_all_that_is_known(tmp_path: Path) -> None:
 
 
 def test_phases_are_marks_between_events() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         trace = trained(device, two_layers())
     marks = trace.devices[0].annotations
     said = [(trace.strings[name], Stage(stage).name) for name, stage in zip(marks.name, marks.stage, strict=True)]
@@ -148,7 +148,7 @@ def test_the_published_peak_of_a_feed_forward() -> None:
         model = nn.Sequential(
             *(nn.Sequential(nn.Linear(4096, 16384), nn.GELU(), nn.Linear(16384, 4096)) for _ in range(5))
         )
-    with PretendedDevice(A100) as device, torch.no_grad():
+    with PredictedDevice(A100) as device, torch.no_grad():
         device.place(model)
         inputs = torch.empty(2, 8192, 4096, device=device.torch_device)
         with device.phase("forward"):
@@ -160,7 +160,7 @@ def test_the_published_peak_of_a_feed_forward() -> None:
 
 
 def test_hopper_has_a_larger_workspace_for_each_thread() -> None:
-    with PretendedDevice(H100) as device:
+    with PredictedDevice(H100) as device:
         rows = allocations(trained(device, two_layers()))
     assert [(row.size, row.phase) for row in rows if row.category is WORK] == [
         (32 << 20, FORWARD),
@@ -169,7 +169,7 @@ def test_hopper_has_a_larger_workspace_for_each_thread() -> None:
 
 
 def test_peaks_count_from_where_they_are_reset() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         big = torch.empty(64 << 20, device=device.torch_device)
         assert device.allocated_bytes == device.peak_allocated_bytes == 256 << 20
         del big
@@ -180,7 +180,7 @@ def test_peaks_count_from_where_they_are_reset() -> None:
 
 
 def test_work_is_counted() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         left = torch.empty(64, 32, device=device.torch_device)
         out = left @ torch.empty(32, 16, device=device.torch_device)
         moved = device.bytes_moved
@@ -197,7 +197,7 @@ def test_recomputed_activations_are_activations_and_belong_to_backward() -> None
     from torch.utils.checkpoint import checkpoint
 
     model = two_layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
         checkpoint(model, inputs, use_reentrant=False).sum().backward()
@@ -214,7 +214,7 @@ def test_what_a_policy_saves_is_not_computed_again() -> None:
         return CheckpointPolicy.MUST_SAVE if saves else CheckpointPolicy.PREFER_RECOMPUTE
 
     model = two_layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         inputs = torch.zeros(32, 256, device=device.torch_device, requires_grad=True)
         contexts = partial(create_selective_checkpoint_contexts, policy)
@@ -229,7 +229,7 @@ def test_cycles_go_where_an_outermost_phase_ends() -> None:
     class Holder:
         pass
 
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         with device.phase("step"):
             with device.phase("forward"):
                 holder = Holder()
@@ -243,7 +243,7 @@ def test_cycles_go_where_an_outermost_phase_ends() -> None:
 def test_a_module_changes_its_type_weight_by_weight() -> None:
     """As torch does it: each new one is there before the old one goes."""
     model = two_layers()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         before = len(device.finish().devices[0].events)
         weight = model[0].weight
@@ -267,7 +267,7 @@ def test_tied_weights_stay_tied_and_take_memory_once() -> None:
     model[1].weight = model[0].weight
     for built in (model, nn.ModuleList([nn.Embedding(1000, 64), nn.Linear(64, 1000, bias=False)])):
         built[1].weight = built[0].weight
-        with PretendedDevice(A100) as device:
+        with PredictedDevice(A100) as device:
             device.place(built)
             assert built[0].weight is built[1].weight
             assert device.allocated_bytes == 256_000
@@ -276,7 +276,7 @@ def test_tied_weights_stay_tied_and_take_memory_once() -> None:
 def test_the_process_is_as_before_when_it_ends_even_by_an_error() -> None:
     before = (nn.Module.__call__, nn.Module.to, torch.cuda.is_available(), torch.amp.autocast_mode.autocast.__enter__)
     was_on = gc.isenabled()
-    with pytest.raises(KeyError), PretendedDevice(A100):
+    with pytest.raises(KeyError), PredictedDevice(A100):
         with torch.autocast("cuda", dtype=torch.bfloat16):
             torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
         raise KeyError
@@ -289,18 +289,18 @@ def test_the_process_is_as_before_when_it_ends_even_by_an_error() -> None:
 
 
 def test_there_is_one_at_a_time() -> None:
-    with PretendedDevice(A100):
-        with pytest.raises(UsageError, match="only one at a time"), PretendedDevice(A100):
+    with PredictedDevice(A100):
+        with pytest.raises(UsageError, match="only one at a time"), PredictedDevice(A100):
             pass
         assert torch.cuda.is_available()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         assert device.allocated_bytes == 0
 
 
 def test_operators_of_the_data_are_refused_with_their_line() -> None:
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         values = torch.zeros(8, device=device.torch_device)
-        with pytest.raises(UsageError, match=r"test_device\.py, line \d+: `int\(.*asks for the values"):
+        with pytest.raises(UsageError, match=r"test_predicted_device\.py, line \d+: `int\(.*asks for the values"):
             int(values.sum())
         with pytest.raises(UsageError, match="nonzero"):
             values.nonzero()
@@ -313,7 +313,7 @@ def test_operators_of_the_data_are_refused_with_their_line() -> None:
 def test_a_step_of_a_language_model_releases_all_but_its_state() -> None:
     with torch.device("meta"):
         model = Language()
-    with PretendedDevice(A100) as device:
+    with PredictedDevice(A100) as device:
         device.place(model)
         optimizer = torch.optim.AdamW(model.parameters())
         words = torch.zeros(2, 32, dtype=torch.long, device=device.torch_device)

@@ -17,7 +17,7 @@ class TakesInputs(Protocol):
     def inputs(self, device: torch.device) -> dict[str, Any]: ...
 
 
-class Device(Protocol):
+class RunDevice(Protocol):
     """Bytes are those of PyTorch's allocator on this device; peaks count from the last `reset_peak`."""
 
     @property

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from memviz.runner.predict import in_place
-from memviz.runner.predict.flops import Formula, formula_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
 
@@ -18,6 +17,8 @@ Operator = Any
 """`torch._ops.OpOverload`, which has no types."""
 Instead = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented where the operator itself is right."""
+Formula = Callable[..., int]
+"""Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
 _MADE_OF_OTHERS = {
@@ -55,20 +56,28 @@ class Treatment:
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> Treatment:
     schema = func._schema
     packet = func.overloadpacket
-    new = any(each.alias_info is None for each in schema.returns)
+    new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
         name=_name(func),
         gives_new=new,
         writes=schema.is_mutable,
-        resizes=packet.__name__ in _RESIZING or any(each.is_out for each in schema.arguments),
+        resizes=packet.__name__ in _RESIZING or any(argument.is_out for argument in schema.arguments),
         uses_cublas=packet in USES_CUBLAS,
         decides=torch.Tag.data_dependent_output in func.tags,
         instead=in_place.add if func is aten.add.Tensor else None,
         shape=SHAPES.get(func),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet),
-        formula=formula_of(func),
+        formula=_formula_of(func),
     )
+
+
+def _formula_of(func: Operator) -> Formula | None:
+    """torch's own: matrix products, convolutions and attention have one."""
+    from torch.utils.flop_counter import flop_registry
+
+    formula: Formula | None = flop_registry.get(func.overloadpacket)
+    return formula
 
 
 def _name(func: Operator) -> str:
@@ -99,5 +108,21 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each)
+        for item in value:
+            yield from tensors_in(item)
+
+
+@dataclass
+class OperatorTotals:
+    """Of all operators that ran."""
+
+    flops: int = 0
+    """Of matrix products, convolutions and attention, a multiply and an add each; all others are not counted."""
+    bytes_moved: int = 0
+    """Read and written by operators, each as if it met its tensors in main memory; views move nothing."""
+
+    def add(self, formula: Formula | None, args: Any, kwargs: Any, tensors: Iterable[torch.Tensor], out: Any) -> None:
+        if formula is not None:
+            self.flops += int(formula(*args, **kwargs, out_val=out))
+        for tensor in tensors:
+            self.bytes_moved += tensor.numel() * tensor.element_size()

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.caller import frames
-from memviz.runner.predict.marked import Marked
-from memviz.runner.predict.named_devices import SAID
-from memviz.runner.predict.refusals import REMEDY, data_needed
-from memviz.runner.predict.stand_in import UnknownNumber
-from memviz.runner.predict.values import tensors_among
-
-if TYPE_CHECKING:
-    from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
+from memviz.runner.predict.assumptions import UnknownNumber
+from memviz.runner.predict.host import MarkedStorages
+from memviz.runner.predict.named_devices import CUDA_0
+from memviz.runner.predict.prediction_errors import REMEDY, data_needed
+from memviz.runner.predict.program_frames import frames
 
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
-_ASKED_OF_VALUES = {
+_READ_VALUES = {
     Tensor.numpy: ".numpy()",
     Tensor.__array__: "numpy",
     Tensor.__dlpack__: "DLPack",
@@ -45,12 +42,12 @@ _DECISIONS = {
 _COPY = copy.__file__
 
 
-class TensorWords:
-    def __init__(self, device: PretendedDevice) -> None:
-        self._recorder = device.recorder
-        self._host = device.recorder.host
-        self._stated = device.recorder.stated
-        self._pinned = Marked()
+class TensorAnswers:
+    def __init__(self, recorder: AllocationRecorder) -> None:
+        self._ledger = recorder.ledger
+        self._host = recorder.host
+        self._assumptions = recorder.assumptions
+        self._pinned = MarkedStorages()
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
             **{_getter(name): answer for name, answer in _ATTRIBUTES.items()},
@@ -65,8 +62,8 @@ class TensorWords:
             Tensor.__format__: self._shown,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
-            **{each: self._refusal(word) for each, word in _ASKED_OF_VALUES.items()},
-            **{each: self._decision(word) for each, word in _DECISIONS.items()},
+            **{function: self._refusal(name) for function, name in _READ_VALUES.items()},
+            **{function: self._decision(name) for function, name in _DECISIONS.items()},
             **dict.fromkeys(_MADE_OF_NUMBERS, self._made_of_numbers),
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
@@ -83,10 +80,10 @@ class TensorWords:
         def decide(args: Any, kwargs: Any) -> Any:
             if not self._host.is_unknown(args[0]) or args[0].numel() != 1:
                 return NotImplemented
-            stated = self._stated.for_torch()
-            if stated is None:
+            assumed = self._assumptions.for_torch()
+            if assumed is None:
                 raise data_needed(word)
-            return stated
+            return assumed
 
         return decide
 
@@ -107,12 +104,12 @@ class TensorWords:
         return self._number(tensor, ".item()")
 
     def _number(self, tensor: Tensor, word: str) -> Any:
-        stated = self._stated.for_torch()
-        if stated is not None:
-            return stated
+        assumed = self._assumptions.for_torch()
+        if assumed is not None:
+            return assumed
         if not tensor.is_floating_point():
             raise data_needed(f"{word} of {str(tensor.dtype).removeprefix('torch.')}", REMEDY)
-        return self._stated.number()
+        return self._assumptions.number()
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):
@@ -126,7 +123,7 @@ class TensorWords:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
-        place = f"device='{SAID}', " if tensor.is_meta else ""
+        place = f"device='{CUDA_0}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _address(self, args: Any, kwargs: Any) -> Any:
@@ -134,7 +131,7 @@ class TensorWords:
         tensor = args[0]
         if not tensor.is_meta:
             return NotImplemented
-        allocation = self._recorder.ledger.knows(tensor.untyped_storage())
+        allocation = self._ledger.knows(tensor.untyped_storage())
         if allocation is None:
             return 0
         return allocation.block.address + tensor.storage_offset() * tensor.element_size()
@@ -160,9 +157,9 @@ class TensorWords:
 
     def lose(self, value: Any) -> None:
         """Tensors of the host that a function wrote an unknown number to, or made with one."""
-        for each in tensors_among(value):
-            if not each.is_meta:
-                self._host.unknown.add(each)
+        for tensor in tensors_among(value):
+            if not tensor.is_meta:
+                self._host.unknown.add(tensor)
 
     def pinned(self, made: Any) -> Any:
         """By a function of torch that was told to."""
@@ -180,7 +177,7 @@ class TensorWords:
         return memo[id(tensor)]
 
     def _split(self, args: Any, kwargs: Any) -> Any:
-        if any(self._host.is_unknown(each) for each in args[1:]):
+        if any(map(self._host.is_unknown, args[1:])):
             raise data_needed("tensor_split")
         return NotImplemented
 
@@ -207,7 +204,7 @@ def _if_ours(answer: Callable[[Tensor], Any]) -> Answer:
 
 
 _ATTRIBUTES: dict[str, Answer] = {
-    "device": _if_ours(lambda tensor: SAID),
+    "device": _if_ours(lambda tensor: CUDA_0),
     "is_cuda": lambda args, kwargs: args[0].is_meta,
 }
 
@@ -219,15 +216,15 @@ def _device_itself(args: Any, kwargs: Any) -> Any:
 
 
 def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
-    for each in _leaves((*args, *kwargs.values())):
-        if type(each) is UnknownNumber:
-            int(each)
+    for leaf in _leaves((*args, *kwargs.values())):
+        if type(leaf) is UnknownNumber:
+            int(leaf)
     return NotImplemented
 
 
 def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
-    for each in (*args, *kwargs.values()) if kwargs else args:
-        if type(each) is UnknownNumber or type(each) is list and any(type(one) is UnknownNumber for one in each):
+    for arg in (*args, *kwargs.values()) if kwargs else args:
+        if type(arg) is UnknownNumber or type(arg) is list and any(type(item) is UnknownNumber for item in arg):
             return True
     return False
 
@@ -241,7 +238,7 @@ def _nested(shape: Any, number: Any) -> Any:
 
 def _leaves(value: Any) -> Iterator[Any]:
     if isinstance(value, list | tuple):
-        for each in value:
-            yield from _leaves(each)
+        for item in value:
+            yield from _leaves(item)
     else:
         yield value

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from memviz.runner.predict.cards import card_named
-from memviz.runner.predict.device import PretendedDevice
-from memviz.runner.predict.fit import fit_on
+from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.predicted_run import fit_on
 
 GiB = 1 << 30
 
@@ -15,7 +15,7 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
     found = {}
     for name in ("A100 40GB", "RTX 4090"):
         card = card_named(name)
-        with PretendedDevice(card) as device:
+        with PredictedDevice(card) as device:
             # A GiB less than the whole card: it fits beside 512 MiB, and not beside the context of an A100.
             held = torch.empty(card.memory_bytes - GiB, dtype=torch.uint8, device="cuda")
             found[name] = fit_on(device.finish(), card, device.highest_reserved_bytes)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -19,28 +19,25 @@ from torch import nn
 
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
-from memviz.runner.device import TakesInputs
+from memviz.runner.predict import fake_cuda
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import Card
-from memviz.runner.predict.compiling import left_as_it_stands, say_if_compiled
-from memviz.runner.predict.fake_cuda import spoken
+from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
-from memviz.runner.predict.mode import AllocationMode
-from memviz.runner.predict.named_devices import HERE
-from memviz.runner.predict.patches import applied
+from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.place import place_model
-from memviz.runner.predict.recorder import Recorder
-from memviz.runner.predict.refusals import begin as begin_refusals
-from memviz.runner.predict.refusals import caught
-from memviz.runner.predict.trace import Marks, trace_of
-from memviz.runner.predict.values import tensors_among
-from memviz.runner.predict.workspaces import RECURRENT, unseen_by
+from memviz.runner.predict.predicted_trace import PhaseMarks, trace_of
+from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
+from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
+from memviz.runner.predict.workspaces import unseen_by
+from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
 
-class PretendedDevice:
+class PredictedDevice:
     """Use it in a `with` block, one at a time in a process. What is made inside belongs to the device."""
 
     def __init__(
@@ -55,10 +52,10 @@ class PretendedDevice:
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
-        self.torch_device = HERE
+        self.torch_device = META
         self._interner = Interner()
-        self.recorder = Recorder(card, self.settings, self._interner)
-        self._marks = Marks()
+        self.recorder = AllocationRecorder(card, self.settings, self._interner)
+        self._marks = PhaseMarks()
         self._facts = dict(facts or {})
         self._inside = ExitStack()
         self._highest_reserved = 0
@@ -71,21 +68,21 @@ class PretendedDevice:
         if _inside:
             raise UsageError("A predicted device is in use already; torch can pretend only one at a time.")
         owners_of_a_lone_sum()
-        begin_refusals()
+        forget_refusals()
         with ExitStack() as stack:
             stack.enter_context(_only_one())
             stack.enter_context(_without_collection())
-            stack.enter_context(applied(self))
+            stack.enter_context(followed_by(self.recorder))
             autocast = Autocast()
             kernels = kernels_for(self.card, self.release)
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
-            stack.enter_context(spoken(self))
-            stack.enter_context(left_as_it_stands(self.recorder.stated))
+            stack.enter_context(fake_cuda.installed(self.recorder, self._memory_functions()))
+            stack.enter_context(nothing_compiled(self.recorder.assumptions))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
-            self.recorder.where.begins()
+            self.recorder.position.begins()
             self._inside = stack.pop_all()
         return self
 
@@ -105,35 +102,21 @@ class PretendedDevice:
 
     def know(self, value: Any, category: Category) -> None:
         """What the tensors in a value (however nested) are for, where only the caller can say."""
-        for each in tensors_among(value):
-            self.recorder.know(each, category)
-
-    def called(self, module: nn.Module) -> None:
-        if isinstance(module, nn.RNNBase):
-            self.recorder.operators.add(RECURRENT)
-        say_if_compiled(module, self.recorder.stated)
-
-    def gave(self, module: nn.Module, value: Any) -> None:
-        """An outermost module has returned."""
-        for each in tensors_among(value):
-            self.recorder.know_output(each)
-
-    def stepped(self, optimizer: torch.optim.Optimizer) -> None:
-        self.know(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
+        self.recorder.know(value, category)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
         """Cycles of objects are collected where an outermost phase ends, and nowhere else."""
-        where = self.recorder.where
+        phases = self.recorder.position.phases
         text = self._interner.string(name)
-        where.phases.append(name)
+        phases.append(name)
         self._mark(text, Stage.START)
         try:
             yield
         finally:
-            where.phases.pop()
+            phases.pop()
             self.recorder.know_parameters()
-            if not where.phases:
+            if not phases:
                 gc.collect()
             self._mark(text, Stage.END)
 
@@ -179,20 +162,31 @@ class PretendedDevice:
         """Of the whole run, whenever peaks were reset."""
         return max(self._highest_reserved, self.peak_reserved_bytes)
 
+    def _memory_functions(self) -> dict[str, Callable[[], Any]]:
+        """Of `torch.cuda`."""
+        return {
+            "memory_allocated": lambda: self.allocated_bytes,
+            "memory_reserved": lambda: self.reserved_bytes,
+            "max_memory_allocated": lambda: self.peak_allocated_bytes,
+            "max_memory_reserved": lambda: self.peak_reserved_bytes,
+            "reset_peak_memory_stats": self.reset_peak,
+            "empty_cache": self.empty_cache,
+        }
+
     @property
     def flops(self) -> int:
-        return self.recorder.work.flops
+        return self.recorder.totals.flops
 
     @property
     def bytes_moved(self) -> int:
-        return self.recorder.work.bytes_moved
+        return self.recorder.totals.bytes_moved
 
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
-        said = filter(None, (*self.recorder.stated.sentences, caught()))
-        return (*unseen_by(self.recorder.operators, self.card), *said)
+        assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
+        return (*unseen_by(self.recorder.operators, self.card), *assumed)
 
-    def _told(self) -> dict[str, str]:
+    def _own_facts(self) -> dict[str, str]:
         return {
             "python": platform.python_version(),
             "torch": str(torch.__version__),
@@ -204,10 +198,10 @@ class PretendedDevice:
 
     def finish(self) -> Trace:
         self.recorder.know_parameters()
-        about = About("predicted", on=self.card.name, facts={**self._told(), **self._facts})
+        about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})
         return trace_of(
             self.recorder.ledger,
-            self.recorder.known,
+            self.recorder.columns,
             self._marks,
             self._interner,
             settings=self.settings.to_snapshot(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.final_state import final_state
+from memviz.runner.predict.allocation_recorder import AllocationColumns
 from memviz.runner.predict.ledger import Ledger
 from memviz.trace.intern import Interner
 from memviz.trace.model import (
@@ -30,17 +30,7 @@ from memviz.trace.model import (
 
 
 @dataclass
-class Known:
-    """Of each allocation, by its number."""
-
-    category: bytearray
-    module: array[int] = field(default_factory=lambda: array("i"))
-    phase: bytearray = field(default_factory=bytearray)
-    forward_stack: array[int] = field(default_factory=lambda: array("i"))
-
-
-@dataclass
-class Marks:
+class PhaseMarks:
     """Beginnings and ends of phases."""
 
     name: list[int] = field(default_factory=list)
@@ -53,7 +43,9 @@ class Marks:
         self.time.append(time)
 
 
-def trace_of(ledger: Ledger, known: Known, marks: Marks, interner: Interner, *, settings: Any, about: About) -> Trace:
+def trace_of(
+    ledger: Ledger, known: AllocationColumns, marks: PhaseMarks, interner: Interner, *, settings: Any, about: About
+) -> Trace:
     cause = ledger.history.causes()
     events = _events(ledger, known, interner, cause)
     segments, blocks, block_cause = _final_state(ledger, interner)
@@ -85,7 +77,7 @@ def trace_of(ledger: Ledger, known: Known, marks: Marks, interner: Interner, *, 
     )
 
 
-def _events(ledger: Ledger, known: Known, interner: Interner, cause: Ints8) -> Events:
+def _events(ledger: Ledger, known: AllocationColumns, interner: Interner, cause: Ints8) -> Events:
     history, count = ledger.history, len(ledger.history)
     action = np.array(history.action, dtype=np.uint8)
     forward = np.full(count, NO_STACK, dtype=np.int32)
@@ -106,28 +98,28 @@ def _events(ledger: Ledger, known: Known, interner: Interner, cause: Ints8) -> E
 
 
 def _codes(values: Any, number: Any) -> Ints4:
-    return np.fromiter((number(each) for each in values), dtype=np.int32, count=len(values))
+    return np.fromiter((number(value) for value in values), dtype=np.int32, count=len(values))
 
 
-def _labels(known: Known, cause: Ints8) -> Labels:
+def _labels(known: AllocationColumns, cause: Ints8) -> Labels:
     columns: Mapping[str, Any] = {
-        "category": np.array(known.category, dtype=np.uint8),
+        "category": np.array(known.category.values, dtype=np.uint8),
         "module": np.array(known.module, dtype=np.int32),
         "phase": np.array(known.phase, dtype=np.uint8),
     }
-    found = {}
+    labels = {}
     for name, column in columns.items():
-        found[name] = np.zeros(len(cause), dtype=column.dtype)
-        found[name][cause >= 0] = column[cause[cause >= 0]]
-    return Labels(**found)
+        labels[name] = np.zeros(len(cause), dtype=column.dtype)
+        labels[name][cause >= 0] = column[cause[cause >= 0]]
+    return Labels(**labels)
 
 
 def _final_state(ledger: Ledger, interner: Interner) -> tuple[Segments, Blocks, Ints8]:
     """With the stacks of what made each segment and block, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     made_by, stack_of = _stacks_of_segments(ledger), _stacks_of_allocations(ledger)
-    segment_stacks = [made_by.get(each, NO_STACK) for each in segments.address.tolist()]
-    block_stacks = [stack_of.get(each, NO_STACK) for each in cause.tolist()]
+    segment_stacks = [made_by.get(address, NO_STACK) for address in segments.address.tolist()]
+    block_stacks = [stack_of.get(number, NO_STACK) for number in cause.tolist()]
     return (
         replace(segments, stack=np.array(segment_stacks, dtype=np.int32)),
         replace(blocks, stack=np.array(block_stacks, dtype=np.int32)),

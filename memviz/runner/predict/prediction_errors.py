@@ -1,15 +1,39 @@
-"""What a predicted device says where it cannot go on."""
+"""What a predicted device says where it cannot go on: the line, what it asks for, and the remedy."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from memviz.errors import UsageError
-from memviz.runner.predict.caller import line_of_caller
+from memviz.runner.predict.program_frames import line_of_caller
 
 REMEDY = "Take the value from the host, write it as a constant, or leave this line out of what is predicted."
-
+_REMEDIES = {"repeat_interleave": "Give it output_size, and its shape is known."}
+_NAMES = {
+    "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
+    "equal": "torch.equal",
+    "index": "a mask as an index",
+    "nonzero": "nonzero (or torch.where with a condition alone)",
+    "_unique2": "unique",
+    "unique_dim": "unique",
+    "_pack_padded_sequence": "pack_padded_sequence",
+    "linalg_lstsq": "torch.linalg.lstsq",
+    "_linalg_check_errors": "a check of a matrix",
+    "_ctc_loss": "ctc_loss",
+}
 
 _refused: list[str] = []
 """What was refused since the device was entered; there is one at a time."""
+
+
+def name_for_users(func: Any) -> str:
+    """What a user writes for an operator that looks at values; torch knows it by another name."""
+    name: str = func.overloadpacket.__name__
+    return _NAMES.get(name, name)
+
+
+def remedy_for(func: Any) -> str:
+    return _REMEDIES.get(func.overloadpacket.__name__, REMEDY)
 
 
 class DataNeeded(UsageError):
@@ -20,11 +44,11 @@ class DataNeeded(UsageError):
         super().__init__(f"{head} {rest}")
 
 
-def begin() -> None:
+def forget_refusals() -> None:
     _refused.clear()
 
 
-def caught() -> str:
+def caught_refusal() -> str:
     """In a sentence, what the program was refused and went on without; empty where nothing was."""
     if not _refused:
         return ""
@@ -45,9 +69,9 @@ def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     )
 
 
-def decided(asked: str) -> DataNeeded:
-    """By a number that was taken from a tensor before."""
-    origin = f" ({asked})" if asked else ""
+def decided(line: str) -> DataNeeded:
+    """By a number that was taken from a tensor before, in `line`."""
+    origin = f" ({line})" if line else ""
     return DataNeeded(
         f"{_head()}a decision",
         f"asks for a number that was taken from a tensor{origin}, and a predicted device computes none: it may be "

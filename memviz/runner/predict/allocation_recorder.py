@@ -1,0 +1,252 @@
+"""What the dispatch mode sees, written into the ledger with where the program was and what each tensor is for."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import Parameter
+from torch.utils.weak import WeakIdKeyDictionary
+
+from memviz.allocator.settings import Settings
+from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.cards import Card
+from memviz.runner.predict.host import Host
+from memviz.runner.predict.ledger import Ledger, LiveAllocation
+from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.prediction_errors import not_predicted
+from memviz.runner.predict.program_frames import StackTable
+from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
+from memviz.runner.predict.workspaces import RECURRENT
+from memviz.trace.intern import Interner
+from memviz.trace.model import NO_STACK, Category, Phase
+
+_UNKNOWN = int(Category.UNKNOWN)
+
+
+class CategoryColumn:
+    """What each allocation turns out to be for, by its number. Most of it is known only later than the allocation.
+
+    What the forward pass allocates is decided by when it is freed: before backward begins it was temporary,
+    later it is an activation. The same holds within backward for what a checkpoint computes again.
+    """
+
+    def __init__(self) -> None:
+        self.values = bytearray()
+        self._undecided: set[int] = set()
+
+    def allocated(self, category: Category, *, may_be_kept: bool) -> None:
+        """The next number's."""
+        if may_be_kept:
+            self._undecided.add(len(self.values))
+        self.values.append(category)
+
+    def freed(self, number: int) -> None:
+        if self.values[number] == _UNKNOWN:
+            self.values[number] = Category.TEMPORARY
+        self._undecided.discard(number)
+
+    def backward_goes_on(self) -> None:
+        """What is alive of the forward pass now was kept for it."""
+        for number in self._undecided:
+            if self.values[number] == _UNKNOWN:
+                self.values[number] = Category.ACTIVATION
+        self._undecided.clear()
+
+
+@dataclass
+class AllocationColumns:
+    """What is known of each allocation, by its number."""
+
+    category: CategoryColumn = field(default_factory=CategoryColumn)
+    module: array[int] = field(default_factory=lambda: array("i"))
+    phase: bytearray = field(default_factory=bytearray)
+    forward_stack: array[int] = field(default_factory=lambda: array("i"))
+
+
+class AllocationRecorder:
+    def __init__(self, card: Card, settings: Settings, interner: Interner) -> None:
+        self.card = card
+        self.stacks = StackTable(interner)
+        self.position = ProgramPosition(interner)
+        self.columns = AllocationColumns()
+        self.categories = self.columns.category
+        self.ledger = Ledger(settings, self._stack_of_free)
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
+        self.host = Host()
+        self.assumptions = Assumptions()
+        self.totals = OperatorTotals()
+        self.operators: set[str] = set()
+        self._watched: Any = WeakIdKeyDictionary()
+        """Parameters, and the hook that tells when their gradient is done."""
+        self.placed: Category | None = None
+        """What is being put on the device, while it is."""
+        self._workspaces: set[bool] = set()
+        self._stack: int | None = None
+        """Of the operator that runs."""
+
+    def arrived(self, treatment: Treatment, args: Any) -> None:
+        """Before an operator runs: where it is called, and which parameters it uses."""
+        position = self.position
+        task = position.graph_task()
+        if task != position.task and position.turned(task) or task != NO_TASK and not torch.is_grad_enabled():
+            self.categories.backward_goes_on()
+        self._stack = None
+        if position.nodes_are_new():
+            self._stack = self.stacks.here(treatment.name)
+            position.made_nodes(self._stack)
+        for argument in args:
+            if type(argument) is Parameter:
+                self._uses(argument)
+
+    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        self.operators.add(treatment.name)
+        if treatment.gives_new:
+            for tensor in tensors_in(out):
+                if tensor.is_meta:
+                    self._has(tensor, treatment, args)
+        elif treatment.resizes:
+            for tensor in tensors_in(out):
+                if tensor.is_meta:
+                    self.resized(tensor.untyped_storage(), treatment.name)
+        if treatment.gives_new or treatment.writes:
+            met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
+            self.totals.add(treatment.formula, args, kwargs, met, out)
+        if treatment.uses_cublas:
+            self._needs_cublas(treatment, out)
+        if treatment.temporaries is not None and is_on_device(out):
+            sizes = treatment.temporaries(args, kwargs, out, self.card)
+            self._for_a_moment(sizes, treatment.name)
+
+    def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
+        known = self.ledger.knows(storage)
+        if known is None or known.requested != storage.nbytes():
+            stack = self._describe_next(operator, Category.UNKNOWN)
+            self.ledger.replace(storage, stack)
+
+    def module_called(self, module: nn.Module) -> None:
+        if isinstance(module, nn.RNNBase):
+            self.operators.add(RECURRENT)
+
+    def model_returned(self, output: Any) -> None:
+        """An outermost module's output; an input that is handed through stays an input."""
+        for tensor in tensors_among(output):
+            number = self._number_of(tensor)
+            if number is not None and self.categories.values[number] == _UNKNOWN:
+                self.categories.values[number] = Category.OUTPUT
+
+    def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
+        self.know(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
+
+    def know(self, value: Any, category: Category) -> None:
+        """What the memory of the tensors in a value, however nested, is for: told after it was taken."""
+        for tensor in tensors_among(value):
+            number = self._number_of(tensor)
+            if number is not None:
+                self.categories.values[number] = category
+
+    def _number_of(self, tensor: torch.Tensor) -> int | None:
+        allocation = self.ledger.knows(tensor.untyped_storage()) if tensor.is_meta else None
+        return None if allocation is None else allocation.number
+
+    def _uses(self, parameter: Parameter) -> None:
+        if parameter not in self._watched:
+            self.watch(parameter)
+        number = self._number_of(parameter)
+        if number is not None:
+            self.categories.values[number] = Category.PARAMETER
+
+    def watch(self, parameter: Parameter) -> None:
+        """Its gradient is told from other memory at the moment when it is done."""
+        if self._watched.get(parameter) is None:
+            leaf: Any = parameter
+            hooks = parameter.requires_grad
+            self._watched[parameter] = (
+                leaf.register_post_accumulate_grad_hook(self._gradient_is_done) if hooks else None
+            )
+
+    def know_parameters(self) -> None:
+        """Weights may have got other memory, such as one of another type."""
+        for parameter in list(self._watched):
+            self._uses(parameter)
+
+    def close(self) -> None:
+        self.ledger.closed = True
+        for hook in self._watched.values():
+            if hook is not None:
+                hook.remove()
+
+    def _gradient_is_done(self, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and not self.ledger.closed:
+            self.know(parameter.grad, Category.GRADIENT)
+
+    def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any) -> None:
+        if tensor.layout is not torch.strided:
+            raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
+        storage = tensor.untyped_storage()
+        ledger = self.ledger
+        if ledger.knows(storage) is not None or storage.nbytes() == 0:
+            return
+        if any(arg.is_meta and arg.untyped_storage()._cdata == storage._cdata for arg in tensors_in(args)):
+            # A view under another name, of memory that is not on this device.
+            return
+        ledger.take(storage, self._describe_next(treatment.name, Category.UNKNOWN))
+
+    def _needs_cublas(self, treatment: Treatment, out: Any) -> None:
+        """Each thread has a handle of its own, and on a card backward runs in another one."""
+        in_backward = self.position.task != NO_TASK
+        if in_backward not in self._workspaces and is_on_device(out):
+            self._workspaces.add(in_backward)
+            self._malloc(self.card.cublas_workspace_bytes, treatment.name, Category.WORKSPACE)
+
+    def _for_a_moment(self, sizes: Any, operator: str) -> None:
+        taken = [self._malloc(size, operator, Category.TEMPORARY) for size in sizes if size > 0]
+        for allocation in reversed(taken):
+            self.ledger.free(allocation)
+
+    def _malloc(self, size: int, operator: str, category: Category) -> LiveAllocation:
+        """Memory of no tensor."""
+        return self.ledger.malloc(size, self._describe_next(operator, category))
+
+    def _stack_of_free(self) -> int:
+        return self.stacks.here("", self.position.in_backward()[2])
+
+    def _describe_next(self, operator: str, category: Category) -> int:
+        """Notes what is known of the allocation to come; its stack."""
+        position, columns = self.position, self.columns
+        module, forward_stack, node = position.in_backward()
+        phase = position.phase if self.placed is None else Phase.UNKNOWN
+        recomputing = position.is_recomputing
+        kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
+        if category is Category.UNKNOWN and node == ACCUMULATE:
+            category = Category.GRADIENT
+        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None)
+        columns.module.append(module)
+        columns.phase.append(phase)
+        columns.forward_stack.append(NO_STACK if recomputing else forward_stack)
+        if self._stack is None or node:
+            self._stack = self.stacks.here(operator, node)
+        return self._stack
+
+
+def is_on_device(out: Any) -> bool:
+    return any(tensor.is_meta for tensor in tensors_in(out))
+
+
+def tensors_among(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
+    """In containers and dataclasses, to a depth that no model's output exceeds."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_among(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_among(item, depth - 1)
+    elif depth and is_dataclass(value) and not isinstance(value, type):
+        for attribute in fields(value):
+            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)

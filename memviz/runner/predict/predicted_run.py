@@ -1,0 +1,84 @@
+"""A run on a card that is not there: what its memory would be, and whether it would fit."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from memviz.allocator import what_if
+from memviz.allocator.context import overhead_on
+from memviz.allocator.replay import source_of
+from memviz.allocator.settings import parse_settings
+from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
+from memviz.runner.plan import Plan
+from memviz.runner.predict.cards import Card
+from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.run import Fit
+from memviz.runner.step import Tell, prepare, take_steps
+from memviz.trace.model import Trace
+
+
+def predict(plan: Plan, tell: Tell) -> Executed:
+    """The steps on tensors without data, as they would be on the plan's card."""
+    begun = time.perf_counter()
+    tell("building the model")
+    with torch.device("meta"):
+        model = plan.workload.build()
+    check(plan, model)
+    conf = plan.environment.get("PYTORCH_CUDA_ALLOC_CONF")
+    settings = parse_settings(conf) if conf else None
+    with PredictedDevice(plan.card, settings=settings, release=plan.request.release) as device:
+        totals = _StepTotals(device)
+        with keeping_what_was_recorded(device):
+            trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=totals.begin)
+        known = {
+            **peaks_of(device),
+            "flops": totals.flops // plan.request.steps,
+            "bytes_moved": totals.bytes_moved // plan.request.steps,
+            "notes": device.unseen(),
+        }
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
+    took = time.perf_counter() - begun
+    known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took}
+    return Executed(run_with(plan, "predicted", plan.card.name, known), trace)
+
+
+class _StepTotals:
+    """Of the steps alone, without what warmed them up."""
+
+    def __init__(self, device: PredictedDevice) -> None:
+        self._device = device
+        self.begin()
+
+    def begin(self) -> None:
+        self._flops, self._bytes = self._device.flops, self._device.bytes_moved
+
+    @property
+    def flops(self) -> int:
+        return self._device.flops - self._flops
+
+    @property
+    def bytes_moved(self) -> int:
+        return self._device.bytes_moved - self._bytes
+
+
+def fit_on(trace: Trace, card: Card, peak_reserved_bytes: int) -> Fit:
+    """Does it fit? The run's own requests, replayed on the card with the memory that a process gets there.
+
+    `peak_reserved_bytes` is what the run reserves where nothing limits it.
+    """
+    limited = what_if.Card(card.memory_bytes, overhead_on(card.name))
+    usable = limited.usable_bytes
+    replayed = what_if.replay_on(source_of(trace, trace.devices[0]), None, limited)
+    out = replayed.oom
+    return Fit(
+        usable_bytes=usable,
+        fits=out is None,
+        peak_reserved_bytes=replayed.peak_reserved_bytes,
+        event=None if out is None else out.event,
+        requested_bytes=None if out is None else out.requested_bytes,
+        allocated_bytes=None if out is None else out.allocated_bytes,
+        too_much_bytes=peak_reserved_bytes - usable,
+        overhead_bytes=limited.overhead_bytes,
+    )

@@ -1,0 +1,144 @@
+"""The Python frames of whoever calls into torch: the stack of an allocation, and the line that a refusal names.
+
+A program allocates thousands of times from a few hundred places, so a frame becomes a number once and a stack is
+a tuple of such numbers. Nothing of the predictor itself stands in a stack, nor what drives it from outside.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+from memviz.trace.intern import Interner
+from memviz.trace.model import NO_STACK
+
+_OURS = str(Path(__file__).parent)
+_RUNNER = str(Path(_OURS).parent)
+_WORKLOADS = str(Path(_RUNNER) / "workloads")
+_TORCH = str(Path(torch.__file__).parent)
+_RELAYS = tuple(
+    str(Path(_TORCH) / name)
+    for name in ("_ops.py", "overrides.py", "utils/_python_dispatch.py", "_library/", "utils/_device.py", "library.py")
+)
+"""How a call comes from torch's functions to us, and goes on from there: on a card nobody would see it."""
+_PYTHON = sysconfig.get_path("stdlib")
+_INSTALLED = ("site-packages", "dist-packages")
+_LONGEST_LINE = 80
+
+_ENGINE = "_engine_run_backward"
+"""On a card backward runs in a thread of its own, whose stacks end there; the node stands for the caller."""
+_SKIPPED, _LAST = -2, -3
+_NO_FILE = "??"
+"""What real stacks have for C++."""
+
+
+def frames() -> Iterator[FrameType]:
+    """Of whoever called into torch, innermost first."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith((_OURS, *_RELAYS)):
+            yield frame
+        frame = frame.f_back
+
+
+def line_of_caller() -> str:
+    """'train.py, line 12: `if loss < 3:`', and through which library it came, if any; empty where nobody's is known."""
+    library = ""
+    for frame in frames():
+        name = frame.f_code.co_filename
+        if name.startswith(_TORCH):
+            continue
+        if _is_driver(name):
+            break
+        if not _is_installed(name):
+            return f"{_line(frame)}{library}"
+        library = library or f" (by way of {_line(frame)})"
+    return library.removeprefix(" (by way of ").removesuffix(")")
+
+
+def _line(frame: FrameType) -> str:
+    name, number = frame.f_code.co_filename, frame.f_lineno
+    code = linecache.getline(name, number, frame.f_globals).strip()
+    shown = code if len(code) <= _LONGEST_LINE else f"{code[:_LONGEST_LINE]}..."
+    return f"{name}, line {number}" + (f": `{shown}`" if shown else "")
+
+
+def _is_driver(filename: str) -> bool:
+    """What runs a step is not the user's, nor is what called that."""
+    return filename.startswith(_RUNNER) and not filename.startswith(_WORKLOADS)
+
+
+def _is_installed(filename: str) -> bool:
+    return any(folder in filename for folder in _INSTALLED) or filename.startswith((_PYTHON, "<frozen "))
+
+
+def first_of_torch() -> FrameType | None:
+    """The frame that calls the operator, if torch's own files do."""
+    frame = next(frames(), None)
+    return frame if frame is not None and frame.f_code.co_filename.startswith(_TORCH) else None
+
+
+class StackTable:
+    """As the history of a real card has them: the operator, in backward its node, then Python's frames."""
+
+    def __init__(self, interner: Interner) -> None:
+        self._interner = interner
+        self._frames: dict[tuple[int, int], int] = {}
+        self._codes: list[CodeType] = []
+        """Kept, so that no other code gets the id of one that is known."""
+        self._native: dict[str, int] = {}
+
+    def here(self, operator: str = "", node: str = "") -> int:
+        """The stack of whoever calls into torch now, innermost frame first."""
+        numbers = []
+        if operator:
+            numbers.append(self._native_frame(f"at::_ops::{operator}::call"))
+        if node:
+            numbers.append(self._native_frame(_node_text(node)))
+        frame: FrameType | None = sys._getframe(1)
+        known = self._frames
+        while frame is not None:
+            code = frame.f_code
+            number = known.get((id(code), frame.f_lasti))
+            if number is None:
+                number = self._number_of(frame)
+            if number >= 0:
+                numbers.append(number)
+            elif number == _LAST:
+                break
+            frame = frame.f_back
+        return self._interner.stack_of(numbers) if numbers else NO_STACK
+
+    def _number_of(self, frame: FrameType) -> int:
+        code = frame.f_code
+        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno)
+        self._frames[id(code), frame.f_lasti] = number
+        self._codes.append(code)
+        return number
+
+    def _make_number(self, filename: str, name: str, line: int) -> int:
+        if filename.startswith((_OURS, *_RELAYS)):
+            return _SKIPPED
+        if name == _ENGINE:
+            return _LAST
+        if _is_driver(filename):
+            return _LAST
+        return self._interner.frame({"name": name.rpartition(".")[2], "filename": filename, "line": line})
+
+    def _native_frame(self, name: str) -> int:
+        number = self._native.get(name)
+        if number is None:
+            number = self._interner.frame({"name": name, "filename": _NO_FILE, "line": 0})
+            self._native[name] = number
+        return number
+
+
+def _node_text(node: str) -> str:
+    qualified = node if "::" in node else f"torch::autograd::generated::{node}"
+    return f"{qualified}::apply()"

@@ -1,0 +1,143 @@
+"""What torch does differently while a predicted device is in use, put in place and taken back with it."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.assumptions import Assumptions
+
+_NOT_COMPILED = (
+    "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
+    "less between its operators, so this peak is that of the model without it."
+)
+_COMPILED = "OptimizedModule"
+"""The class of what torch.compile makes of a module; to import it takes seconds."""
+
+
+class Patches:
+    """Attributes of torch replaced, and how to put them back."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> Any:
+        """What was there before; None where this release of torch has no such thing."""
+        before = vars(owner).get(name)
+        if before is None:
+            return None
+        self._undo.append(lambda: setattr(owner, name, before))
+        setattr(owner, name, value)
+        return before
+
+    def give(self, owner: Any, name: str, value: Any) -> None:
+        """In front of what the owner inherits."""
+        self._undo.append(lambda: delattr(owner, name))
+        setattr(owner, name, value)
+
+    def call_back(self, undo: Callable[[], None]) -> None:
+        self._undo.append(undo)
+
+    def undo(self) -> None:
+        while self._undo:
+            self._undo.pop()()
+
+
+@contextmanager
+def followed_by(recorder: AllocationRecorder) -> Iterator[None]:
+    """The recorder is told of modules, of optimizers and of storages that are resized by themselves."""
+    patches = Patches()
+    try:
+        _follow_modules(patches, recorder)
+        _follow_optimizers(patches, recorder)
+        _follow_resizing(patches, recorder)
+        yield
+    finally:
+        patches.undo()
+
+
+def _follow_modules(patches: Patches, recorder: AllocationRecorder) -> None:
+    position = recorder.position
+    before = nn.Module.__call__
+
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder.module_called(self)
+        if type(self).__name__ == _COMPILED or self._compiled_call_impl is not None:
+            recorder.assumptions.say(_NOT_COMPILED)
+        with position.inside(self):
+            out = before(self, *args, **kwargs)
+        if not position.modules:
+            recorder.model_returned(out)
+        return out
+
+    patches.replace(nn.Module, "__call__", call)
+
+
+def _follow_optimizers(patches: Patches, recorder: AllocationRecorder) -> None:
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    position = recorder.position
+
+    def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
+        position.steps += 1
+
+    def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
+        position.steps -= 1
+        recorder.optimizer_stepped(optimizer)
+
+    patches.call_back(register_optimizer_step_pre_hook(begins).remove)
+    patches.call_back(register_optimizer_step_post_hook(ends).remove)
+    names = ("_get_foreach_kernels_supported_devices", "_get_fused_kernels_supported_devices")
+    for path in ("torch.optim.optimizer", "torch.utils._foreach_utils", "torch.optim.swa_utils"):
+        module = importlib.import_module(path)
+        for name in names:
+            supported = vars(module).get(name)
+            if supported is not None:
+                patches.replace(module, name, _with_our_device(supported))
+
+
+def _with_our_device(supported: Callable[[], list[str]]) -> Callable[[], list[str]]:
+    return lambda: [*supported(), "meta"]
+
+
+def _follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Of a storage by itself, as programs do to keep a tensor and let its memory go."""
+    resize: Any = torch.UntypedStorage.resize_
+
+    def resized(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize(self, size)
+        if self.device.type == "meta":
+            recorder.resized(self, "resize_")
+        return result
+
+    patches.give(torch.UntypedStorage, "resize_", resized)
+
+
+@contextmanager
+def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
+    """What torch.compile would compile runs as it stands, and the run says so."""
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        assumptions.say(_NOT_COMPILED)
+        return model if model is not None else lambda function: function
+
+    def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        assumptions.say(_NOT_COMPILED)
+
+    patches = Patches()
+    try:
+        patches.replace(torch, "compile", compile)
+        patches.replace(nn.Module, "compile", compile_in_place)
+        with ExitStack() as stack:
+            if "torch._dynamo" in sys.modules:
+                stack.enter_context(torch.compiler.set_stance("force_eager"))
+            yield
+    finally:
+        patches.undo()
