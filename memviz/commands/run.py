@@ -6,6 +6,7 @@ import argparse
 import json
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +16,12 @@ from memviz.errors import MemvizError, UsageError
 from memviz.units import bytes_text, count_text, percent_text
 
 if TYPE_CHECKING:
-    from memviz.runner.jobs.worker_process import Happened
+    from memviz.runner.jobs.worker_process import RunEvent
     from memviz.runner.request import Request
     from memviz.runner.run import Run
 
 
-class RunFailed(MemvizError):
+class RunError(MemvizError):
     """What a run ended in, with all that is known of it."""
 
 
@@ -78,8 +79,8 @@ def _request(args: argparse.Namespace) -> Request:
 
     return Request(
         workload=args.workload,
-        settings=dict(_pair(each) for each in args.set),
-        optimizations=tuple(_named(each) for each in args.optimizations),
+        settings=dict(_pair(text) for text in args.set),
+        optimizations=tuple(_named(text) for text in args.optimizations),
         on=args.on,
         card=args.card or DEFAULT_CARD,
         optimizer=args.optimizer,
@@ -122,26 +123,26 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float | None
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
             last = _last(worker.run([request]))
         if last.kind == "failed" or last.run is None:
-            raise RunFailed(_failure(last))
+            raise RunError(_failure(last))
         if keep is not None and last.file is not None:
             _move(last.file, keep)
         return last.run, keep
 
 
-def _last(happened: Any) -> Happened:
-    last: Happened | None = None
+def _last(events: Iterator[RunEvent]) -> RunEvent:
+    last: RunEvent | None = None
     try:
-        for each in happened:
-            last = each
-            if each.phase:
-                progress(f"{each.phase} ...")
+        for event in events:
+            last = event
+            if event.phase:
+                progress(f"{event.phase} ...")
     finally:
         progress("")
     assert last is not None
     return last
 
 
-def _failure(last: Happened) -> str:
+def _failure(last: RunEvent) -> str:
     where = f"\n  at {last.where}" if last.where and last.what == "exception" else ""
     words = f"\nIts last words:\n{last.where}" if last.where and last.what == "killed" else ""
     return f"{last.text}{where}{words}"
@@ -176,8 +177,8 @@ def _print(run: Run, path: Path | None) -> None:
         print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
     _print_numerics(run)
-    for each in run.notes:
-        print(f"- {printable(each)}")
+    for note in run.notes:
+        print(f"- {printable(note)}")
     if path:
         print(f"\nThe trace is in {printable(str(path))}; look at it with python -m memviz open {printable(str(path))}")
 
@@ -194,8 +195,8 @@ def _print_fit(run: Run) -> None:
         less = "" if squeezed is None else f" It gives back what is cached there and reserves {bytes_text(squeezed)}."
         print(f"\nIt fits in the {usable}{with_optimizer(run)}: {bytes_text(spare)} to spare.{less}")
     else:
-        asked = f"asking for {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
-        print(f"\nIt does not fit in the {usable}{with_optimizer(run)}: it runs out {asked}.")
+        request = f"asking for {bytes_text(run.fit.requested_bytes or 0)} at event {count_text(run.fit.event or 0)}"
+        print(f"\nIt does not fit in the {usable}{with_optimizer(run)}: it runs out {request}.")
 
 
 def _print_numerics(run: Run) -> None:
@@ -205,8 +206,9 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
-    found = [each["difference"] for each in run.numerics.get("outputs", ()) if "relative_absmax" in each["difference"]]
-    if worst := max(found, key=lambda each: float(each["relative_l2"]), default=None):
+    differences = [output["difference"] for output in run.numerics.get("outputs", ())]
+    finite = [difference for difference in differences if "relative_absmax" in difference]
+    if worst := max(finite, key=lambda difference: float(difference["relative_l2"]), default=None):
         absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
         print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
@@ -218,19 +220,19 @@ def _listing() -> dict[str, Any]:
 
 
 def _print_listing() -> None:
-    found = _listing()
-    for kind in ("workloads", "optimizations"):
-        print(kind.upper())
-        for each in found[kind]:
-            print(f"  {each['name']}  {each['title']}. {each['sentence']}")
-            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in each["knobs"]]
+    listing = _listing()
+    for group in ("workloads", "optimizations"):
+        print(group.upper())
+        for kind in listing[group]:
+            print(f"  {kind['name']}  {kind['title']}. {kind['sentence']}")
+            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in kind["knobs"]]
             if rows:
                 print_table(["    knob", "default", ""], rows, left=0)
         print()
     print("CARDS")
     print_table(
         ["  name", "memory"],
-        [[f"  {each['name']}", bytes_text(each["memory_bytes"])] for each in found["cards"]],
+        [[f"  {card['name']}", bytes_text(card["memory_bytes"])] for card in listing["cards"]],
         left=0,
     )
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from memviz.errors import UsageError
-from memviz.runner.executed import Executed
 from memviz.runner.measure.accelerator import find_accelerator
-from memviz.runner.measure.disturbances import Beside
+from memviz.runner.measure.disturbances import Disturbances
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.measure.torch_warnings import hearing_torch
+from memviz.runner.outcome import Outcome
 from memviz.runner.plan import Plan
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.step import Tell
@@ -19,8 +19,8 @@ _NOT_HERE = "Predicted, because nothing can be measured here."
 
 
 def execute(
-    plan: Plan, tell: Tell, *, until: float | None = None, recorded: Callable[[Executed], None] = lambda _: None
-) -> Executed:
+    plan: Plan, tell: Tell, *, until: float | None = None, recorded: Callable[[Outcome], None] = lambda _: None
+) -> Outcome:
     """Measured where that was asked for, or where it is possible and nobody said otherwise.
 
     Args:
@@ -36,7 +36,7 @@ def execute(
             raise
         why = str(error).split(" Recording needs")[0]
         return _instead(plan, tell, f"{_NOT_HERE} {why}")
-    beside = Beside(accelerator)
+    beside = Disturbances(accelerator)
     try:
         # What has no effect on this platform is warned of once, with the first allocation.
         with hearing_torch() as warned:
@@ -47,17 +47,17 @@ def execute(
         return _instead(plan, tell, _NOT_HERE, str(error))
     why = "Measured, because there is a GPU here." if plan.request.on == "auto" else ""
 
-    def early(done: Executed) -> None:
+    def early(done: Outcome) -> None:
         recorded(_because(done, why))
 
     done = measure(plan, tell, accelerator, beside=beside, until=until, recorded=early, notes=warned.notes())
     return _because(done, why)
 
 
-def _instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Executed:
+def _instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Outcome:
     done = predict(plan, tell)
     return _because(replace(done, run=replace(done.run, notes=(*notes, *done.run.notes))), why)
 
 
-def _because(done: Executed, why: str) -> Executed:
+def _because(done: Outcome, why: str) -> Outcome:
     return replace(done, run=replace(done.run, why=why))

@@ -49,30 +49,30 @@ def knob(default: Any, help: str, *, choices: tuple[Any, ...] = (), unit: str = 
 def described(of: Any) -> tuple[Knob, ...]:
     """The knobs of a class, or of an instance with its values as the defaults."""
     kind = of if isinstance(of, type) else type(of)
-    found = []
-    for each in _turnable(kind):
-        accepted = _Accepted.of(kind, each)
-        value = _default(each) if isinstance(of, type) else getattr(of, each.name)
-        told = each.metadata
-        found.append(
+    knobs = []
+    for knob_field in _turnable(kind):
+        accepted = _Accepted.of(kind, knob_field)
+        value = _default(knob_field) if isinstance(of, type) else getattr(of, knob_field.name)
+        about = knob_field.metadata
+        knobs.append(
             Knob(
-                each.name,
+                knob_field.name,
                 accepted.word,
                 accepted.optional,
                 value,
-                told.get("help", ""),
+                about.get("help", ""),
                 accepted.choices,
-                told.get("unit", ""),
-                told.get("says", ""),
+                about.get("unit", ""),
+                about.get("says", ""),
             )
         )
-    return tuple(found)
+    return tuple(knobs)
 
 
 def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
     """An instance with these knobs turned; `resolution=512x768` turns two at once where the class joins them."""
     name = str(getattr(kind, "name", kind.__name__))
-    known = {each.name: each for each in _turnable(kind)}
+    known = {knob_field.name: knob_field for knob_field in _turnable(kind)}
     values = {}
     for key, text in _apart(kind, name, pairs).items():
         if key not in known:
@@ -90,10 +90,10 @@ def with_knobs(kind: type[T], pairs: Mapping[str, str]) -> T:
 def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     """The texts that `with_knobs` reads back: of what differs from the default, or of every knob."""
     shown = {}
-    for each in _turnable(type(of)):
-        value = getattr(of, each.name)
-        if everything or value != _default(each):
-            shown[each.name] = _text(value)
+    for knob_field in _turnable(type(of)):
+        value = getattr(of, knob_field.name)
+        if everything or value != _default(knob_field):
+            shown[knob_field.name] = _text(value)
     return shown
 
 
@@ -123,7 +123,7 @@ def parse_named(text: str) -> tuple[str, dict[str, str]]:
 
 def nearest(name: object, there_are: Iterable[object]) -> str:
     """For the end of a message: the likely spelling and what there is. Begins with a space, or is empty."""
-    names = [str(each) for each in there_are]
+    names = [str(name) for name in there_are]
     if not names:
         return " It has none." if name else ""
     close = difflib.get_close_matches(str(name).lower(), names, n=1, cutoff=0.6)
@@ -134,13 +134,13 @@ def nearest(name: object, there_are: Iterable[object]) -> str:
 def check_knobs(of: Any) -> None:
     """Refuses a value that is not among the choices, or below the least; for `__post_init__`."""
     kind = type(of)
-    for each in _turnable(kind):
-        value, least = getattr(of, each.name), each.metadata.get("least")
-        choices = _Accepted.of(kind, each).choices
+    for knob_field in _turnable(kind):
+        value, least = getattr(of, knob_field.name), knob_field.metadata.get("least")
+        choices = _Accepted.of(kind, knob_field).choices
         if choices and value not in choices and value is not None:
-            raise UsageError(f"{each.name} cannot be {value}.{nearest(value, choices)}")
+            raise UsageError(f"{knob_field.name} cannot be {value}.{nearest(value, choices)}")
         if least is not None and value is not None and value < least:
-            raise UsageError(f"{each.name} is {value}; the least is {least}.")
+            raise UsageError(f"{knob_field.name} is {value}; the least is {least}.")
 
 
 @dataclass(frozen=True)
@@ -152,11 +152,11 @@ class _Accepted:
     choices: tuple[Any, ...]
 
     @classmethod
-    def of(cls, owner: type, each: Field[Any]) -> _Accepted:
-        annotated = get_type_hints(owner)[each.name]
+    def of(cls, owner: type, knob_field: Field[Any]) -> _Accepted:
+        annotated = get_type_hints(owner)[knob_field.name]
         members = get_args(annotated) if get_origin(annotated) in (Union, types.UnionType) else (annotated,)
         solid = [member for member in members if member is not type(None)]
-        choices = tuple(each.metadata.get("choices", ()))
+        choices = tuple(knob_field.metadata.get("choices", ()))
         if get_origin(solid[0]) is Literal:
             listed = get_args(solid[0])
             return cls(type(listed[0]), len(solid) < len(members), choices or listed)
@@ -217,20 +217,21 @@ def _sides(kind: type, name: str, key: str, text: str) -> Iterator[tuple[str, st
 
 def _joined(kind: type) -> Mapping[str, tuple[str, ...]]:
     """`together` of a class: one word for several knobs, as `resolution` for height and width."""
-    found: Mapping[str, tuple[str, ...]] = getattr(kind, "together", {})
-    return found
+    joined: Mapping[str, tuple[str, ...]] = getattr(kind, "together", {})
+    return joined
 
 
 def _example(kind: type, singles: tuple[str, ...]) -> str:
-    return "x".join(_text(_default(each)) for each in _turnable(kind) if each.name in singles)
+    return "x".join(_text(_default(knob_field)) for knob_field in _turnable(kind) if knob_field.name in singles)
 
 
 def _turnable(kind: type) -> list[Field[Any]]:
-    return [each for each in fields(kind) if each.init and not each.metadata.get("python_only")]
+    return [knob_field for knob_field in fields(kind) if knob_field.init and not knob_field.metadata.get("python_only")]
 
 
-def _default(each: Field[Any]) -> Any:
-    return each.default_factory() if each.default_factory is not MISSING else each.default
+def _default(knob_field: Field[Any]) -> Any:
+    factory = knob_field.default_factory
+    return factory() if factory is not MISSING else knob_field.default
 
 
 def _text(value: Any) -> str:

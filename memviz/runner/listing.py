@@ -17,18 +17,18 @@ from optimizations import OPTIMIZATIONS
 
 def listing() -> dict[str, Any]:
     return {
-        "workloads": [_row(each) for each in WORKLOADS],
+        "workloads": [_row(kind) for kind in WORKLOADS],
         "optimizations": [
-            {**_row(each), "needs": each.needs, "claim": each().claim, "not_with": dict(each.not_with)}
-            for each in OPTIMIZATIONS
+            {**_row(kind), "needs": kind.needs, "claim": kind().claim, "not_with": dict(kind.not_with)}
+            for kind in OPTIMIZATIONS
         ],
-        "cards": [{"name": each.name, "memory_bytes": each.memory_bytes} for each in CARDS],
+        "cards": [{"name": card.name, "memory_bytes": card.memory_bytes} for card in CARDS],
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
 
 
 def _row(kind: Any) -> dict[str, Any]:
-    knobs = [asdict(each) for each in described(kind)]
+    knobs = [asdict(knob) for knob in described(kind)]
     return {"name": kind.name, "title": kind.title, "sentence": kind.sentence, "knobs": knobs}
 
 

@@ -33,20 +33,20 @@ class Plan:
     @property
     def environment(self) -> dict[str, str]:
         """Variables that must be set before CUDA starts."""
-        return {key: text for each in self.optimizations for key, text in each.environment.items()}
+        return {key: text for optimization in self.optimizations for key, text in optimization.environment.items()}
 
     @property
     def claim(self) -> Claim:
         """The weakest of all claims about the outputs."""
-        return max((each.claim for each in self.optimizations), key=get_args(Claim).index, default="bitwise")
+        claims = [optimization.claim for optimization in self.optimizations]
+        return max(claims, key=get_args(Claim).index, default="bitwise")
 
     @property
     def window(self) -> str:
         """What the peaks count, in a sentence."""
         request = self.request
-        asked = "forward pass" if not self.workload.training else "step"
-        steps = f"{request.steps} {asked}{'s' if request.steps > 1 and asked == 'step' else ''}"
-        steps = steps if asked == "step" or request.steps == 1 else f"{request.steps} forward passes"
+        one, several = ("step", "steps") if self.workload.training else ("forward pass", "forward passes")
+        steps = f"{request.steps} {one if request.steps == 1 else several}"
         after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
         parts.append("applying the optimizations counts" if request.conversion == "measured" else "")
@@ -61,8 +61,9 @@ def plan_of(request: Request) -> Plan:
         raise UsageError(
             "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
         )
-    in_order = (chosen[each.name] for each in OPTIMIZATIONS if each.name in chosen)
-    ordered = tuple(fitted(each, dict(request.optimizations)[each.name], workload) for each in in_order)
+    knobs_of = dict(request.optimizations)
+    in_order = (chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen)
+    ordered = tuple(fitted(optimization, knobs_of[optimization.name], workload) for optimization in in_order)
     _check_mode(workload, ordered)
     try:
         check_together(ordered)
@@ -74,7 +75,7 @@ def plan_of(request: Request) -> Plan:
 
 
 def _optimization(name: str, knobs: object) -> Optimization:
-    by_name = {each.name: each for each in OPTIMIZATIONS}
+    by_name = {kind.name: kind for kind in OPTIMIZATIONS}
     if name not in by_name:
         raise UsageError(f"There is no optimization {name}.{nearest(name, by_name)}")
     made: Optimization = with_knobs(by_name[name], knobs)  # type: ignore[arg-type]
@@ -83,7 +84,7 @@ def _optimization(name: str, knobs: object) -> Optimization:
 
 def fitted(optimization: Optimization, knobs: Mapping[str, str], workload: Workload) -> Optimization:
     """How many micro-batches there are, the workload says; nobody has to say it twice."""
-    if "micro_batches" not in {each.name for each in fields(optimization)}:  # type: ignore[arg-type]
+    if "micro_batches" not in {attribute.name for attribute in fields(optimization)}:  # type: ignore[arg-type]
         return optimization
     count = workload.micro_batches
     if knobs.get("micro_batches", str(count)) != str(count):
@@ -96,17 +97,19 @@ def fitted(optimization: Optimization, knobs: Mapping[str, str], workload: Workl
 
 def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
     mode = "training" if workload.training else "inference"
-    for each in chosen:
-        if each.needs not in ("any", mode):
-            raise UsageError(
-                f"{each.name} has an effect in {each.needs} only, and this run is {mode}. Set mode={each.needs}."
-            )
+    for optimization in chosen:
+        name, needed = optimization.name, optimization.needs
+        if needed not in ("any", mode):
+            raise UsageError(f"{name} has an effect in {needed} only, and this run is {mode}. Set mode={needed}.")
 
 
 def label_of(optimizations: tuple[Optimization, ...]) -> str:
     """ "checkpointing every=2 + split_feed_forward", or "baseline"."""
-    words = [" ".join([each.name, *(f"{key}={text}" for key, text in as_text(each).items())]) for each in optimizations]
-    return " + ".join(words) or "baseline"
+    return " + ".join(map(_with_its_knobs, optimizations)) or "baseline"
+
+
+def _with_its_knobs(optimization: Optimization) -> str:
+    return " ".join([optimization.name, *(f"{key}={text}" for key, text in as_text(optimization).items())])
 
 
 def command_of(request: Request) -> str:

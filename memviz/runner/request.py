@@ -60,6 +60,6 @@ class Request:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Request:
-        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
         pairs = tuple((name, dict(knobs)) for name, knobs in known.pop("optimizations", ()))
         return cls(**{**known, "optimizations": pairs})

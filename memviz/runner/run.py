@@ -103,11 +103,11 @@ class Run:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
-        known = {each.name: value[each.name] for each in fields(cls) if each.name in value}
+        known = {attribute.name: value[attribute.name] for attribute in fields(cls) if attribute.name in value}
         known["request"] = Request.from_json(known["request"])
         known["seconds"] = Seconds(**known["seconds"]) if known.get("seconds") else None
         known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
-        known["notes"] = tuple(str(each) for each in known.get("notes", ()))
+        known["notes"] = tuple(str(note) for note in known.get("notes", ()))
         return _checked(cls(**known))
 
 
@@ -123,10 +123,10 @@ def _checked(run: Run) -> Run:
     }
     parts: list[Any] = [run, run.request, *filter(None, (run.seconds, run.fit))]
     for part in parts:
-        for each in fields(part):
-            kind = kinds.get(str(each.type))
-            if kind is not None and not isinstance(getattr(part, each.name), kind):
-                raise TypeError(f"{each.name} is not {each.type}")
+        for attribute in fields(part):
+            kind = kinds.get(str(attribute.type))
+            if kind is not None and not isinstance(getattr(part, attribute.name), kind):
+                raise TypeError(f"{attribute.name} is not {attribute.type}")
     texts = [*run.provenance.items(), *run.request.settings.items()]
     texts += [pair for _, knobs in run.request.optimizations for pair in knobs.items()]
     if run.mode not in ("predicted", "measured") or not all(type(one) is str for pair in texts for one in pair):

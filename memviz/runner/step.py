@@ -31,7 +31,7 @@ def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.M
         with device.phase("conversion"):
             # Settings of the environment are the predicted device's own from the start.
             is_predicted = device.torch_device.type == "meta"
-            changes = [each for change in plan.optimizations if not (is_predicted and change.environment)]
+            changes = [change for change in plan.optimizations if not (is_predicted and change.environment)]
             apply_all(model, changes)
     if plan.request.conversion == "before":
         device.empty_cache()
@@ -49,7 +49,7 @@ def take_steps(
     request, workload = plan.request, plan.workload
     inputs = device.inputs(workload)
     optimizer = make_optimizer(request.optimizer, model)
-    step = Step(workload, device, model, inputs, optimizer)
+    step = RunStep(workload, device, model, inputs, optimizer)
     kept = None
     for number in range(request.warmup):
         tell(f"warm-up {number + 1} of {request.warmup}")
@@ -68,7 +68,7 @@ def take_steps(
     return trace
 
 
-class Step:
+class RunStep:
     """One forward pass, or one training step with all its micro-batches."""
 
     def __init__(

@@ -9,8 +9,8 @@ from functools import partial
 from torch import nn
 
 from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.workloads.init_weights import drawn_on
-from memviz.runner.workloads.model import FromConfiguration
+from memviz.runner.measure.measured_run import drawn_on
+from memviz.runner.workloads.workload import FromConfiguration
 
 
 @contextmanager

@@ -64,9 +64,9 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
-    from memviz.runner.executed import Interrupted
     from memviz.runner.measure.accelerator import find_accelerator
     from memviz.runner.measure.measured_run import measure
+    from memviz.runner.outcome import Interrupted
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.run import save_run
@@ -94,7 +94,7 @@ def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) ->
 
 
 def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
-    from memviz.runner.measure.out_of_memory import is_out_of_memory
+    from memviz.runner.measure.memory_errors import is_out_of_memory
     from memviz.trace.formats.replacing import replacing
     from memviz.trace.formats.write_snapshot import write_pickle
 

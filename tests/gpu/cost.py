@@ -39,10 +39,10 @@ def prepare() -> None:
 
 def run(case: Case, out: Path) -> dict[str, Any]:
     from memviz.runner.measure.accelerator import find_accelerator
+    from memviz.runner.measure.measured_run import drawn_on
     from memviz.runner.measure.timing import EventStopwatch
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
-    from memviz.runner.workloads.init_weights import drawn_on
 
     plan = plan_of(Request.from_json({**case.arguments["request"], "on": "cuda"}))
     accelerator = find_accelerator()
@@ -84,12 +84,12 @@ def as_ratios(rounds: Rounds) -> dict[str, Any]:
 
 
 def _step(plan: Any, model: Any, device: Any) -> Any:
-    from memviz.runner.step import Step, make_optimizer
+    from memviz.runner.step import RunStep, make_optimizer
 
     placed = device.place(model)
     for each in placed.parameters():
         each.grad = None
-    return Step(plan.workload, device, placed, device.inputs(plan.workload), make_optimizer("none", placed))
+    return RunStep(plan.workload, device, placed, device.inputs(plan.workload), make_optimizer("none", placed))
 
 
 def _off(accelerator: Any) -> AbstractContextManager[Any]:
@@ -101,10 +101,10 @@ def _off(accelerator: Any) -> AbstractContextManager[Any]:
 def _torch_alone(stacks: str) -> Callable[[Any], AbstractContextManager[Any]]:
     @contextmanager
     def way(accelerator: Any) -> Iterator[Any]:
-        from memviz.runner.record.history import History
+        from memviz.runner.record.memory_history import MemoryHistory
 
         with _off(accelerator) as device:
-            history = History(accelerator, stacks=stacks)  # type: ignore[arg-type]
+            history = MemoryHistory(accelerator, stacks=stacks)  # type: ignore[arg-type]
             history.start()
             try:
                 yield device

@@ -165,7 +165,7 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
     """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
     from memviz.runner.measure.cuda_device import CudaDevice
     from memviz.runner.output_check.flatten import cloned, flatten
-    from memviz.runner.step import Step
+    from memviz.runner.step import RunStep
     from optimizations import apply_all
 
     ways = [(way, _plan(table.workload, settings, way)) for way in table.ways[settings]]
@@ -176,7 +176,7 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
         inputs = device.inputs(workload)
         for way, plan in ways:
             undo = apply_all(model, plan.optimizations)
-            step = Step(workload, device, model, inputs, None)
+            step = RunStep(workload, device, model, inputs, None)
             timing = device.seconds(step, steps=_STEPS, warmup=_WARMUP)
             output = cloned(flatten(step()))
             noise = None if reference is not None else _apart(output, flatten(step()))

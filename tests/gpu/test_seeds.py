@@ -11,7 +11,7 @@ import pytest
 from memviz.runner.measure.timing import ProcessorStopwatch
 from memviz.runner.plan import plan_of
 from memviz.runner.published import SEEDS
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from tests.gpu import cost, seeds

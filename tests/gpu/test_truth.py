@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.executed import Executed
+from memviz.runner.outcome import Outcome
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
@@ -40,7 +40,7 @@ REQUEST = {"workload": "transformer_block", "settings": TINY}
 
 
 @cache
-def predicted() -> Executed:
+def predicted() -> Outcome:
     plan = plan_of(Request.from_json({**REQUEST, "on": "predict", "torch": "2.11"}))
     return predict(replace(plan, card=card_of(MACHINE)), lambda phase: None)
 

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from memviz.headlines.run import OPTIMIZERS, said_of
-from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run
 from memviz.ui.run.results import head_html, results_html
@@ -48,13 +48,13 @@ def order(draw: random.Random) -> tuple[Variant, ...]:
 
 def check(variants: tuple[Variant, ...]) -> None:
     said = said_of(variants)
-    answer, number, standing = said.headline.answer, said.number, Standing("x", variants)
+    answer, number, status = said.headline.answer, said.number, OrderStatus("x", variants)
     subject = variants[number].run
-    assert answer in words(head_html(standing))
+    assert answer in words(head_html(status))
     if subject is None:
         assert not any(each.run for each in variants)
         return
-    shown = results_html(standing)
+    shown = results_html(status)
     assert subject.command in shown
     assert not [each for each in variants if each.run not in (None, subject) and each.run.command in shown]
     base = variants[0].run

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.execute import execute
-from memviz.runner.executed import Executed
+from memviz.runner.outcome import Outcome
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from tests.runner.failing_gpu import FailingGpu
 
@@ -38,7 +38,7 @@ def plan(folder: Path, source: str = OWN, **more: Any) -> Plan:
     return plan_of(Request(f"{path}:tiny", {"mode": "training"}, **known))
 
 
-def run(gpu: FailingGpu, plan: Plan, **more: Any) -> Executed:
+def run(gpu: FailingGpu, plan: Plan, **more: Any) -> Outcome:
     with gpu.in_torch():
         return execute(plan, lambda _: None, **more)
 

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memviz.runner.jobs.order import Standing
-from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.order import OrderStatus
+from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.worker_process import Worker
 
 PATIENCE_SECONDS = 240
@@ -20,22 +20,22 @@ def wait_until(it_is_so: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
-def over(desk: Desk, standing: Standing) -> Standing:
+def over(scheduler: Scheduler, status: OrderStatus) -> OrderStatus:
     end = time.monotonic() + PATIENCE_SECONDS
-    while not standing.is_over:
+    while not status.is_over:
         assert time.monotonic() < end
-        found = desk.standing(standing.id, newer_than=standing.version, wait=1)
+        found = scheduler.status(status.id, newer_than=status.version, wait=1)
         assert found is not None
-        standing = found
-    return standing
+        status = found
+    return status
 
 
-def running(desk: Desk, standing: Standing, number: int = 0) -> Worker:
+def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worker:
     """Once it said that it works: a process that dies before it began has its work done by another."""
-    order = desk._orders[standing.id]
+    order = scheduler._orders[status.id]
 
     def works() -> bool:
-        variant = order.standing.variants[number]
+        variant = order.status.variants[number]
         return variant.state == "running" and variant.phase not in ("", "starting") and order.worker is not None
 
     wait_until(works)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from memviz.commands import run as command
-from memviz.runner.executed import code_of
+from memviz.runner.outcome import code_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
 from optimizations import OPTIMIZATIONS

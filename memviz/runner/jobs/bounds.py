@@ -14,9 +14,9 @@ MEMORY = "MEMVIZ_MAX_RUN_BYTES"
 SECONDS = "MEMVIZ_MAX_RUN_SECONDS"
 TIMEOUT_SECONDS = 900.0
 
-_WHERE_NOTHING_IS_KNOWN = 16 << 30
-_OF_A_CONTAINER = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
-_LEAST = 1 << 30
+_DEFAULT_BYTES = 16 << 30
+_CONTAINER_LIMITS = (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"))
+_LEAST_BYTES = 1 << 30
 """PyTorch and the libraries of models take a third of it before anything is run."""
 
 
@@ -29,8 +29,8 @@ def most_bytes(environment: Mapping[str, str] = os.environ) -> int:
     text = environment.get(MEMORY, "")
     if text:
         return _bytes(text)
-    there_is = machine_bytes()
-    return max(_LEAST, there_is // 4 if environment.get("SPACE_ID") else there_is * 3 // 4)
+    all_bytes = machine_bytes()
+    return max(_LEAST_BYTES, all_bytes // 4 if environment.get("SPACE_ID") else all_bytes * 3 // 4)
 
 
 def most_seconds(default: float = TIMEOUT_SECONDS, environment: Mapping[str, str] = os.environ) -> float:
@@ -46,14 +46,14 @@ def most_seconds(default: float = TIMEOUT_SECONDS, environment: Mapping[str, str
 
 def machine_bytes() -> int:
     """What this machine has, or what this container gets of it."""
-    found = [_WHERE_NOTHING_IS_KNOWN]
+    limits = [_DEFAULT_BYTES]
     with suppress(OSError, ValueError, AttributeError):
-        found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _OF_A_CONTAINER:
+        limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for path in _CONTAINER_LIMITS:
         # "max" is no number.
         with suppress(OSError, ValueError):
-            found.append(int(path.read_text()))
-    return min(each for each in found if each > 0)
+            limits.append(int(path.read_text()))
+    return min(limit for limit in limits if limit > 0)
 
 
 def _bytes(text: str) -> int:

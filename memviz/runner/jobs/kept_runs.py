@@ -84,18 +84,18 @@ class KeptRuns:
 
     def all(self) -> tuple[KeptRun, ...]:
         """Newest first."""
-        found = (self._read(path) for path in sorted(self._folder.glob("*.json"), reverse=True))
-        return tuple(each for each in found if each is not None)
+        summaries = sorted(self._folder.glob("*.json"), reverse=True)
+        return tuple(kept for kept in map(self._read, summaries) if kept is not None)
 
     def get(self, id: str) -> KeptRun:
         if not _ID.fullmatch(id):
             raise UsageError("There is no such run.")
-        found = self._read(self._folder / f"{id}.json")
-        if found is None:
+        kept = self._read(self._folder / f"{id}.json")
+        if kept is None:
             raise UsageError("This run is gone: it was deleted, or made room for newer ones.")
         with suppress(OSError):
-            os.utime(found.path)
-        return found
+            os.utime(kept.path)
+        return kept
 
     def rename(self, id: str, name: str) -> KeptRun:
         old = self.get(id)
@@ -160,4 +160,4 @@ def _new_id(now: float) -> str:
 
 def _named(text: object) -> str:
     words = " ".join(str(text).split())
-    return "".join(each for each in words if each.isprintable())[:_LONGEST_NAME] or "run"
+    return "".join(character for character in words if character.isprintable())[:_LONGEST_NAME] or "run"

@@ -1,4 +1,4 @@
-"""How an order of runs stands: frozen values that can be shown at any moment, and whoever waits hears of new ones."""
+"""An order of runs and its status: frozen values that can be shown at any moment, and that can be waited for."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from memviz.runner.jobs.worker_process import Happened, Runs
+from memviz.runner.jobs.worker_process import AnyWorker, RunEvent
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 
@@ -41,7 +41,7 @@ class Variant:
 
 
 @dataclass(frozen=True)
-class Standing:
+class OrderStatus:
     id: str
     variants: tuple[Variant, ...]
     before: int = 0
@@ -54,7 +54,7 @@ class Standing:
 
     @property
     def is_over(self) -> bool:
-        return all(each.is_over for each in self.variants)
+        return all(variant.is_over for variant in self.variants)
 
 
 Finished = Callable[[Variant], str]
@@ -62,38 +62,38 @@ Finished = Callable[[Variant], str]
 
 
 class Order:
-    """One on its way. It is changed by the desk's thread and looked at by any."""
+    """One on its way. It is changed by the scheduler's thread and looked at by any."""
 
     def __init__(self, variants: tuple[Variant, ...], folder: Path, finished: Finished | None, owner: str) -> None:
         self.folder = folder
         self.finished = finished
         self.owner = owner
-        self.made = self.asked_after = time.monotonic()
+        self.made = self.last_looked_at = time.monotonic()
         self.may_run_unseen = False
         self.unwanted = False
         self.began: float | None = None
         self.stopped = threading.Event()
-        self.worker: Runs | None = None
+        self.worker: AnyWorker | None = None
         self.thread: threading.Thread | None = None
         self._changed = threading.Condition()
-        self._standing = Standing(secrets.token_urlsafe(18), variants)
+        self._status = OrderStatus(secrets.token_urlsafe(18), variants)
 
     @property
-    def standing(self) -> Standing:
-        now = self._standing
+    def status(self) -> OrderStatus:
+        now = self._status
         return now if self.began is None or now.is_over else replace(now, seconds=time.monotonic() - self.began)
 
     @property
     def is_waiting(self) -> bool:
-        return self.began is None and not self.stopped.is_set() and not self._standing.is_over
+        return self.began is None and not self.stopped.is_set() and not self._status.is_over
 
-    def wait(self, version: int, seconds: float) -> Standing:
-        """The standing as soon as it is a newer one than `version`."""
-        self.asked_after = time.monotonic()
+    def wait(self, version: int, seconds: float) -> OrderStatus:
+        """The status as soon as it is a newer one than `version`."""
+        self.last_looked_at = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: self._standing.version > version, timeout=seconds)
-        self.asked_after = time.monotonic()
-        return self.standing
+            self._changed.wait_for(lambda: self._status.version > version, timeout=seconds)
+        self.last_looked_at = time.monotonic()
+        return self.status
 
     def begin(self) -> None:
         """Its turn has come, the first or another one."""
@@ -101,42 +101,42 @@ class Order:
         self.set(before=0)
 
     def change(self, number: int, **changes: object) -> None:
-        variants = list(self._standing.variants)
+        variants = list(self._status.variants)
         variants[number] = replace(variants[number], **changes)  # type: ignore[arg-type]
         self.set(variants=tuple(variants))
 
     def set(self, **changes: object) -> None:
         with self._changed:
             seconds = 0.0 if self.began is None else time.monotonic() - self.began
-            version = self._standing.version + 1
-            self._standing = replace(self._standing, seconds=seconds, version=version, **changes)  # type: ignore[arg-type]
+            version = self._status.version + 1
+            self._status = replace(self._status, seconds=seconds, version=version, **changes)  # type: ignore[arg-type]
             self._changed.notify_all()
 
-    def heard(self, each: Happened) -> None:
-        if each.kind == "phase":
-            self.change(each.number, state="running", phase=each.phase, what="", where="")
-        elif each.kind == "figures":
-            self.change(each.number, run=each.run, file=each.file, amiss=each.text)
-        elif each.kind == "done":
-            self._done(each)
-        elif each.what == "not begun":
-            self.change(each.number, what=each.what)
+    def on_event(self, event: RunEvent) -> None:
+        if event.kind == "phase":
+            self.change(event.number, state="running", phase=event.phase, what="", where="")
+        elif event.kind == "figures":
+            self.change(event.number, run=event.run, file=event.file, amiss=event.text)
+        elif event.kind == "done":
+            self._done(event)
+        elif event.what == "not begun":
+            self.change(event.number, what=event.what)
         else:
-            words = _UNWANTED if self.unwanted and each.what == "cancelled" else each.text
-            self.change(each.number, state="failed", phase=words, what=each.what, where=each.where, file=each.file)
+            words = _UNWANTED if self.unwanted and event.what == "cancelled" else event.text
+            self.change(event.number, state="failed", phase=words, what=event.what, where=event.where, file=event.file)
 
-    def _done(self, each: Happened) -> None:
+    def _done(self, event: RunEvent) -> None:
         """It is kept before anybody hears that it is done, so that whoever then looks finds it."""
-        known = {"state": "done", "phase": "", "run": each.run, "file": each.file, "amiss": each.text}
+        known = {"state": "done", "phase": "", "run": event.run, "file": event.file, "amiss": event.text}
         if self.finished is not None:
-            made = replace(self._standing.variants[each.number], **known)  # type: ignore[arg-type]
-            known["amiss"] = " ".join(filter(None, (each.text, self.finished(made))))
-        self.change(each.number, **known)
+            variant = replace(self._status.variants[event.number], **known)  # type: ignore[arg-type]
+            known["amiss"] = " ".join(filter(None, (event.text, self.finished(variant))))
+        self.change(event.number, **known)
 
     def end(self, words: str, what: str) -> None:
         words = _UNWANTED if self.unwanted and what == "cancelled" else words
-        for number, each in enumerate(self._standing.variants):
-            if not each.is_over:
+        for number, variant in enumerate(self._status.variants):
+            if not variant.is_over:
                 self.change(number, state="failed", phase=words, what=what)
 
     @property

@@ -34,7 +34,7 @@ class _Process(NamedTuple):
 
 def resident_bytes(root: int) -> int:
     """Of the process and all that it started; 0 where this system does not say it, or where they are gone."""
-    return sum(each.resident for each in _members(root))
+    return sum(process.resident for process in _members(root))
 
 
 def own_bytes(root: int) -> int:
@@ -42,19 +42,16 @@ def own_bytes(root: int) -> int:
 
     A page that several of them share counts once, and one of a file that is mapped, as weights may be, not at all.
     """
-    return sum(_of_its_own(each) for each in _members(root))
+    return sum(_of_its_own(process) for process in _members(root))
 
 
 def _members(root: int) -> list[_Process]:
     """The process, what descends from it, and what these left behind in its session."""
     known = list(_processes())
-    found = {root, *(each.pid for each in known if each.session == root)}
-    grew = True
-    while grew:
-        more = {each.pid for each in known if each.parent in found} - found
-        found |= more
-        grew = bool(more)
-    return [each for each in known if each.pid in found]
+    members = {root, *(process.pid for process in known if process.session == root)}
+    while more := {process.pid for process in known if process.parent in members} - members:
+        members |= more
+    return [process for process in known if process.pid in members]
 
 
 def end_tree(process: subprocess.Popen[Any]) -> None:
@@ -62,13 +59,13 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
     if not hasattr(os, "killpg"):
         _end_tree_of_windows(process)
         return
-    left = [each.pid for each in _members(process.pid) if each.pid != process.pid]
+    left = [member.pid for member in _members(process.pid) if member.pid != process.pid]
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
-    for each in left:
+    for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(each, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     process.wait()
 
 
@@ -98,17 +95,17 @@ def _processes() -> Iterator[_Process]:
         if name.isdigit():
             with contextlib.suppress(OSError, ValueError, IndexError):
                 # The name of a program stands in brackets and may hold anything, brackets too.
-                told = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
-                yield _Process(int(name), int(told[1]), int(told[3]), int(told[21]) * page)
+                fields = (_PROC / name / "stat").read_bytes().rpartition(b")")[2].split()
+                yield _Process(int(name), int(fields[1]), int(fields[3]), int(fields[21]) * page)
 
 
 def _processes_by_ps() -> Iterator[_Process]:
     """As macOS has it. Whoever leads a session leads a group of the same number."""
     try:
-        said = subprocess.run(["ps", "-axo", "pid=,ppid=,pgid=,rss="], capture_output=True, check=False).stdout
+        rows = subprocess.run(["ps", "-axo", "pid=,ppid=,pgid=,rss="], capture_output=True, check=False).stdout
     except OSError:
         return
-    for line in said.splitlines():
+    for line in rows.splitlines():
         with contextlib.suppress(ValueError):
             pid, parent, group, resident = map(int, line.split())
             yield _Process(pid, parent, group, resident * _KIB)
@@ -116,11 +113,11 @@ def _processes_by_ps() -> Iterator[_Process]:
 
 def _of_its_own(process: _Process) -> int:
     """Its share of pages that are in no file; where the system does not tell them apart, of all."""
-    told: dict[bytes, int] = {}
+    shares: dict[bytes, int] = {}
     with contextlib.suppress(OSError, ValueError, IndexError):
         for line in (_PROC / str(process.pid) / "smaps_rollup").read_bytes().splitlines()[1:]:
             name, _, size = line.partition(b":")
-            told[name] = int(size.split()[0]) * _KIB
-    if b"Pss_Anon" in told:
-        return told[b"Pss_Anon"] + told.get(b"Pss_Shmem", 0)
-    return told.get(b"Pss", process.resident)
+            shares[name] = int(size.split()[0]) * _KIB
+    if b"Pss_Anon" in shares:
+        return shares[b"Pss_Anon"] + shares.get(b"Pss_Shmem", 0)
+    return shares.get(b"Pss", process.resident)

@@ -1,7 +1,7 @@
-"""Takes orders for runs and says how they stand: one run at a time on the device, and in turn between those who ask.
+"""Takes orders for runs and tells their status: one run at a time on the device, in turn between those who ask.
 
 An order is a baseline and its variants. Each of its runs is a turn; between two of them others have theirs. Runs happen
-in a process of their own; a thread here listens to it and keeps the newest `Standing`. What nobody asks after any more
+in a process of their own; a thread here listens to it and keeps the newest `OrderStatus`. What nobody looks at any more
 ends, and a process that nobody uses goes.
 """
 
@@ -21,11 +21,10 @@ from pathlib import Path
 from memviz.errors import MemvizError
 from memviz.runner.jobs.bounds import TIMEOUT_SECONDS
 from memviz.runner.jobs.fair_lock import Line
-from memviz.runner.jobs.lent_gpu import LentGpu
-from memviz.runner.jobs.order import Finished, Order, Standing, Variant
+from memviz.runner.jobs.order import Finished, Order, OrderStatus, Variant
 from memviz.runner.jobs.scratch import Scratch
-from memviz.runner.jobs.worker_process import Runs, Worker, environment_of
-from memviz.runner.jobs.zero_gpu import is_zero_gpu
+from memviz.runner.jobs.worker_process import AnyWorker, Worker, environment_of
+from memviz.runner.jobs.zero_gpu import ZeroGpuWorker, is_zero_gpu
 from memviz.runner.request import Request
 
 MOST_WAITING = 32
@@ -52,7 +51,7 @@ class Closing(MemvizError):
     """The page is about to end."""
 
 
-class Desk:
+class Scheduler:
     """One for a page. An order is known by a key that nobody can guess."""
 
     def __init__(
@@ -78,7 +77,7 @@ class Desk:
         self._keeper: threading.Thread | None = None
         atexit.register(_close, weakref.ref(self))
 
-    def order(
+    def submit(
         self,
         requests: Sequence[Request],
         labels: Sequence[str],
@@ -86,34 +85,34 @@ class Desk:
         owner: str = "",
         *,
         beside: bool = False,
-    ) -> Standing:
+    ) -> OrderStatus:
         """Begins as soon as it is its turn; returns at once.
 
         What its owner has waiting makes room for it, unless it waits `beside` that.
         """
-        variants = tuple(Variant(*each) for each in zip(requests, labels, strict=True))
+        variants = tuple(Variant(*pair) for pair in zip(requests, labels, strict=True))
         with self._lock:
             self._check_open()
             self._forget_old()
             mine = self._make_room(owner, beside)
             order = Order(variants, self._scratch.new(), finished, owner)
-            self._orders[order.standing.id] = order
+            self._orders[order.status.id] = order
             # The context says whose request this is; a Space counts the time of a lent GPU by it.
             context = contextvars.copy_context()
             order.thread = threading.Thread(target=context.run, args=(self._carry_out, order), daemon=True)
             order.thread.start()
             self._watch()
-        for each in mine:
-            self.leave(each.standing.id)
-        return order.standing
+        for replaced in mine:
+            self.leave(replaced.status.id)
+        return order.status
 
     def _make_room(self, owner: str, beside: bool) -> list[Order]:
         """Those that it takes the place of, where it may wait at all."""
-        waiting = [each for each in self._orders.values() if each.is_waiting]
-        mine = [each for each in waiting if owner and each.owner == owner]
+        waiting = [order for order in self._orders.values() if order.is_waiting]
+        mine = [order for order in waiting if owner and order.owner == owner]
         if len(mine) >= MOST_OF_ONE and beside:
             raise Crowded(f"{len(mine)} runs of yours wait already. Ask again when some of them are done.")
-        others = {each.owner or each.standing.id for each in waiting} - {owner}
+        others = {order.owner or order.status.id for order in waiting} - {owner}
         if len(others) >= self._most_waiting:
             raise Crowded(f"{len(others)} others wait for this device already. Try it again in some minutes.")
         return [] if beside else mine
@@ -122,19 +121,19 @@ class Desk:
         if self._closed.is_set():
             raise Closing("This page is about to end, and begins nothing more.")
 
-    def standing(self, id: str, *, newer_than: int = -1, wait: float = 0.0) -> Standing | None:
+    def status(self, id: str, *, newer_than: int = -1, wait: float = 0.0) -> OrderStatus | None:
         """Whoever asks wants it: what nobody asks after ends."""
         order = self._orders.get(id)
         return None if order is None else order.wait(newer_than, wait)
 
-    def newest_of(self, owner: str) -> Standing | None:
+    def newest_of(self, owner: str) -> OrderStatus | None:
         """So that somebody who comes back to the page finds what they left running."""
-        theirs = [each for each in list(self._orders.values()) if owner and each.owner == owner]
-        return theirs[-1].standing if theirs else None
+        theirs = [order for order in list(self._orders.values()) if owner and order.owner == owner]
+        return theirs[-1].status if theirs else None
 
     @property
     def is_busy(self) -> bool:
-        return any(not each.standing.is_over for each in list(self._orders.values()))
+        return any(not order.status.is_over for order in list(self._orders.values()))
 
     def cancel(self, id: str) -> None:
         order = self._orders.get(id)
@@ -171,10 +170,10 @@ class Desk:
             self._closed.set()
         self.stop_all()
         orders = list(self._orders.values())
-        for worker in [each.worker for each in orders]:
+        for worker in [order.worker for order in orders]:
             if worker is not None:
                 worker.kill()
-        for thread in [*(each.thread for each in orders), self._keeper]:
+        for thread in [*(order.thread for order in orders), self._keeper]:
             if thread is not None:
                 thread.join(_PATIENCE_SECONDS)
         with self._lock:
@@ -184,17 +183,17 @@ class Desk:
     # -- what goes on by itself
 
     def _watch(self) -> None:
-        """Holds nothing of this desk between two ticks, so that one which is forgotten goes."""
+        """Holds nothing of this scheduler between two ticks, so that one which is forgotten goes."""
         if self._keeper is None:
             self._keeper = threading.Thread(target=_keep_house, args=(weakref.ref(self), self._closed), daemon=True)
             self._keeper.start()
 
     def tick(self, now: float) -> None:
         """Ends what nobody waits for, and gives back what nobody uses. `now` is of the monotonic clock."""
-        for each in list(self._orders.values()):
-            if not each.standing.is_over and now - each.asked_after > self._patience and not each.may_run_unseen:
-                each.unwanted = True
-                _stop(each)
+        for order in list(self._orders.values()):
+            if not order.status.is_over and now - order.last_looked_at > self._patience and not order.may_run_unseen:
+                order.unwanted = True
+                _stop(order)
         if now < self._tidy_at:
             return
         self._tidy_at = now + _HOUSE_SECONDS
@@ -206,7 +205,7 @@ class Desk:
     def _carry_out(self, order: Order) -> None:
         words, what = "Cancelled.", "cancelled"
         try:
-            for number in range(len(order.standing.variants)):
+            for number in range(len(order.status.variants)):
                 with self._line.turn(partial(_wait_for, order), order.stopped.is_set, owner=order.owner) as mine:
                     if not mine or order.stopped.is_set():
                         break
@@ -223,32 +222,32 @@ class Desk:
 
     def _run_one(self, order: Order, number: int) -> None:
         """A measured run has a process of its own, with its settings set before CUDA starts; predictions share one."""
-        request = order.standing.variants[number].request
+        request = order.status.variants[number].request
         alone = request.on != "predict"
         order.change(number, state="running", phase="starting")
         worker = self._worker(order, request, alone)
-        if not self._heard(order, number, worker, keep=not alone, again=not alone):
-            self._heard(order, number, self._new_worker(order.folder), keep=not alone)
+        if not self._follow(order, number, worker, keep=not alone, again=not alone):
+            self._follow(order, number, self._new_worker(order.folder), keep=not alone)
 
-    def _heard(self, order: Order, number: int, worker: Runs, *, keep: bool, again: bool = False) -> bool:
+    def _follow(self, order: Order, number: int, worker: AnyWorker, *, keep: bool, again: bool = False) -> bool:
         """False where there shall be another try: the process, waiting since its last work, died before it began."""
         try:
             order.worker = worker
             if order.stopped.is_set():
                 worker.cancel()
-            for each in worker.run([order.standing.variants[number].request], first=number):
-                if each.what == "killed" and again:
+            for event in worker.run([order.status.variants[number].request], first=number):
+                if event.what == "killed" and again:
                     return False
                 again = False
-                order.heard(each)
+                order.on_event(event)
         finally:
             order.worker = None
             self._give_back(worker, keep=keep and not order.stopped.is_set())
         return True
 
-    def _worker(self, order: Order, request: Request, alone: bool) -> Runs:
+    def _worker(self, order: Order, request: Request, alone: bool) -> AnyWorker:
         if alone and is_zero_gpu():
-            return LentGpu(order.folder)
+            return ZeroGpuWorker(order.folder)
         if alone:
             return self._new_worker(order.folder, environment_of(request))
         with self._lock:
@@ -269,7 +268,7 @@ class Desk:
             self._spare.close()
             self._spare = None
 
-    def _give_back(self, worker: Runs, *, keep: bool) -> None:
+    def _give_back(self, worker: AnyWorker, *, keep: bool) -> None:
         """A process that predicted serves the next prediction too, up to a number; it keeps what it imported."""
         worker.served += 1
         keep = keep and worker.is_alive and worker.served < _MOST_SERVED
@@ -282,15 +281,15 @@ class Desk:
 
     def _forget_old(self, now: float | None = None) -> None:
         """The oldest of those that are over, beyond their number, their bytes or their time."""
-        over = sorted((each for each in self._orders.values() if each.standing.is_over), key=lambda each: each.made)
-        held = sum(each.bytes_on_disk for each in over)
+        over = sorted((order for order in self._orders.values() if order.status.is_over), key=lambda order: order.made)
+        held = sum(order.bytes_on_disk for order in over)
         old = (time.monotonic() if now is None else now) - _KEPT_SECONDS
-        for each in over:
-            if each.made >= old and len(self._orders) < _KEPT_ORDERS and held <= _KEPT_BYTES:
+        for order in over:
+            if order.made >= old and len(self._orders) < _KEPT_ORDERS and held <= _KEPT_BYTES:
                 break
-            held -= each.bytes_on_disk
-            del self._orders[each.standing.id]
-            each.forget()
+            held -= order.bytes_on_disk
+            del self._orders[order.status.id]
+            order.forget()
 
 
 def _wait_for(order: Order, before: int) -> None:
@@ -304,16 +303,16 @@ def _stop(order: Order) -> None:
         worker.cancel()
 
 
-def _close(desk: weakref.ref[Desk]) -> None:
-    found = desk()
-    if found is not None:
-        found.close()
+def _close(reference: weakref.ref[Scheduler]) -> None:
+    scheduler = reference()
+    if scheduler is not None:
+        scheduler.close()
 
 
-def _keep_house(desk: weakref.ref[Desk], closed: threading.Event) -> None:
+def _keep_house(reference: weakref.ref[Scheduler], closed: threading.Event) -> None:
     while not closed.wait(_TICK_SECONDS):
-        found = desk()
-        if found is None:
+        scheduler = reference()
+        if scheduler is None:
             return
-        found.tick(time.monotonic())
-        del found
+        scheduler.tick(time.monotonic())
+        del scheduler

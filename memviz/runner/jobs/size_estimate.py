@@ -17,7 +17,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.jobs.bounds import MEMORY
 from memviz.runner.plan import Plan
-from memviz.runner.workloads.model import FromConfiguration
+from memviz.runner.workloads.workload import FromConfiguration
 from memviz.units import bytes_text, count_text
 
 _OF_AN_OBJECT = 1_600
@@ -30,7 +30,7 @@ _FEW_PASSES = 1_000
 """What a model is built from within a second, so that nobody needs to count first."""
 
 
-class TooLarge(UsageError):
+class RunTooLarge(UsageError):
     """It would take more of this machine than a run may."""
 
 
@@ -50,12 +50,12 @@ def refuse_if_too_large(plan: Plan, most: int) -> None:
     workload = plan.workload
     if not isinstance(workload, FromConfiguration):
         return
-    few = all(each <= _FEW_BLOCKS for each in _depths(workload).values())
+    few = all(depth <= _FEW_BLOCKS for depth in _depths(workload).values())
     if few and _passes(plan) <= _FEW_PASSES:
         return
     size = size_of(plan, workload)
     if size.bytes > most:
-        raise TooLarge(
+        raise RunTooLarge(
             f"{workload.name}: {_words(plan, workload, size)}, and a run may take {bytes_text(most)}. {_REMEDY}"
         )
 
@@ -92,7 +92,7 @@ def _counted(workload: FromConfiguration, depths: dict[str, int]) -> tuple[int, 
     with torch.device("meta"):
         model = replace(workload, **depths).build()  # type: ignore[type-var]
     weights = list(model.parameters())
-    return sum(each.numel() for each in weights), len(weights), sum(1 for _ in model.modules())
+    return sum(weight.numel() for weight in weights), len(weights), sum(1 for _ in model.modules())
 
 
 def _depths(workload: FromConfiguration) -> dict[str, int]:
@@ -112,9 +112,10 @@ def refuse_if_twin_is_too_large(plan: Plan, most: int) -> None:
         return
     with torch.device("meta"):
         model: nn.Module = plan.workload.small().build()
-    there_are = _OF_PYTORCH + 2 * sum(prod(each.shape) * each.element_size() for each in model.parameters())
-    if there_are > most:
-        raise TooLarge(
-            f"Its small twin would take about {bytes_text(there_are)} of this machine's own memory, and a run may take "
+    weights = sum(prod(weight.shape) * weight.element_size() for weight in model.parameters())
+    needed = _OF_PYTORCH + 2 * weights
+    if needed > most:
+        raise RunTooLarge(
+            f"Its small twin would take about {bytes_text(needed)} of this machine's own memory, and a run may take "
             f"{bytes_text(most)}. Choose a width that is a multiple of a power of two, which a twin can divide."
         )

@@ -25,7 +25,7 @@ from typing import Any, TextIO
 
 from memviz.errors import MemvizError
 from memviz.runner.jobs.bounds import most_bytes
-from memviz.runner.measure.out_of_memory import is_out_of_memory
+from memviz.runner.measure.memory_errors import is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 
@@ -48,13 +48,13 @@ def main() -> None:
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
     while True:
-        asked = json.loads(orders.get())
-        folder = Path(asked["folder"])
-        if not asked["requests"]:
+        message = json.loads(orders.get())
+        folder = Path(message["folder"])
+        if not message["requests"]:
             warm_up()
-        requests = [Request.from_json(each) for each in asked["requests"]]
-        for number, request in zip(asked["numbers"], requests, strict=True):
-            answer(number, request, folder, send, until=time.monotonic() + asked.get("seconds", math.inf))
+        requests = [Request.from_json(request) for request in message["requests"]]
+        for number, request in zip(message["numbers"], requests, strict=True):
+            answer(number, request, folder, send, until=time.monotonic() + message.get("seconds", math.inf))
         send("idle", -1)
 
 
@@ -81,10 +81,10 @@ def warm_up() -> None:
 
 
 def answer(number: int, request: Request, folder: Path, send: Send, *, until: float = math.inf) -> None:
-    """One request, from `starting` to `done` or `failed`; by `until` whoever asked has stopped listening."""
+    """One request, from `starting` to `done` or `failed`; by `until` nobody listens any more."""
     # Torch takes seconds to import, so the first word of progress goes out before.
     send("phase", number, phase="starting")
-    from memviz.runner.executed import Interrupted
+    from memviz.runner.outcome import Interrupted
 
     try:
         _run(number, request, folder, send, until)
@@ -104,16 +104,16 @@ def answer(number: int, request: Request, folder: Path, send: Send, *, until: fl
 
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
     from memviz.runner.execute import execute
-    from memviz.runner.executed import Executed
     from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
     from memviz.runner.measure.torch_warnings import hearing_torch
+    from memviz.runner.outcome import Outcome
     from memviz.runner.output_check.outputs import numerics_of
     from memviz.runner.plan import plan_of
 
     def tell(phase: str) -> None:
         send("phase", number, phase=phase)
 
-    def show(done: Executed) -> None:
+    def show(done: Outcome) -> None:
         """What is known so far: if this process ends now, it is all there is."""
         send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
 
@@ -172,7 +172,7 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
 def _where(error: BaseException) -> str:
     """The last lines of Python that ran, for people who wrote the model."""
     frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
-    return " > ".join(f"{Path(each.filename).name}:{each.lineno} in {each.name}" for each in frames)
+    return " > ".join(f"{Path(frame.filename).name}:{frame.lineno} in {frame.name}" for frame in frames)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ _LOOK_SECONDS = 0.25
 
 
 @dataclass(frozen=True)
-class Happened:
+class RunEvent:
     """One thing that a worker said about one of its requests, or that became of it."""
 
     kind: Literal["phase", "figures", "done", "failed"]
@@ -52,14 +52,14 @@ class Happened:
     where: str = ""
 
 
-def happened(message: Mapping[str, Any], folder: Path) -> Happened:
+def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
     run, file = message.get("run"), message.get("file")
     known = {
         **message,
         "run": None if run is None else Run.from_json(run),
         "file": folder / file if file else None,
     }
-    return Happened(**known)
+    return RunEvent(**known)
 
 
 def environment_of(request: Request) -> dict[str, str]:
@@ -70,8 +70,8 @@ def environment_of(request: Request) -> dict[str, str]:
 
 def listing() -> dict[str, Any]:
     """What there is to run, without importing PyTorch into this process."""
-    found: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing")))
-    return found
+    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing")))
+    return rows
 
 
 def rows_of(seed: str) -> Iterator[dict[str, Any]]:
@@ -160,7 +160,7 @@ class RunError(MemvizError):
     """A process of the runner did not do its work."""
 
 
-class Runs(Protocol):
+class AnyWorker(Protocol):
     """Whoever carries out requests, in order: a process of its own, or a GPU that is lent."""
 
     folder: Path
@@ -169,7 +169,7 @@ class Runs(Protocol):
     @property
     def is_alive(self) -> bool: ...
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]: ...
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]: ...
 
     def cancel(self) -> None: ...
 
@@ -237,15 +237,15 @@ class Worker:
 
     def warm_up(self) -> None:
         """Has it import what every run needs, and returns at once."""
-        self._ask([], [])
+        self._send([], [])
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]:
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]:
         """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
-        figures: dict[int, Happened] = {}
+        figures: dict[int, RunEvent] = {}
         self.is_free = False
-        self._ask(requests, numbers)
+        self._send(requests, numbers)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
@@ -256,23 +256,23 @@ class Worker:
                 waiting.remove(message["number"])
                 until = time.monotonic() + self.timeout
             if message["kind"] != "idle":
-                each = happened(message, self.folder)
-                if each.kind == "figures":
-                    figures[each.number] = each
+                event = event_of(message, self.folder)
+                if event.kind == "figures":
+                    figures[event.number] = event
                 self.is_free = not waiting
-                yield each
+                yield event
 
-    def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
-        asked = {
+    def _send(self, requests: Sequence[Request], numbers: list[int]) -> None:
+        message = {
             "folder": str(self.folder),
-            "requests": [each.as_json() for each in requests],
+            "requests": [request.as_json() for request in requests],
             "numbers": numbers,
             "seconds": self.timeout,
         }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):
             assert self._process.stdin is not None
-            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.write(json.dumps(message) + "\n")
             self._process.stdin.flush()
 
     def _next(self, until: float) -> dict[str, Any] | str:
@@ -306,7 +306,7 @@ class Worker:
             self.kill()
         return "host memory" if takes_more(self._process.pid, self.memory) else ""
 
-    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, Happened]) -> Iterator[Happened]:
+    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, RunEvent]) -> Iterator[RunEvent]:
         self.kill()
         first, *rest = waiting
         words = self._words() if what == "killed" else ""
@@ -315,9 +315,9 @@ class Worker:
             text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
             yield replace(known, kind="done", text=text)
         else:
-            yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+            yield RunEvent("failed", first, what=what, text=self._epitaph(what), where=words)
         for number in rest:
-            yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
+            yield RunEvent("failed", number, what="not begun", text=_NOT_BEGUN)
 
     def _epitaph(self, what: str) -> str:
         if what == "cancelled":
@@ -348,10 +348,10 @@ class Worker:
     def close(self) -> None:
         self.kill()
         self._reader.join()
-        for each in (self._process.stdin, self._process.stdout, self._errors):
-            if each is not None:
+        for stream in (self._process.stdin, self._process.stdout, self._errors):
+            if stream is not None:
                 with contextlib.suppress(OSError):
-                    each.close()
+                    stream.close()
 
     def __enter__(self) -> Worker:
         return self

@@ -1,22 +1,57 @@
-"""ZeroGPU Spaces lend a GPU for the length of one function, in a process that is used again for the next visitor.
+"""Measured runs on a ZeroGPU Space, where a GPU is lent for the length of one function.
 
-So a whole measured run has to be inside one such function: the history is of the process, and is switched off and
-cleared before the function returns (`History.stop`). Elsewhere the function stays what it is.
+No process of ours ever sees that GPU: the function itself runs in a process that the Space makes, and uses again for
+others. So each run is one call, recording and timing and all, whose answer is plain values and the name of a file.
+The history is of the process, and is switched off and cleared before the function returns (`MemoryHistory.stop`).
+What must be set before CUDA starts cannot be set in a process that was used before.
+
+The Space uses a process again where the function returned, and ends it where it raised. After an error that a card
+does not recover from the function has to raise, and then its answer does not arrive; nor does it where the time is up
+and the process is ended. So every message is also written to a file, line by line, beside the traces.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
+import math
 import os
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from memviz.errors import UsageError
+from memviz.runner.jobs.worker_process import RunEvent, environment_of, event_of
+from memviz.runner.request import Request
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 DEFAULT_SECONDS = 120
 _ON_ZERO_GPU = "SPACES_ZERO_GPU"
+LENT_DEVICE = "a GPU of this Space"
+_TO_SPARE_SECONDS = 5.0
+"""For the way back of the answer."""
+_WAITS = "waiting for a GPU, and measuring on it"
+_NO_SETTINGS = (
+    "The GPU of this Space comes with a process that was used before, and the allocator's settings must stand before "
+    "CUDA starts. Predict this variant, or measure it on a machine of your own."
+)
+
+FEWEST_SECONDS = 30
+MOST_SECONDS = 120
+_START_SECONDS = 20.0
+"""Imports, the driver, the first kernels."""
+_TIMED_SECONDS = 5.0
+_OUTPUTS_SECONDS = 25.0
+"""The small twin with and without what is compared."""
+_BYTES_A_SECOND = 1 << 30
+"""Weights are drawn twice, copied to the GPU and back: slowly, where half a machine is lent."""
+_FLOPS_A_SECOND = 10e12
+_TIMED_STEPS = 4
 
 
 def is_zero_gpu(environment: Mapping[str, str] = os.environ) -> bool:
@@ -46,3 +81,165 @@ def _refusing(why: str) -> Callable[..., Any]:
         raise UsageError(f"This Space cannot lend a GPU, because its package `spaces` could not be used ({why}).")
 
     return refuse
+
+
+def reserved_seconds(_number: int, request: dict[str, Any], _folder: str) -> int:
+    """For how many seconds the GPU is lent, since a visitor's quota pays for what is reserved.
+
+    A guess from above, made without the GPU: what does not end in that time is ended by the Space, so seconds are only
+    measured while enough is left. Takes what the lent function takes, and of an unknown run the most.
+    """
+    try:
+        return _estimated_seconds(request)
+    except Exception:
+        return MOST_SECONDS
+
+
+def _estimated_seconds(request: dict[str, Any]) -> int:
+    import torch
+
+    from memviz.runner.plan import plan_of
+    from memviz.runner.workloads.workload import FromConfiguration
+
+    plan = plan_of(Request.from_json(request))
+    workload = plan.workload
+    if not isinstance(workload, FromConfiguration):
+        return MOST_SECONDS
+    with torch.device("meta"):
+        weights = list(workload.build().parameters())
+        passes = workload.micro_batches * (3 if workload.training else 1)
+        inputs = workload.inputs(torch.device("meta"))
+    rows = max((_rows(tensor) for tensor in inputs.values() if isinstance(tensor, torch.Tensor)), default=1)
+    step = 2 * sum(weight.numel() for weight in weights) * rows * passes
+    steps = 2 * plan.request.warmup + plan.request.steps + _TIMED_STEPS
+    seconds = _START_SECONDS + _TIMED_SECONDS
+    seconds += 4 * sum(weight.numel() * weight.element_size() for weight in weights) / _BYTES_A_SECOND
+    seconds += steps * step / _FLOPS_A_SECOND
+    seconds += _OUTPUTS_SECONDS if plan.optimizations and plan.request.numerics else 0
+    return max(FEWEST_SECONDS, min(MOST_SECONDS, math.ceil(seconds)))
+
+
+def _rows(tensor: Any) -> int:
+    """Tokens, or whatever else each weight is used once for: channels come last where there are any."""
+    return int(
+        tensor.numel() // tensor.shape[-1] if tensor.is_floating_point() and tensor.dim() > 1 else tensor.numel()
+    )
+
+
+class Spoiled(Exception):
+    """The process must not serve another visitor."""
+
+
+def _measured(number: int, request: dict[str, Any], folder: str) -> list[dict[str, Any]]:
+    """All messages that a process of its own would have sent."""
+    from memviz.runner.jobs.worker import answer
+
+    messages: list[dict[str, Any]] = []
+    until = time.monotonic() + reserved_seconds(number, request, folder) - _TO_SPARE_SECONDS
+    with _message_file(Path(folder), number).open("w", encoding="utf-8") as lines:
+
+        def send(kind: str, number: int, **rest: Any) -> None:
+            messages.append({"kind": kind, "number": number, **rest})
+            lines.write(json.dumps(messages[-1]) + "\n")
+            lines.flush()
+
+        answer(number, Request.from_json(request), Path(folder), send, until=until)
+    _see_that_the_next_can_use_it()
+    return messages
+
+
+def _see_that_the_next_can_use_it() -> None:
+    """An error of a kernel stays with the process, and every later call to the card ends in it."""
+    from memviz.runner.measure.accelerator import find_accelerator
+
+    try:
+        accelerator = find_accelerator()
+    except UsageError:
+        return
+    try:
+        accelerator.try_it()
+    except Exception as error:
+        raise Spoiled(str(error)) from error
+    if accelerator.history_is_on is not None and accelerator.history_is_on():
+        raise Spoiled("The history of allocations could not be switched off.")
+
+
+def _message_file(folder: Path, number: int) -> Path:
+    return folder / f"run-{number}.said"
+
+
+measured = on_gpu(_measured, seconds=reserved_seconds)
+"""Made while this module is imported: a Space looks for such functions before the page is up."""
+
+
+class ZeroGpuWorker:
+    """Stands in for a `Worker`."""
+
+    served = 0
+    is_alive = False
+    """It serves one order."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._cancelled = threading.Event()
+
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]:
+        for number, request in enumerate(requests, first):
+            if self._cancelled.is_set():
+                yield RunEvent("failed", number, what="cancelled", text="Cancelled.")
+            elif environment_of(request):
+                yield RunEvent("failed", number, what="refused", text=_NO_SETTINGS)
+            else:
+                yield RunEvent("phase", number, phase=_WAITS)
+                yield self._last(number, request)
+
+    def _last(self, number: int, request: Request) -> RunEvent:
+        request_json = request.as_json()
+        try:
+            messages = measured(number, request_json, str(self.folder))
+        except UsageError as error:
+            return RunEvent("failed", number, what="refused", text=str(error))
+        except Exception as error:
+            messages = self._messages(number)
+            if not messages:
+                # The Space's own words: no GPU is free, or the time that it lends is used up.
+                return RunEvent("failed", number, what="refused", text=f"No GPU was lent for it: {error}")
+            if messages[-1]["kind"] not in ("done", "failed"):
+                return self._ended_early(number, request_json, messages, error)
+        finally:
+            _message_file(self.folder, number).unlink(missing_ok=True)
+        return event_of(messages[-1], self.folder)
+
+    def _messages(self, number: int) -> list[dict[str, Any]]:
+        """Until the process ended, perhaps in the middle of a line."""
+        messages = []
+        with suppress(OSError, ValueError):
+            for line in _message_file(self.folder, number).read_text(encoding="utf-8").splitlines():
+                messages.append(json.loads(line))
+        return messages
+
+    def _ended_early(
+        self, number: int, request_json: dict[str, Any], messages: list[dict[str, Any]], error: Exception
+    ) -> RunEvent:
+        """What was measured by then is kept."""
+        phase = next((message["phase"] for message in reversed(messages) if message["kind"] == "phase"), "starting")
+        lent = reserved_seconds(number, request_json, str(self.folder))
+        words = (
+            f"The Space ended it ({error}) while it was {phase}. It lends its GPU for {lent} seconds to a run of this "
+            "size, and ends what takes longer; a process that crashes ends so too. A smaller run takes less time."
+        )
+        figures = next((message for message in reversed(messages) if message["kind"] == "figures"), None)
+        if figures is None:
+            return RunEvent("failed", number, what="timeout", text=words)
+        known = event_of({**figures, "kind": "done"}, self.folder)
+        return replace(known, text=" ".join(filter(None, (known.text, words))))
+
+    def cancel(self) -> None:
+        """What runs on a lent GPU cannot be called back; what waits behind it is not begun."""
+        self._cancelled.set()
+
+    def kill(self) -> None:
+        self.cancel()
+
+    def close(self) -> None:
+        self.cancel()

@@ -10,14 +10,15 @@ lines, or that forks, would otherwise behave differently under `record` than wit
 from __future__ import annotations
 
 import importlib
+import shutil
+import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.measure.nvidia_smi import nvidia_smi
-from memviz.runner.measure.out_of_memory import is_out_of_memory
+from memviz.runner.measure.memory_errors import is_out_of_memory
 
 Observer = Callable[[int, int, int, int], None]
 """Called with the device, the bytes asked for, the limit and what is free, just before OutOfMemoryError is raised."""
@@ -28,6 +29,7 @@ _CANNOT_START = "The GPU that is listed here cannot be used by this PyTorch:"
 _DRIVER = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
 _FULL = "The GPU here has no memory left to start on:"
 _WHOSE = "`nvidia-smi` shows who holds it."
+_PATIENCE_SECONDS = 20.0
 
 
 def _nobody(*_: str) -> None:
@@ -98,7 +100,7 @@ def find_accelerator() -> Accelerator:
         if api is not None and _is_there(torch, api) and records(api):
             observer = getattr(torch._C, _OBSERVERS[kind], None)
             is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)
-            asks = nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _nobody
+            asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _nobody
             return Accelerator(kind, api, observer, _versions(torch), is_on, asks)
     raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
 
@@ -150,3 +152,21 @@ def first_line(error: BaseException) -> str:
     except Exception:
         text = ""
     return f"{text}." if text else f"{type(error).__name__}."
+
+
+def _nvidia_smi(*arguments: str) -> str | None:
+    """What the driver's own command prints; None where there is none, or where it fails.
+
+    So nothing has to be installed, and nothing of the driver can end this process.
+    """
+    command = shutil.which("nvidia-smi")
+    if command is None:
+        return None
+    try:
+        done = subprocess.run(
+            [command, *arguments, "--format=csv,noheader,nounits"],
+            capture_output=True, text=True, timeout=_PATIENCE_SECONDS, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout

@@ -27,8 +27,8 @@ from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.reconcile import Peaks, Reported, reconcile
 from memviz.runner.measure.timing import EventStopwatch, Timing, measure
 from memviz.runner.record.event_clock import Counts, comparable, places
-from memviz.runner.record.history import History, StackKind, is_recording
 from memviz.runner.record.log import Log
+from memviz.runner.record.memory_history import MemoryHistory, StackKind, is_recording
 from memviz.runner.record.model_hooks import Watch
 from memviz.runner.record.recording import read_taken
 from memviz.runner.record.tensor_labels import see_all
@@ -66,7 +66,7 @@ class CudaDevice:
     ) -> None:
         self.accelerator = accelerator or find_accelerator()
         self.index = index
-        self.history = History(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
+        self.history = MemoryHistory(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
         self.peaks: Peaks | None = None
         """After `finish`: what PyTorch reports, held against the trace."""
         self.notes: tuple[str, ...] = ()
@@ -236,9 +236,9 @@ class CudaDevice:
             raise
 
     def _ours(self, trace: Trace) -> DeviceTrace:
-        for each in trace.devices:
-            if (each.kind, each.device) == ("gpu", self.index):
-                return each
+        for device in trace.devices:
+            if (device.kind, device.device) == ("gpu", self.index):
+                return device
         raise UsageError(" ".join([f"Nothing was allocated on {self.name} while it was recorded.", *self.notes]))
 
     def _books(self) -> _Books:

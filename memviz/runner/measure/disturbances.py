@@ -21,7 +21,7 @@ _HELD_BACK = {
 _MiB = 1 << 20
 
 
-class Beside:
+class Disturbances:
     """Made before the driver starts, when every process that is listed is somebody else's."""
 
     def __init__(self, accelerator: Accelerator, environment: Mapping[str, str] = os.environ) -> None:
@@ -47,7 +47,7 @@ class Beside:
         return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
     def _others(self, card: str) -> Iterator[str]:
-        rows = [[each.strip() for each in line.split(",")] for line in (self._listed or "").splitlines()]
+        rows = [[cell.strip() for cell in line.split(",")] for line in (self._listed or "").splitlines()]
         others = [row[1:] for row in rows if len(row) == 3 and row[0] == card and row[1] != str(os.getpid())]
         if others:
             held = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB

@@ -6,6 +6,7 @@ another's states, would run out of memory where one alone fits.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +16,17 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.measure.accelerator import Accelerator, first_line
 from memviz.runner.measure.cuda_device import CudaDevice
-from memviz.runner.measure.disturbances import Beside
+from memviz.runner.measure.disturbances import Disturbances
 from memviz.runner.measure.settings_in_effect import expandable_is_off, limit_words, words_of
 from memviz.runner.measure.torch_warnings import hearing_torch
+from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.run import Seconds
-from memviz.runner.step import Step, Tell, make_optimizer, prepare, take_steps
+from memviz.runner.step import RunStep, Tell, make_optimizer, prepare, take_steps
 from memviz.runner.workloads import Workload
-from memviz.runner.workloads.init_weights import clear, drawn_on
-from memviz.runner.workloads.model import FromConfiguration
+from memviz.runner.workloads.workload import FromConfiguration
 from memviz.units import bytes_text, count_text
 
 _REST_BYTES = 32 << 20
@@ -40,25 +40,25 @@ def measure(
     tell: Tell,
     accelerator: Accelerator,
     *,
-    beside: Beside | None = None,
+    beside: Disturbances | None = None,
     until: float | None = None,
-    recorded: Callable[[Executed], None] = lambda _: None,
+    recorded: Callable[[Outcome], None] = lambda _: None,
     notes: tuple[str, ...] = (),
-) -> Executed:
+) -> Outcome:
     """`notes` are of what happened before; for the others see `execute`."""
     begun = time.perf_counter()
-    beside = beside or Beside(accelerator)
+    beside = beside or Disturbances(accelerator)
     before = _live(accelerator)
     done = _recorded(plan, tell, accelerator)
     run = replace(done.run, notes=tuple(dict.fromkeys((*notes, *done.run.notes))))
-    recorded(Executed(run, done.trace))
+    recorded(Outcome(run, done.trace))
     tell("timing with the recording off")
     seconds, more = _timed(plan, accelerator, before, until, beside)
     took = time.perf_counter() - begun
-    return Executed(replace(run, seconds=seconds, notes=(*run.notes, *more), took_seconds=took), done.trace)
+    return Outcome(replace(run, seconds=seconds, notes=(*run.notes, *more), took_seconds=took), done.trace)
 
 
-def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Executed:
+def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     """What comes out of here holds no tensor."""
     begun = time.perf_counter()
     try:
@@ -81,7 +81,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Executed:
     }
     run = run_with(plan, "measured", device.name, known)
     label = f"{run.label} (off on this platform)" if expandable_is_off(plan, trace) else run.label
-    return Executed(replace(run, label=label), trace)
+    return Outcome(replace(run, label=label), trace)
 
 
 def _made(plan: Plan, accelerator: Accelerator) -> nn.Module:
@@ -99,6 +99,34 @@ def _drawn(workload: Workload, accelerator: Accelerator) -> nn.Module:
     return workload.build()
 
 
+def drawn_on(accelerator: Accelerator, build: Callable[[], nn.Module]) -> nn.Module:
+    """The processor takes minutes to draw thousands of millions of weights, and a GPU a second.
+
+    The model is built there and handed over in host memory, where a run expects it and places it in its own order.
+
+    Nothing of the building stays on the GPU. A model that does not fit there is drawn by the processor, so that it
+    is the run that says so.
+    """
+    try:
+        with torch.device(accelerator.kind):
+            return build().to("cpu")
+    except torch.OutOfMemoryError:
+        pass
+    finally:
+        clear(accelerator)
+    return build()
+
+
+def clear(accelerator: Accelerator) -> None:
+    """The cache, and the workspaces that products of matrices took: a fresh process has neither."""
+    gc.collect()
+    if accelerator.kind == "cuda":
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
+    accelerator.api.memory.empty_cache()
+
+
 def _with_reasons(error: Exception, reasons: str) -> None:
     if reasons:
         error.add_note(reasons)
@@ -106,13 +134,13 @@ def _with_reasons(error: Exception, reasons: str) -> None:
 
 def _disagreements(device: CudaDevice) -> Iterator[str]:
     if device.peaks is not None:
-        for name, each in (("allocated peak", device.peaks.allocated), ("reserved peak", device.peaks.reserved)):
-            if each.difference:
-                yield f"PyTorch's own {name} differs: {each.difference:+,} bytes. {each.reason}"
+        for name, reconciled in (("allocated peak", device.peaks.allocated), ("reserved peak", device.peaks.reserved)):
+            if reconciled.difference:
+                yield f"PyTorch's own {name} differs: {reconciled.difference:+,} bytes. {reconciled.reason}"
 
 
 def _timed(
-    plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, beside: Beside
+    plan: Plan, accelerator: Accelerator, live_before: int, until: float | None, beside: Disturbances
 ) -> tuple[Seconds | None, tuple[str, ...]]:
     """Whatever goes wrong here costs the seconds and nothing that is known already."""
     notes: list[str] = []
@@ -163,7 +191,7 @@ def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple
     with CudaDevice(accelerator=accelerator, record=False) as device:
         model = prepare(plan, device, _made(plan, accelerator), lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)
-        step = Step(plan.workload, device, model, device.inputs(plan.workload), optimizer)
+        step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer)
         left = math.inf if until is None else (until - time.monotonic()) * _SHARE
         before = device.retries
         timing = device.seconds(step, warmup=max(1, plan.request.warmup), left_seconds=left)

@@ -85,7 +85,7 @@ def _why(difference: int, replayed: Replayed, lost_events: bool) -> str:
     return "Memory was taken and given back outside the recorded part, before it began or after it ended."
 
 
-def _words(each: Reconciled) -> str:
-    if not each.difference:
-        return f"{each.reported} bytes, by PyTorch and by the trace"
-    return f"{each.reported} bytes by PyTorch, {each.from_trace} by the trace. {each.reason}"
+def _words(peak: Reconciled) -> str:
+    if not peak.difference:
+        return f"{peak.reported} bytes, by PyTorch and by the trace"
+    return f"{peak.reported} bytes by PyTorch, {peak.from_trace} by the trace. {peak.reason}"

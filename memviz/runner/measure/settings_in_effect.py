@@ -27,7 +27,7 @@ def expandable_is_off(plan: Plan, trace: Trace) -> bool:
         return False
     if "expandable_segments" in trace.settings:
         return trace.settings["expandable_segments"] is not True
-    return not any(each.segments.is_expandable.any() for each in trace.devices if each.kind == "gpu")
+    return not any(device.segments.is_expandable.any() for device in trace.devices if device.kind == "gpu")
 
 
 def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.environ) -> Iterator[str]:

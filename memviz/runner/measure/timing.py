@@ -18,7 +18,7 @@ from statistics import median, quantiles
 from typing import Any, Protocol
 
 from memviz.errors import UsageError
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 
 FILLED_SECONDS = 3.0
 """Of steps that count, where they are short."""

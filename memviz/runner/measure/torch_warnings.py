@@ -40,11 +40,11 @@ class Warned:
             self.words.append(words if len(words) <= _MOST_CHARACTERS else f"{words[:_MOST_CHARACTERS]} …")
 
     def notes(self) -> tuple[str, ...]:
-        return tuple(f"PyTorch warns: {each}" for each in self.words)
+        return tuple(f"PyTorch warns: {sentence}" for sentence in self.words)
 
     def about(self, error: BaseException) -> str:
         """Where no attention kernel is left, torch has warned before why each of them is not."""
-        first = next((at for at, each in enumerate(self.words) if _REFUSED in each), None)
+        first = next((at for at, sentence in enumerate(self.words) if _REFUSED in sentence), None)
         if _NO_KERNEL not in str(error).lower() or first is None:
             return ""
         return f"PyTorch's reasons: {' '.join(self.words[first:])}"

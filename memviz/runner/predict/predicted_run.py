@@ -10,7 +10,7 @@ from memviz.allocator import what_if
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replay import source_of
 from memviz.allocator.settings import parse_settings
-from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
+from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import Card
 from memviz.runner.predict.predicted_device import PredictedDevice
@@ -19,7 +19,7 @@ from memviz.runner.step import Tell, prepare, take_steps
 from memviz.trace.model import Trace
 
 
-def predict(plan: Plan, tell: Tell) -> Executed:
+def predict(plan: Plan, tell: Tell) -> Outcome:
     """The steps on tensors without data, as they would be on the plan's card."""
     begun = time.perf_counter()
     tell("building the model")
@@ -41,7 +41,7 @@ def predict(plan: Plan, tell: Tell) -> Executed:
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
     took = time.perf_counter() - begun
     known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took}
-    return Executed(run_with(plan, "predicted", plan.card.name, known), trace)
+    return Outcome(run_with(plan, "predicted", plan.card.name, known), trace)
 
 
 class _StepTotals:

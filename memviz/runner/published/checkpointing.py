@@ -8,7 +8,7 @@ import torch
 
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
-from memviz.runner.step import Step
+from memviz.runner.step import RunStep
 from memviz.runner.workloads.ltx_video import LtxVideo
 from optimizations.checkpointing import Checkpointing
 
@@ -42,7 +42,7 @@ def _rows(tell: Tell) -> Iterator[Row]:
         device.empty_cache()
         device.reset_peak()
         yield Row("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
-        step = Step(workload, device, model, device.inputs(workload), None)
+        step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
         for _ in range(_WARM_UP):
             step()

@@ -10,7 +10,7 @@ from memviz.runner.output_check.compare import adamw
 from memviz.runner.output_check.runs import Step as Repeatable
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
-from memviz.runner.step import Step
+from memviz.runner.step import RunStep
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from optimizations.flat_gradients import FlatGradients
 
@@ -66,7 +66,7 @@ def _reserved(how: str) -> tuple[int, int]:
         FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)
         device.empty_cache()
         device.reset_peak()
-        Step(workload, device, model, device.inputs(workload), None)()
+        RunStep(workload, device, model, device.inputs(workload), None)()
         return device.peak_reserved_bytes, count
 
 

@@ -10,7 +10,7 @@ from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.flatten import flatten
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import RELEASE, Row, Seed, Tell, card, gib
-from memviz.runner.step import Step
+from memviz.runner.step import RunStep
 from memviz.runner.workloads.flux import Flux
 from optimizations.layerwise_casting import LayerwiseCasting
 
@@ -64,7 +64,7 @@ def _allocated(casting: LayerwiseCasting | None) -> int:
             casting.apply(model)
         device.empty_cache()
         device.reset_peak()
-        Step(workload, device, model, device.inputs(workload), None)()
+        RunStep(workload, device, model, device.inputs(workload), None)()
         return device.peak_allocated_bytes
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.split_outputs import TOKENS, differences
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
-from memviz.runner.step import Step
+from memviz.runner.step import RunStep
 from memviz.runner.workloads.feed_forward import FeedForwardStack
 from optimizations.split_feed_forward import SplitFeedForward
 
@@ -77,7 +77,7 @@ def _peaks(activation: str) -> tuple[int, int]:
         model = workload.build()
     with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
-        step = Step(workload, device, model, device.inputs(workload), None)
+        step = RunStep(workload, device, model, device.inputs(workload), None)
         step()
         first, whole = _measured(device, step)
         step()
@@ -87,7 +87,7 @@ def _peaks(activation: str) -> tuple[int, int]:
     return whole, split
 
 
-def _measured(device: PredictedDevice, step: Step) -> tuple[Any, int]:
+def _measured(device: PredictedDevice, step: RunStep) -> tuple[Any, int]:
     device.empty_cache()
     device.reset_peak()
     return step(), device.peak_allocated_bytes
@@ -126,7 +126,7 @@ def _reproducer() -> tuple[int, int]:
         for model in models:
             device.empty_cache()
             device.reset_peak()
-            kept.append(Step(workload, device, model, inputs, None)())
+            kept.append(RunStep(workload, device, model, inputs, None)())
             peaks.append(device.peak_reserved_bytes)
         kept.clear()
     return peaks[0], peaks[1]

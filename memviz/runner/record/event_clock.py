@@ -36,8 +36,8 @@ def counts_of(api: Any, device: int | None) -> Counts | None:
 
 def places(events: Events, end: Counts, moments: Sequence[Counts]) -> Ints8:
     """For each noted moment, how many events came before it; 0 where the buffer no longer has them."""
-    allocs = np.array([each.allocs for each in moments], dtype=np.int64)
-    frees = np.array([each.frees for each in moments], dtype=np.int64)
+    allocs = np.array([moment.allocs for moment in moments], dtype=np.int64)
+    frees = np.array([moment.frees for moment in moments], dtype=np.int64)
     after_alloc = _place(events.action == Action.ALLOC, end.allocs - allocs)
     after_free = _place(events.action == Action.FREE_REQUESTED, end.frees - frees)
     return np.maximum(after_alloc, after_free)

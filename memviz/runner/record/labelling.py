@@ -33,8 +33,8 @@ def labelled(trace: Trace, number: int, log: Log, end: Counts | None) -> Trace:
     """The trace with the log's labels and annotations on one of its GPUs."""
     names = _Names(trace.strings)
     devices = tuple(
-        _with_labels(each, log, end, names) if (each.kind, each.device) == ("gpu", number) else each
-        for each in trace.devices
+        _with_labels(device, log, end, names) if (device.kind, device.device) == ("gpu", number) else device
+        for device in trace.devices
     )
     return replace(trace, devices=devices, strings=tuple(names.numbers))
 
@@ -52,8 +52,8 @@ class _Names:
 def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> DeviceTrace:
     events = device.events
     labels = _Columns(device, names)
-    marks = log.marks[comparable([each.counts for each in log.marks], end)] if end else []
-    spans = _Spans(marks, places(events, end, [each.counts for each in marks]), len(events)) if end and marks else None
+    marks = log.marks[comparable([mark.counts for mark in log.marks], end)] if end else []
+    spans = _Spans(marks, places(events, end, [mark.counts for mark in marks]), len(events)) if end and marks else None
     if spans is not None:
         labels.say_when(spans)
     sightings, at = _seen(log.sightings, events, end)
@@ -73,9 +73,9 @@ def _seen(sightings: Sequence[Sighting], events: Events, end: Counts | None) -> 
 
     Without counts only the last look round can be placed: at the end.
     """
-    counted = [each.counts for each in sightings if each.counts is not None]
+    counted = [sighting.counts for sighting in sightings if sighting.counts is not None]
     if end is None or len(counted) < len(sightings):
-        kept = [each for each in sightings if each.counts == sightings[-1].counts]
+        kept = [sighting for sighting in sightings if sighting.counts == sightings[-1].counts]
         at = np.full(len(kept), len(events), dtype=np.int64)
     else:
         part = comparable(counted, end)
@@ -90,10 +90,10 @@ class _Spans:
 
     def __init__(self, marks: Sequence[Mark], at: Ints8, count: int) -> None:
         self.at = at
-        self.phase = np.array([Phase.UNKNOWN, *(each.phase for each in marks)], dtype=np.uint8)
-        self.module = ["", *(each.module for each in marks)]
-        self.span = np.array([0, *(each.span for each in marks)], dtype=np.int64)
-        self.again = np.array([0, *(each.again for each in marks)], dtype=np.int64)
+        self.phase = np.array([Phase.UNKNOWN, *(mark.phase for mark in marks)], dtype=np.uint8)
+        self.module = ["", *(mark.module for mark in marks)]
+        self.span = np.array([0, *(mark.span for mark in marks)], dtype=np.int64)
+        self.again = np.array([0, *(mark.again for mark in marks)], dtype=np.int64)
         self.span_end = _ends(self.span, at, count)
         self.again_end = _ends(self.again, at, count)
         self.has_backward = bool((self.phase == Phase.BACKWARD).any())
@@ -129,10 +129,10 @@ class _Columns:
     def say_when(self, spans: _Spans) -> None:
         mark = spans.mark_of(self.allocs)
         self.phase[self.allocs] = spans.phase[mark]
-        self.module[self.allocs] = np.array([self.names(each) for each in spans.module], dtype=np.int32)[mark]
+        self.module[self.allocs] = np.array([self.names(path) for path in spans.module], dtype=np.int32)[mark]
 
     def say_what(self, sightings: Sequence[Sighting], at: Ints8) -> None:
-        addresses = np.array([each.address for each in sightings], dtype=np.int64)
+        addresses = np.array([sighting.address for sighting in sightings], dtype=np.int64)
         for sighting, event in zip(sightings, self.runs.last_alloc(addresses, at).tolist(), strict=True):
             module = self.names(sighting.module)
             if event >= 0:
@@ -206,19 +206,19 @@ class _ByAddress:
 
 def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> Annotations:
     """Torch's own and the log's, in order of time, the log's moved to where its counts say it was."""
-    kept = log.said[comparable([each.counts for each in log.said], end)] if end else []
+    kept = log.said[comparable([entry.counts for entry in log.said], end)] if end else []
     if end is None or not kept:
         return device.annotations
-    at = places(device.events, end, [each.counts for each in kept])
-    said = np.array([each.time_us for each in kept], dtype=np.int64)
+    at = places(device.events, end, [entry.counts for entry in kept])
+    said = np.array([entry.time_us for entry in kept], dtype=np.int64)
     times = device.events.time_us
     if len(times) and times.any():
         before = np.where(at > 0, times[np.maximum(at - 1, 0)], said)
         after = np.where(at < len(times), times[np.minimum(at, len(times) - 1)], said)
         said = np.clip(said, before, np.maximum(before, after))
     ours = Annotations(
-        name=np.array([names(each.name) for each in kept], dtype=np.int32),
-        stage=np.array([each.stage for each in kept], dtype=np.uint8),
+        name=np.array([names(entry.name) for entry in kept], dtype=np.int32),
+        stage=np.array([entry.stage for entry in kept], dtype=np.uint8),
         time_us=np.maximum.accumulate(said),
     )
     both = {name: np.concatenate([getattr(device.annotations, name), column]) for name, column in ours.columns()}

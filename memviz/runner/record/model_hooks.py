@@ -63,7 +63,7 @@ class Watch:
         """Of this process, as soon as it takes its first step."""
 
         def before(optimizer: Optimizer, *_: Any) -> None:
-            if all(optimizer is not each for each in self.optimizers):
+            if all(optimizer is not known for known in self.optimizers):
                 self.optimizers.append(optimizer)
             self._step_begins()
 

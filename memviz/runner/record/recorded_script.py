@@ -21,8 +21,8 @@ from typing import Any
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
 from memviz.runner.record.hard_exit import before_hard_exit
-from memviz.runner.record.history import History, StackKind, Taken
 from memviz.runner.record.log import Log
+from memviz.runner.record.memory_history import MemoryHistory, StackKind, Taken
 from memviz.runner.record.recording import free_path, notes_of, read_taken
 from memviz.runner.record.script import Script
 from memviz.runner.record.signals import Signals, end_by
@@ -49,7 +49,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
     ends = _Interrupted()
     found = accelerator or find_accelerator()
-    history = History(found, stacks=wanted.stacks, max_entries=wanted.max_entries)
+    history = MemoryHistory(found, stacks=wanted.stacks, max_entries=wanted.max_entries)
     keeper = _Keeper(history, path, script.name)
     signals = Signals(keeper.answers())
     found.when_used(keeper.start)
@@ -66,7 +66,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
 
 def rank_path(path: Path, environment: Mapping[str, str] = os.environ) -> Path:
     """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
-    rank = next((environment[each] for each in _RANKS if environment.get(each, "").isdigit()), None)
+    rank = next((environment[name] for name in _RANKS if environment.get(name, "").isdigit()), None)
     return path if rank is None else beside(path, f"rank{rank}")
 
 
@@ -109,7 +109,7 @@ def _wait_for_threads(process: int) -> None:
     if os.getpid() != process:
         return
     ours = (threading.current_thread(), threading.main_thread())
-    while running := [each for each in threading.enumerate() if not each.daemon and each not in ours]:
+    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]:
         running[0].join()
 
 
@@ -133,7 +133,7 @@ class _Interrupted:
 class _Keeper:
     """Takes and writes, one at a time, whichever thread asks."""
 
-    def __init__(self, history: History, path: Path, script: str) -> None:
+    def __init__(self, history: MemoryHistory, path: Path, script: str) -> None:
         self.history = history
         self.path = path
         self.script = script
@@ -228,7 +228,7 @@ class _Keeper:
         except Exception as error:
             _say(f"Nothing is written. {error}")
             return False
-        events = sum(len(each) for each in taken.snapshot.get("device_traces", []))
+        events = sum(len(trace) for trace in taken.snapshot.get("device_traces", []))
         _say(f"{events:,} events written to {path}, {when}.")
         for note in notes_of(self.history, taken):
             _say(f"{note.text} {note.remedy}")

@@ -55,7 +55,7 @@ def see_all(log: Log, values: Any, category: Category, kind: str) -> None:
 
 def paths_of(model: nn.Module, prefix: str = "") -> dict[int, str]:
     named = model.named_modules(prefix=prefix)
-    return {id(each): path for path, module in named for each in module.parameters(recurse=False)}
+    return {id(parameter): path for path, module in named for parameter in module.parameters(recurse=False)}
 
 
 def see_everything_alive(log: Log, kind: str) -> None:
@@ -73,15 +73,15 @@ def see_everything_alive(log: Log, kind: str) -> None:
 def _alive() -> tuple[list[nn.Module], list[Optimizer]]:
     """By type and not by `isinstance`, which asks the object itself and so may run a stranger's code."""
     every = gc.get_objects()
-    modules: list[nn.Module] = [each for each in every if issubclass(type(each), nn.Module)]
-    optimizers: list[Optimizer] = [each for each in every if issubclass(type(each), Optimizer)]
-    inside = {id(child) for each in modules for child in each.children()}
-    return [each for each in modules if id(each) not in inside], optimizers
+    modules: list[nn.Module] = [thing for thing in every if issubclass(type(thing), nn.Module)]
+    optimizers: list[Optimizer] = [thing for thing in every if issubclass(type(thing), Optimizer)]
+    inside = {id(child) for module in modules for child in module.children()}
+    return [module for module in modules if id(module) not in inside], optimizers
 
 
 def _named(models: list[nn.Module]) -> Iterator[tuple[str, nn.Module]]:
     """Several models are told apart by their classes; a single one needs no name before its modules' own."""
-    holding = [each for each in models if next(each.parameters(), None) is not None]
+    holding = [model for model in models if next(model.parameters(), None) is not None]
     for model in holding:
         yield ("" if len(holding) == 1 else type(model).__name__), model
 
@@ -103,8 +103,8 @@ def tensors_in(value: Any, depth: int = 8) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
     elif depth and isinstance(value, Mapping):
-        for each in list(value.values()):
-            yield from tensors_in(each, depth - 1)
+        for item in list(value.values()):
+            yield from tensors_in(item, depth - 1)
     elif depth and isinstance(value, list | tuple):
-        for each in value:
-            yield from tensors_in(each, depth - 1)
+        for item in value:
+            yield from tensors_in(item, depth - 1)

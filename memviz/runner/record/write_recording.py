@@ -24,7 +24,7 @@ def write_snapshot(path: Path, snapshot: dict[str, Any]) -> None:
 
 def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     """The snapshot with the trace's labels and annotations. Nothing that torch wrote is left out or changed."""
-    rows = [row for each in trace.devices if each.kind == "gpu" for row in _annotations(trace, each)]
+    rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
     words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
     said = own_labels.dump(trace)
@@ -35,16 +35,12 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
 
 def without_stacks(snapshot: dict[str, Any]) -> dict[str, Any]:
     """As much of it as labels need, which is read several times as fast."""
-    traces = [[{key: each[key] for key in _NEEDED if key in each} for each in events] for events in _traces(snapshot)]
-    return {**snapshot, "device_traces": traces}
+    traces: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
+    needed = [[{key: event[key] for key in _NEEDED if key in event} for event in events] for events in traces]
+    return {**snapshot, "device_traces": needed}
 
 
 _NEEDED = ("action", "addr", "size", "device_free")
-
-
-def _traces(snapshot: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    found: list[list[dict[str, Any]]] = snapshot.get("device_traces", [])
-    return found
 
 
 def _annotations(trace: Trace, device: DeviceTrace) -> list[dict[str, Any]]:

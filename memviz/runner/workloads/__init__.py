@@ -15,9 +15,9 @@ from memviz.runner.workloads.flux import Flux
 from memviz.runner.workloads.gpt2 import Gpt2
 from memviz.runner.workloads.llama import Llama
 from memviz.runner.workloads.ltx_video import LtxVideo
-from memviz.runner.workloads.model import Workload
 from memviz.runner.workloads.own import is_own, own_workload
 from memviz.runner.workloads.transformer_block import TransformerBlock
+from memviz.runner.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "Workload", "workload_named"]
 
@@ -37,7 +37,7 @@ def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Work
     """One of ours with these knobs turned, or a user's file. Nothing is built and no file is executed."""
     if is_own(name):
         return own_workload(name, settings or {})
-    by_name = {each.name: each for each in WORKLOADS}
+    by_name = {kind.name: kind for kind in WORKLOADS}
     if name not in by_name:
         raise UsageError(
             f"There is no workload {name}.{nearest(name, by_name)} A file of your own is FILE.py:function."

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.model import (
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
     dtype_knob,
@@ -19,7 +20,6 @@ from memviz.runner.workloads.model import (
     plural,
     seed_knob,
 )
-from memviz.runner.workloads.numbers import Numbers
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 
@@ -82,7 +82,7 @@ class FeedForwardStack(FromConfiguration):
             cast(_Stack, model).keep_size()
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw = Numbers(device, self.seed, micro_batch)
+        draw = RandomInputs(device, self.seed, micro_batch)
         return {"x": draw.normal(self.batch, self.sequence, self.dim, dtype=DTYPES[self.dtype])}
 
     def loss(self, output: Any) -> Tensor:

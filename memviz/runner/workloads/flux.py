@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.model import (
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
     check_multiple,
@@ -19,7 +20,6 @@ from memviz.runner.workloads.model import (
     plural,
     seed_knob,
 )
-from memviz.runner.workloads.numbers import Numbers
 
 _CHANNELS = 64
 _POOLED = 768
@@ -76,7 +76,7 @@ class Flux(FromConfiguration):
         return model
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw, dtype = Numbers(device, self.seed, micro_batch), DTYPES[self.dtype]
+        draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
         found: dict[str, Any] = {
             "hidden_states": draw.normal(self.batch, self.tokens, _CHANNELS, dtype=dtype),
             "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),

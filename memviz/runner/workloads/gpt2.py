@@ -10,7 +10,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name, finished
-from memviz.runner.workloads.model import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
 
 _HEAD = 64
 _POSITIONS = 1024
@@ -85,7 +85,7 @@ class Gpt2(LanguageModel):
 
     def small(self) -> Self:
         """Without dropout, so that two runs differ by what is compared and by nothing else."""
-        narrow = next(each for each in range(4, 26) if self._published.heads % each == 0)
+        narrow = next(divisor for divisor in range(4, 26) if self._published.heads % divisor == 0)
         return replace(
             self,
             batch=min(self.batch, 2),

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.workloads.model import FromConfiguration
-from memviz.runner.workloads.numbers import Numbers
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import FromConfiguration
 
 ATTENTION = "sdpa_without_mask"
 
@@ -33,7 +33,7 @@ class LanguageModel(FromConfiguration):
             )
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        tokens = Numbers(device, self.seed, micro_batch).whole(self.vocabulary, self.batch, self.sequence)
+        tokens = RandomInputs(device, self.seed, micro_batch).whole(self.vocabulary, self.batch, self.sequence)
         found: dict[str, Any] = {"input_ids": tokens, "use_cache": self.cache}
         return {**found, "labels": tokens} if self.training else found
 

@@ -10,7 +10,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name, finished
-from memviz.runner.workloads.model import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
 
 _POSITIONS = 131_072
 _VOCABULARY = 128_256

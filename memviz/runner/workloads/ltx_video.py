@@ -9,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.model import (
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
     check_multiple,
@@ -19,7 +20,6 @@ from memviz.runner.workloads.model import (
     plural,
     seed_knob,
 )
-from memviz.runner.workloads.numbers import Numbers
 
 _CHANNELS = 128
 _HEAD = 64
@@ -82,7 +82,7 @@ class LtxVideo(FromConfiguration):
         return model
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw, dtype = Numbers(device, self.seed, micro_batch), DTYPES[self.dtype]
+        draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
         frames, height, width = self.latents
         return {
             "hidden_states": draw.normal(self.batch, self.tokens, _CHANNELS, dtype=dtype),

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, check_knobs, knob, with_knobs
-from memviz.runner.workloads.model import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 from memviz.runner.workloads.own_source import function_in, read_argument
+from memviz.runner.workloads.workload import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 
 _AS_BUILT = "as built"
 _EXECUTED = "_executed_by_memviz"

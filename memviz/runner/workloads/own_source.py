@@ -38,7 +38,7 @@ class Function:
 
 def function_in(file: str, asked: str = "") -> Function:
     """The function asked for, or the only one whose name does not begin with an underscore."""
-    found = {each.name: each for each in _functions(file)}
+    found = {function.name: function for function in _functions(file)}
     public = [name for name in found if not name.startswith("_")]
     if asked and asked not in found:
         raise UsageError(f"{file} has no function {asked} at its top level.{nearest(asked, public)}")
@@ -46,14 +46,14 @@ def function_in(file: str, asked: str = "") -> Function:
         raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
     if len(public) > 1 and not asked:
         raise UsageError(
-            f"{file} has several functions; name one of them: {', '.join(f'{file}:{each}' for each in public)}."
+            f"{file} has several functions; name one of them: {', '.join(f'{file}:{function}' for function in public)}."
         )
     return found[asked or public[0]]
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:
     """A text as what the parameter's annotation says, or its default, or as Python would read it."""
-    kinds = [each for each in (*get_args(hint), hint) if each in _READ]
+    kinds = [kind for kind in (*get_args(hint), hint) if kind in _READ]
     optional = default is None or type(None) in get_args(hint)
     if optional and text.lower() == "none":
         return None
@@ -75,11 +75,11 @@ def _functions(file: str) -> list[Function]:
     except (SyntaxError, ValueError) as error:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         raise UsageError(f"{file}{line} is not Python: {getattr(error, 'msg', error)}.") from None
-    return [_function(file, each) for each in tree.body if isinstance(each, ast.FunctionDef)]
+    return [_function(file, node) for node in tree.body if isinstance(node, ast.FunctionDef)]
 
 
 def _function(file: str, node: ast.FunctionDef) -> Function:
-    parameters = tuple(each.arg for each in (*node.args.args, *node.args.kwonlyargs))
+    parameters = tuple(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
     return Function(file, node.name, parameters, any_name=node.args.kwarg is not None)
 
 

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.model import FromConfiguration, dtype_knob, micro_batches_knob, plural, seed_knob
-from memviz.runner.workloads.numbers import Numbers
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import FromConfiguration, dtype_knob, micro_batches_knob, plural, seed_knob
 
 _HEAD = 128
 
@@ -73,7 +73,7 @@ class TransformerBlock(FromConfiguration):
         return _Model(self.vocabulary // self.parts, self.width, blocks)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
-        draw = Numbers(device, self.seed, micro_batch)
+        draw = RandomInputs(device, self.seed, micro_batch)
         words = self.vocabulary // self.parts
         return {
             "tokens": draw.whole(words, self.batch, self.sequence),
@@ -143,7 +143,7 @@ class _Attention(nn.Module):
         self.out = nn.Linear(heads * _HEAD, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (each(x).unflatten(-1, (-1, _HEAD)).transpose(1, 2) for each in self._inputs())
+        query, key, value = (layer(x).unflatten(-1, (-1, _HEAD)).transpose(1, 2) for layer in self._inputs())
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
         out: Tensor = self.out(attended.transpose(1, 2).flatten(2))
         return out

@@ -12,11 +12,10 @@ from typing import Any
 
 from memviz.errors import MemvizError, TraceError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
-from memviz.runner.jobs.lent_gpu import LENT_DEVICE
-from memviz.runner.jobs.order import Standing, Variant
-from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.worker_process import listing
-from memviz.runner.jobs.zero_gpu import is_zero_gpu
+from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -59,7 +58,7 @@ class RunAnswers:
         self.store = store
         self.limits = limits or run_limits()
         known = self.limits
-        self.desk = Desk(
+        self.scheduler = Scheduler(
             timeout=known.seconds,
             memory=known.memory_bytes,
             most_waiting=known.waiting,
@@ -73,8 +72,8 @@ class RunAnswers:
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def close(self) -> None:
-        self.desk.close()
-        self.estimates.desk.close()
+        self.scheduler.close()
+        self.estimates.scheduler.close()
 
     def listing(self) -> dict[str, Any]:
         """What there is to run is the same for everybody, and does not change while the page is up."""
@@ -100,18 +99,18 @@ class RunAnswers:
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
 
-    def begin(self, asked: Asked, visitor: str, instead_of: str = "") -> Standing:
+    def begin(self, asked: Asked, visitor: str, instead_of: str = "") -> OrderStatus:
         """What is done is kept at once, whether or not somebody still looks."""
         self.estimates.stop_all()
-        self.desk.leave(instead_of)
-        return self.desk.order(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
+        self.scheduler.leave(instead_of)
+        return self.scheduler.submit(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
 
-    def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+    def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
-        return changes(self.desk, order, is_there)
+        return changes(self.scheduler, order, is_there)
 
-    def standing(self, order: str) -> Standing | None:
-        return self.desk.standing(order) if order else None
+    def status(self, order: str) -> OrderStatus | None:
+        return self.scheduler.status(order) if order else None
 
     def choose(self, order: str, number: int) -> None:
         """The variant whose code and command are shown, instead of the headline's."""
@@ -125,17 +124,17 @@ class RunAnswers:
 
     def estimate(self, asked: Asked, owner: str) -> Iterator[Variant]:
         """None of it while something runs."""
-        return iter(()) if self.desk.is_busy else self.estimates.of(asked, owner)
+        return iter(()) if self.scheduler.is_busy else self.estimates.of(asked, owner)
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:
         """The traces of these variants, or of all, as open traces; the first few are compared, baseline first."""
-        standing = self.standing(order)
-        if standing is None:
+        status = self.status(order)
+        if status is None:
             return session
         if numbers is None:
-            chosen = [each for each in standing.variants if each.run is not None]
+            chosen = [each for each in status.variants if each.run is not None]
         else:
-            chosen = [each for at, each in enumerate(standing.variants) if at in numbers]
+            chosen = [each for at, each in enumerate(status.variants) if at in numbers]
         keys = []
         for each in [each for each in chosen if each.file is not None][:MOST_COMPARED]:
             assert each.file is not None

@@ -13,8 +13,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from memviz.errors import MemvizError
-from memviz.runner.jobs.order import Standing, Variant
-from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.request import Request
 from memviz.ui.run.form import Asked
 
@@ -25,7 +25,7 @@ _PATIENCE_SECONDS = 1.0
 
 class Estimates:
     def __init__(self, seconds: float, memory: int | None = None) -> None:
-        self.desk = Desk(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
+        self.scheduler = Scheduler(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
         self._lock = threading.Lock()
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
@@ -45,22 +45,22 @@ class Estimates:
             yield replace(found, label=asked.labels[-1])
             return
         with suppress(MemvizError):
-            begun = self.desk.order([_plain(asked.requests[-1])], [asked.labels[-1]], self._note, owner)
+            begun = self.scheduler.submit([_plain(asked.requests[-1])], [asked.labels[-1]], self._note, owner)
             with self._lock:
                 self._looked_at[owner] = begun.id
-            for standing in changes(self.desk, begun.id):
-                if standing.variants[0].what in ("refused", "timeout"):
-                    self._note(standing.variants[0])
-                yield standing.variants[0]
+            for status in changes(self.scheduler, begun.id):
+                if status.variants[0].what in ("refused", "timeout"):
+                    self._note(status.variants[0])
+                yield status.variants[0]
 
     def leave(self, owner: str) -> None:
         """What runs may end by itself: its process is warm, and its answer is remembered."""
         with self._lock:
             before = self._looked_at.pop(owner, "")
-        self.desk.leave(before, stops=False)
+        self.scheduler.leave(before, stops=False)
 
     def stop_all(self) -> None:
-        self.desk.stop_all()
+        self.scheduler.stop_all()
 
     def _note(self, variant: Variant) -> str:
         """The figures are all that is wanted, and not the trace."""
@@ -73,16 +73,16 @@ class Estimates:
         return ""
 
 
-def changes(desk: Desk, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+def changes(scheduler: Scheduler, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
     """Each change of an order until it is over, until its owner looks at another, or until they are gone."""
-    standing, seen = desk.standing(order), -1
-    while standing is not None and not standing.is_left and is_there():
-        if standing.version != seen:
-            yield standing
-        if standing.is_over:
+    status, seen = scheduler.status(order), -1
+    while status is not None and not status.is_left and is_there():
+        if status.version != seen:
+            yield status
+        if status.is_over:
             return
-        seen = standing.version
-        standing = desk.standing(order, newer_than=seen, wait=_PATIENCE_SECONDS)
+        seen = status.version
+        status = scheduler.status(order, newer_than=seen, wait=_PATIENCE_SECONDS)
 
 
 def _plain(request: Request) -> Request:

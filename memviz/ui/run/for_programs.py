@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.as_json import run_json
-from memviz.runner.jobs.order import Standing
+from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.ui.run.answer import RunAnswers
 
@@ -43,21 +43,21 @@ async def run_asked(
     request = Request(
         workload, _knobs(settings, "settings"), tuple(_chosen(optimizations)), "predict", card or DEFAULT_CARD
     )
-    standing = answers.desk.order([request], [""], owner=owner, beside=True)
+    status = answers.scheduler.submit([request], [""], owner=owner, beside=True)
     try:
-        variant = (await _over(answers, standing, is_there)).variants[0]
+        variant = (await _over(answers, status, is_there)).variants[0]
     finally:
-        answers.desk.leave(standing.id)
+        answers.scheduler.leave(status.id)
     if variant.run is None or variant.state == "failed":
         raise RunFailed(variant.phase or "It was ended before it was done.")
     return run_json(variant.run)
 
 
-async def _over(answers: RunAnswers, standing: Standing, is_there: Callable[[], bool]) -> Standing:
-    while not standing.is_over and is_there():
+async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[], bool]) -> OrderStatus:
+    while not status.is_over and is_there():
         await asyncio.sleep(_LOOK_SECONDS)
-        standing = answers.standing(standing.id) or standing
-    return standing
+        status = answers.status(status.id) or status
+    return status
 
 
 def _knobs(value: object, name: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from memviz.headlines.run import (
     said_of,
     step_word,
 )
-from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.run import Run
 from memviz.ui.html.kinds import colour_style, swatch
 from memviz.ui.html.markup import Html, joined, tag
@@ -27,11 +27,11 @@ _WEIGHTS, _REST = "parameter", "activation"
 _MOST_WORDS = 400
 
 
-def results_html(standing: Standing | None, chosen: int | None = None) -> Html:
+def results_html(status: OrderStatus | None, chosen: int | None = None) -> Html:
     """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
-    if standing is None:
+    if status is None:
         return _nothing_yet()
-    variants = standing.variants
+    variants = status.variants
     shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable = _usable(variants)
     scale = _HEADROOM * max((usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
@@ -39,20 +39,20 @@ def results_html(standing: Standing | None, chosen: int | None = None) -> Html:
         _row(variants, number, _Scale(scale or 1, usable), is_chosen=number == shown) for number in range(len(variants))
     ]
     return joined(
-        _legend(usable, standing),
+        _legend(usable, status),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
         below_html(variants, shown),
     )
 
 
-def head_html(standing: Standing | None) -> Html:
+def head_html(status: OrderStatus | None) -> Html:
     """The verdict, and what the figures are of."""
-    if standing is None:
+    if status is None:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
-    said = said_of(standing.variants).headline
-    done = sum(each.is_over for each in standing.variants)
-    answer = said.answer or _under_way(standing, done)
-    facts = _facts(standing)
+    said = said_of(status.variants).headline
+    done = sum(each.is_over for each in status.variants)
+    answer = said.answer or _under_way(status, done)
+    facts = _facts(status)
     return tag(
         "header",
         tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict"),
@@ -60,25 +60,25 @@ def head_html(standing: Standing | None) -> Html:
     )
 
 
-def _under_way(standing: Standing, done: int) -> str:
-    if standing.before:
-        others = "order" if standing.before == 1 else "orders"
-        return f"Waiting for the device: {count_text(standing.before)} {others} of others first."
-    return f"Running variant {min(done + 1, len(standing.variants))} of {len(standing.variants)}."
+def _under_way(status: OrderStatus, done: int) -> str:
+    if status.before:
+        others = "order" if status.before == 1 else "orders"
+        return f"Waiting for the device: {count_text(status.before)} {others} of others first."
+    return f"Running variant {min(done + 1, len(status.variants))} of {len(status.variants)}."
 
 
-def _facts(standing: Standing) -> list[tuple[str, str]]:
-    run = next((each.run for each in standing.variants if each.run is not None), None)
+def _facts(status: OrderStatus) -> list[tuple[str, str]]:
+    run = next((each.run for each in status.variants if each.run is not None), None)
     if run is None:
         return []
     where = "predicted for" if run.mode == "predicted" else "measured on"
     usable = f", {bytes_text(run.fit.usable_bytes)} usable" if run.fit else ""
-    count = len(standing.variants)
+    count = len(status.variants)
     facts = [(where, f"{run.device}{usable}"), (run.describes, ""), (f"counted: {run.window}", "")]
     if is_training(run):
         facts.append(("the step has", optimizer_words(run)))
     over = f"{count} variant{'s' if count > 1 else ''} in"
-    return [*facts, (over, f"{standing.seconds:.1f} s")] if standing.is_over else facts
+    return [*facts, (over, f"{status.seconds:.1f} s")] if status.is_over else facts
 
 
 def _nothing_yet() -> Html:
@@ -93,7 +93,7 @@ def _usable(variants: Sequence[Variant]) -> int:
     return next((each.run.fit.usable_bytes for each in variants if each.run and each.run.fit), 0)
 
 
-def _legend(usable: int, standing: Standing) -> Html:
+def _legend(usable: int, status: OrderStatus) -> Html:
     parts = [
         tag("span", swatch(_WEIGHTS), "weights"),
         tag("span", swatch(_REST), "everything else live"),
@@ -101,7 +101,7 @@ def _legend(usable: int, standing: Standing) -> Html:
     ]
     if usable:
         parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), f"{bytes_text(usable)} usable"))
-    ready = [each for each in standing.variants if each.file is not None and each.run is not None]
+    ready = [each for each in status.variants if each.file is not None and each.run is not None]
     button = tag("button", f"Compare {_all(len(ready))}", type="button", class_="mv-primary", data_act="compare")
     return tag("div", tag("p", *parts), button if len(ready) > 1 else Html(""), class_="mv-run-legend")
 

@@ -14,7 +14,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
-from memviz.runner.jobs.order import Standing
+from memviz.runner.jobs.order import OrderStatus
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, told
 from memviz.ui.run.answer import RunAnswers, RunState, refused
@@ -100,21 +100,21 @@ class _Wiring:
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
             yield [secret, *_values(head=head_html(None))]
-            found = self.answers.desk.newest_of(secret)
+            found = self.answers.scheduler.newest_of(secret)
             state = replace(state, drawn=1, order=found.id if found else "")
-        self.answers.desk.warm_up()
-        standing = self.answers.standing(state.order)
+        self.answers.scheduler.warm_up()
+        status = self.answers.status(state.order)
         yield [
             secret,
             *_values(
                 state=state,
-                head=head_html(standing),
+                head=head_html(status),
                 form=self._form(state),
-                results=results_html(standing, self.answers.chosen(state.order)),
+                results=results_html(status, self.answers.chosen(state.order)),
                 kept=self._kept_value(secret),
             ),
         ]
-        if standing is not None and not standing.is_over:
+        if status is not None and not status.is_over:
             for each in self._followed(state, secret):
                 yield [gr.skip(), *each]
 
@@ -122,10 +122,10 @@ class _Wiring:
         form, asked = self.answers.meant(state.fields)
         return form_value(form, asked, self.answers.listing(), version=str(state.drawn))
 
-    def _marked(self, state: RunState, standing: Standing) -> Any:
+    def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """What was refused in the run is marked at its field."""
         form, asked = self.answers.meant(state.fields)
-        bad = [each for each in standing.variants if each.what == "refused"]
+        bad = [each for each in status.variants if each.what == "refused"]
         if not bad:
             return gr.skip()
         return form_value(form, refused(asked, bad[0]), self.answers.listing(), version=str(state.drawn))
@@ -168,7 +168,7 @@ class _Wiring:
             yield from self._run(state, visitor)
 
     def _cancel(self, state: RunState, visitor: str) -> None:
-        self.answers.desk.cancel(state.order)
+        self.answers.scheduler.cancel(state.order)
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, asked = self.answers.meant(state.fields)
@@ -192,12 +192,12 @@ class _Wiring:
             return str(error)
 
     def _followed(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        for standing in self.answers.follow(state.order, presence()):
-            over = standing.is_over
+        for status in self.answers.follow(state.order, presence()):
+            over = status.is_over
             yield _values(
-                head=head_html(standing),
-                results=results_html(standing, self.answers.chosen(state.order)),
-                form=self._marked(state, standing) if over else gr.skip(),
+                head=head_html(status),
+                results=results_html(status, self.answers.chosen(state.order)),
+                form=self._marked(state, status) if over else gr.skip(),
                 cancel="" if over else cancel_html(),
                 kept=self._kept_value(visitor) if over else gr.skip(),
             )
@@ -205,12 +205,12 @@ class _Wiring:
 
     def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
         """Of another variant than the headline's."""
-        data, standing = clicked(event), self.answers.standing(state.order)
+        data, status = clicked(event), self.answers.status(state.order)
         number = data.get("number", "")
-        if data.get("act") != "choose" or not number.isdigit() or standing is None:
+        if data.get("act") != "choose" or not number.isdigit() or status is None:
             return _values()
         self.answers.choose(state.order, int(number))
-        return _values(results=results_html(standing, int(number)))
+        return _values(results=results_html(status, int(number)))
 
     # -- what was published, and what was kept
 

@@ -13,9 +13,9 @@ import torch
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.record.event_clock import counts_of
-from memviz.runner.record.history import History
+from memviz.runner.record.memory_history import MemoryHistory
 from memviz.runner.record.recording import trace_of
-from memviz.runner.step import Step
+from memviz.runner.step import RunStep
 from memviz.runner.workloads import workload_named
 from memviz.trace.load import load_trace
 from memviz.trace.model import About, Action, Category, Trace
@@ -38,7 +38,7 @@ def counts(_folder: Path) -> Answers:
     with CudaDevice(accelerator=accelerator) as device:
         before = counts_of(accelerator.api, 0)
         model = device.place(model)
-        step = Step(workload, device, model, device.inputs(workload), torch.optim.AdamW(model.parameters()))
+        step = RunStep(workload, device, model, device.inputs(workload), torch.optim.AdamW(model.parameters()))
         for _ in range(2):
             with device.phase("step"):
                 step()
@@ -72,7 +72,7 @@ def first_allocation(_folder: Path) -> Answers:
     """A history asked for before CUDA started begins with the program's first allocation."""
     accelerator = find_accelerator()
     yield asked("looking for a GPU starts no driver", False, torch.cuda.is_initialized())
-    history = History(accelerator)
+    history = MemoryHistory(accelerator)
     accelerator.when_used(history.start)
     yield asked("waiting for CUDA starts no driver", False, torch.cuda.is_initialized())
     kept = torch.ones(5 * _MiB, device="cuda")

@@ -9,11 +9,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from memviz.errors import UsageError  # noqa: E402
-from memviz.runner.jobs.size_estimate import TooLarge, refuse_if_too_large, refuse_if_twin_is_too_large, size_of  # noqa: E402
+from memviz.runner.jobs.size_estimate import RunTooLarge, refuse_if_too_large, refuse_if_twin_is_too_large, size_of  # noqa: E402
 from memviz.runner.plan import Plan, plan_of  # noqa: E402
 from memviz.runner.request import Request  # noqa: E402
 from memviz.runner.workloads import WORKLOADS  # noqa: E402
-from memviz.runner.workloads.model import FromConfiguration  # noqa: E402
+from memviz.runner.workloads.workload import FromConfiguration  # noqa: E402
 
 GiB = 1 << 30
 
@@ -46,14 +46,14 @@ def test_ten_million_blocks_are_refused_before_they_are_built(kind: Any, monkeyp
 
     monkeypatch.setattr(kind, "build", counted)
     asked = plan(kind.name, **dict.fromkeys(kind.depths, 10_000_000))
-    with pytest.raises(TooLarge, match="10,000,000 .*layers.* of this machine's own memory, .*MEMVIZ_MAX_RUN_BYTES"):
+    with pytest.raises(RunTooLarge, match="10,000,000 .*layers.* of this machine's own memory, .*MEMVIZ_MAX_RUN_BYTES"):
         refuse_if_too_large(asked, 64 * GiB)
     assert 0 < sum(built) < 1_000
 
 
 def test_endless_micro_batches_are_refused() -> None:
     asked = plan("feed_forward", mode="training", micro_batches=10**9)
-    with pytest.raises(TooLarge, match="2,000,000,000 passes"):
+    with pytest.raises(RunTooLarge, match="2,000,000,000 passes"):
         refuse_if_too_large(asked, 64 * GiB)
 
 

@@ -13,8 +13,8 @@ import pytest
 
 from memviz.runner.jobs.worker_process import (
     LEFT_OUT,
-    Happened,
     RunError,
+    RunEvent,
     Worker,
     _environment,
     _lines_of,
@@ -59,7 +59,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
-def last_of(worker: Worker, *requests: Request) -> list[Happened]:
+def last_of(worker: Worker, *requests: Request) -> list[RunEvent]:
     return [each for each in worker.run(requests) if each.kind in ("done", "failed")]
 
 
@@ -268,7 +268,7 @@ import os, signal
 from pathlib import Path
 from memviz.runner import execute
 from memviz.runner.jobs import worker
-from memviz.runner.executed import Executed
+from memviz.runner.outcome import Outcome
 
 plain = execute.execute
 

@@ -15,7 +15,7 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.reconcile import Reported, reconcile
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 from memviz.runner.run_device import RunDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Trace

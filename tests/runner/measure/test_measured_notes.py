@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from memviz.errors import UsageError
-from memviz.runner.executed import Interrupted
+from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import plan_of
 from tests.runner.failing_gpu import FailingGpu
 from tests.runner.measured_runs import OWN, WEIGHT, is_quiet, plan, run

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from torch import nn
 
-from memviz.runner.executed import Interrupted
 from memviz.runner.jobs.worker import answer
 from memviz.runner.measure import measured_run as measured
 from memviz.runner.measure import timing
+from memviz.runner.outcome import Interrupted
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 from memviz.runner.request import Request
 from memviz.runner.step import make_optimizer
 from tests.runner.failing_gpu import LOST, FailingGpu

@@ -17,7 +17,7 @@ from memviz.runner.measure.timing import (
     Timing,
     measure,
 )
-from memviz.runner.record.history import History
+from memviz.runner.record.memory_history import MemoryHistory
 from tests.runner.fake_gpu import FakeGpu
 
 
@@ -94,7 +94,7 @@ def test_what_would_measure_nothing_is_refused(steps, warmup, said):
 
 
 def test_seconds_are_not_taken_while_recording():
-    history = History(FakeGpu().accelerator)
+    history = MemoryHistory(FakeGpu().accelerator)
     history.start()
     with pytest.raises(UsageError, match="recording off"):
         measure(lambda: None, ProcessorStopwatch(), steps=1)

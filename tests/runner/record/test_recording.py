@@ -18,7 +18,7 @@ from memviz.analysis.annotations import annotated
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.errors import UsageError
-from memviz.runner.record.history import is_recording
+from memviz.runner.record.memory_history import is_recording
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category, Phase, Trace
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import MemvizError, UsageError
-from memviz.runner.jobs.order import Standing
+from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
@@ -44,7 +44,7 @@ def asked(*names: str) -> Asked:
     return Asked(tuple(requests), names)
 
 
-def over(answers: RunAnswers, begun: Standing) -> Standing:
+def over(answers: RunAnswers, begun: OrderStatus) -> OrderStatus:
     return list(answers.follow(begun.id))[-1]
 
 
@@ -184,7 +184,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
     async def both() -> Any:
         there = [True]
         gone = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0]))
-        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+        while not (orders := list(fake.scheduler._orders.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
@@ -199,16 +199,16 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
 def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
     async def cut() -> None:
         asked = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann"))
-        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+        while not (orders := list(fake.scheduler._orders.values())) or orders[0].worker is None:
             await asyncio.sleep(0.02)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
 
     asyncio.run(cut())
-    (order,) = fake.desk._orders.values()
-    wait_until(lambda: order.standing.is_over)
-    assert order.standing.variants[0].what == "cancelled"
+    (order,) = fake.scheduler._orders.values()
+    wait_until(lambda: order.status.is_over)
+    assert order.status.variants[0].what == "cancelled"
 
 
 def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnswers) -> None:

@@ -49,7 +49,7 @@ def test_it_is_the_peak_of_what_is_switched_on_and_is_not_computed_twice(answers
 def test_of_quick_changes_the_last_is_answered_and_the_others_end_unanswered(answers: RunAnswers) -> None:
     questions = [answers.estimate(asked(dim=str(64 * at)), "ann") for at in range(2, 12)]
     begun = [next(questions[0])]
-    (first,) = [each for each in answers.estimates.desk._orders.values() if not each.standing.is_over]
+    (first,) = [each for each in answers.estimates.scheduler._orders.values() if not each.status.is_over]
     wait_until(lambda: not first.is_waiting)
     begun += [next(each) for each in questions[1:]]
     assert not any(each.is_over for each in begun)

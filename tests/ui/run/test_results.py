@@ -12,7 +12,7 @@ import pytest
 from memviz.headlines.headline import Headline
 from memviz.headlines.run import run as headline
 from memviz.runner.jobs.kept_runs import KeptRun
-from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
@@ -102,7 +102,7 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
         sized("2: Half", "2", 10),
     )
     assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of what is reserved."
-    html = words(results_html(Standing("x", variants)))
+    html = words(results_html(OrderStatus("x", variants)))
     assert html.count("baseline") == 2
     assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
 
@@ -118,7 +118,7 @@ def test_sizes_alone_are_held_against_the_first() -> None:
 
 def taken_away(variants: tuple[Variant, ...], chosen: int | None = None) -> tuple[str, str]:
     """The code and the command that stand below."""
-    copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(Standing("x", variants), chosen))
+    copied = re.findall(r'data-mv-copy="([^"]*)"', results_html(OrderStatus("x", variants), chosen))
     return ("", copied[0]) if len(copied) == 1 else (copied[0], copied[1])
 
 
@@ -139,7 +139,7 @@ def test_code_and_command_are_those_of_the_variant_that_the_headline_names() -> 
 
 def test_another_variant_can_be_chosen_by_its_name_and_its_bar() -> None:
     assert [taken_away(named(LTX), at)[1] for at in range(3)] == ["command 0", "command 1", "command 2"]
-    html = results_html(Standing("x", LTX), 2)
+    html = results_html(OrderStatus("x", LTX), 2)
     pressed = re.findall(r'data-act="choose" data-number="(\d)" aria-pressed="(\w+)"', html)
     assert pressed == [("0", "false"), ("1", "false"), ("2", "true")]
     assert len(re.findall(r'mv-variant-middle" data-act="choose" data-number="(\d)"', html)) == 3
@@ -154,9 +154,9 @@ def test_what_fits_is_said_with_its_optimizer() -> None:
         )
 
     assert headline(stepping("adamw")).answer == "Every 4th makes the step fit, with AdamW."
-    assert "the step has AdamW" in words(head_html(Standing("x", stepping("adamw"))))
-    assert words(results_html(Standing("x", LTX))).count("to spare, no optimizer") == 2
-    assert "no optimizer" not in words(results_html(Standing("x", stepping("adamw"))))
+    assert "the step has AdamW" in words(head_html(OrderStatus("x", stepping("adamw"))))
+    assert words(results_html(OrderStatus("x", LTX))).count("to spare, no optimizer") == 2
+    assert "no optimizer" not in words(results_html(OrderStatus("x", stepping("adamw"))))
 
 
 def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None:
@@ -167,7 +167,7 @@ def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None
         "Without a limit this step reserves 25.14 GiB at its peak. It fits in 23.50 GiB, with no optimizer, "
         "where it gives back what is cached and reserves 22.69 GiB."
     )
-    shown = words(results_html(Standing("x", only)))
+    shown = words(results_html(OrderStatus("x", only)))
     assert "reserved on the card 22.69 GiB without a limit 25.14 GiB" in shown
 
 
@@ -177,7 +177,7 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
         "outputs": [{"difference": {"absmax": 0}}],
     }
     alike = tuple(variant(name, predicted(9, 1, numerics=verdict)) for name in ("Every 4th", "Every 2nd"))
-    html = results_html(Standing("x", (LTX[0], *alike)))
+    html = results_html(OrderStatus("x", (LTX[0], *alike)))
     assert [each[0] for each in rows(html)[1:]] == ["same run twice", "Every 4th, Every 2nd"]
     assert words(html).count("output bitwise equal") == 2
 
@@ -186,7 +186,7 @@ def test_absmax_stands_beside_its_share_of_the_largest_value() -> None:
     """Of a run kept before that was a figure of its own, too."""
     sizes = {"absmax": 1.5e-4, "reference_absmax": 5e-4, "relative_l2": 0.008}
     verdict = {"verdict": {"ok": True, "words": "equal"}, "outputs": [{"difference": sizes}]}
-    html = results_html(Standing("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
+    html = results_html(OrderStatus("x", (LTX[0], variant("Split", predicted(9, 1, numerics=verdict)))))
     assert rows(html)[-1][:4] == ["Split", "1.5e-04", "3.0e-01", "8.0e-03"]
 
 
@@ -209,7 +209,7 @@ def test_times_that_differ_by_less_than_their_steps_do_are_called_about_the_same
     ):
         both = (variant("Baseline", steady), variant("Small", other))
         assert headline(both).reason == said
-        assert ("about the same time" in results_html(Standing("x", both))) == ("about" in said)
+        assert ("about the same time" in results_html(OrderStatus("x", both))) == ("about" in said)
 
 
 def test_what_fits_in_another_size_is_not_said_to_fit_nowhere() -> None:
@@ -241,7 +241,7 @@ def test_what_fits_in_another_size_is_not_said_to_fit_nowhere() -> None:
     ],
 )
 def test_what_was_stopped_is_not_said_to_have_failed(what: str, head: str) -> None:
-    html = results_html(Standing("x", (variant("a", None, state="failed", what=what, phase="Why."),)))
+    html = results_html(OrderStatus("x", (variant("a", None, state="failed", what=what, phase="Why."),)))
     assert f"{head}</b>" in html
 
 
@@ -269,7 +269,7 @@ def test_every_state_has_its_row(tmp_path: Path) -> None:
         ),
         variant("stops", None, state="failed", what="exception", phase="boom", file=tmp_path / "c"),
     )
-    html = results_html(Standing("x", variants))
+    html = results_html(OrderStatus("x", variants))
     assert html.count("<li ") == len(variants)
     for each in ("does not fit", "3,072 MiB too much", "1,536 MiB to spare", "waiting", "building the model …"):
         assert each in html
@@ -282,12 +282,12 @@ def test_what_models_say_never_becomes_markup() -> None:
     numerics = {"verdict": {"ok": True, "words": bad, "caution": bad}, "on": bad, "outputs": [{"difference": {}}]}
     known = predicted(9, 100, numerics=numerics, describes=bad, device=bad, notes=(bad,), command=bad, code=bad)
     died = variant("b", None, state="failed", what="killed", phase=bad, where=bad)
-    standing = Standing("x", (variant(bad, known, amiss=bad), died))
+    status = OrderStatus("x", (variant(bad, known, amiss=bad), died))
     estimate = estimate_html(variant(bad, known))
     kept = kept_value((KeptRun("1", bad, replace(known, device=bad), Path("x")),))["html"]
     row = {"case": bad, "figure": bad, "published": None, "ours": 1.0, "difference_percent": None, "note": bad}
     table = table_html("checkpointing", [row], fault=bad)
-    for html in (head_html(standing), results_html(standing), estimate, refused_html(bad), kept, table):
+    for html in (head_html(status), results_html(status), estimate, refused_html(bad), kept, table):
         assert "<img" not in html
         assert "&lt;img" in html
 
@@ -298,7 +298,7 @@ def test_what_models_say_never_becomes_markup() -> None:
 )
 def test_odd_numerics_break_nothing(numerics: dict[str, Any]) -> None:
     """A run that comes out of a file can say anything."""
-    assert "<li" in results_html(Standing("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
+    assert "<li" in results_html(OrderStatus("x", (LTX[0], variant("odd", predicted(9, 1, numerics=numerics)))))
 
 
 def test_the_published_table_is_computed_on_demand() -> None:
@@ -320,5 +320,5 @@ def test_without_kept_runs_nothing_is_shown() -> None:
 
 def test_the_spread_stands_beside_the_seconds() -> None:
     seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
-    html = results_html(Standing("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
+    html = results_html(OrderStatus("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
     assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)

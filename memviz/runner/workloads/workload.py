@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import check_knobs, knob
-from memviz.runner.workloads.weights import scale_weights
+from memviz.runner.workloads.init_weights import scale_weights
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
@@ -93,7 +93,7 @@ class FromConfiguration:
         with default_dtype(DTYPES[self.dtype]):
             model = self._model()
         self._weights(model)
-        _parameters[self] = sum(each.numel() for each in model.parameters())
+        _parameters[self] = sum(parameter.numel() for parameter in model.parameters())
         return model.train(self.training).requires_grad_(self.training)
 
     def describe(self) -> str:
@@ -140,7 +140,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 def check_multiple(name: str, value: int, of: int, *, plus: int = 0, why: str) -> None:
     if (value - plus) % of:
         below = (value - plus) // of * of + plus
-        near = " or ".join(str(each) for each in (below, below + of) if each > 0)
+        near = " or ".join(str(number) for number in (below, below + of) if number > 0)
         rule = f"{plus} more than a multiple of {of}" if plus else f"a multiple of {of}"
         raise UsageError(f"{name} is {value}; it must be {rule}, as {near} is, because {why}.")
 

@@ -24,7 +24,7 @@ _UNDO = "\nundo = "
 
 
 @dataclass(frozen=True)
-class Executed:
+class Outcome:
     run: Run
     trace: Trace
 
@@ -65,15 +65,15 @@ def peaks_of(device: PredictedDevice | CudaDevice) -> dict[str, int]:
 def sizes_of(model: nn.Module) -> dict[str, int]:
     weights = list(model.parameters())
     return {
-        "weights_bytes": sum(each.numel() * each.element_size() for each in weights),
-        "parameters": sum(each.numel() for each in weights),
+        "weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
+        "parameters": sum(weight.numel() for weight in weights),
     }
 
 
 def check(plan: Plan, model: nn.Module) -> None:
     """Each optimization says whether it goes with this model, before a device holds anything of it."""
-    for each in plan.optimizations:
-        each.check(model, training=plan.workload.training)
+    for optimization in plan.optimizations:
+        optimization.check(model, training=plan.workload.training)
 
 
 def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
@@ -95,17 +95,18 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
 
 def code_of(optimizations: Sequence[Optimization]) -> str:
     """Each of several has an undo of its own."""
-    parts = [each.code() for each in optimizations]
-    if sum(_UNDO in each for each in parts) > 1:
-        parts = [text.replace(_UNDO, f"\nundo_{each.name} = ") for each, text in zip(optimizations, parts, strict=True)]
+    parts = [optimization.code() for optimization in optimizations]
+    if sum(_UNDO in part for part in parts) > 1:
+        names = [optimization.name for optimization in optimizations]
+        parts = [part.replace(_UNDO, f"\nundo_{name} = ") for name, part in zip(names, parts, strict=True)]
     return "\n\n".join(parts)
 
 
 def provenance(plan: Plan) -> dict[str, str]:
-    found = {"python": platform.python_version(), "seed": str(plan.workload.seed)}
+    versions = {"python": platform.python_version(), "seed": str(plan.workload.seed)}
     for name in _LIBRARIES:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.measure.out_of_memory import is_out_of_memory
+from memviz.runner.measure.memory_errors import is_out_of_memory
 from memviz.runner.record.event_clock import Counts, counts_of
 
 StackKind = Literal["python", "all", "none"]
@@ -59,7 +59,7 @@ def is_recording() -> bool:
     return bool(_on)
 
 
-class History:
+class MemoryHistory:
     """On from `start` to `stop`; `stop` may be called any number of times, and has to be."""
 
     def __init__(
@@ -169,7 +169,7 @@ class History:
 
     def lost(self, taken: Taken) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""
-        longest = max((len(each) for each in taken.snapshot.get("device_traces", [])), default=0)
+        longest = max((len(events) for events in taken.snapshot.get("device_traces", [])), default=0)
         return longest if longest >= self.max_entries else 0
 
     def _switch(self, enabled: str | None) -> None:
@@ -226,8 +226,8 @@ class History:
 
 
 def _tell(observers: list[Callable[[int], None]], device: int) -> None:
-    for each in tuple(observers):
-        each(device)
+    for observer in tuple(observers):
+        observer(device)
 
 
 def _available_bytes() -> int:

@@ -37,4 +37,4 @@ def _says_so(error: BaseException) -> bool:
     if "OutOfMemory" in type(error).__name__:
         return True
     words = str(error).lower() if isinstance(error, RuntimeError) else ""
-    return _WORDS.search(words) is not None and not any(each in words for each in _OF_THE_HOST)
+    return _WORDS.search(words) is not None and not any(host_words in words for host_words in _OF_THE_HOST)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.workloads.init_weights import drawn_on
+from memviz.runner.measure.measured_run import drawn_on
 from tests.runner.fake_gpu import FakeGpu
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Numbers:
+class RandomInputs:
     """Draws on the CPU and copies, because each kind of device has a generator of its own."""
 
     def __init__(self, device: torch.device, seed: int, micro_batch: int = 0) -> None:
