@@ -66,12 +66,12 @@ _REMEDY = f"Ask for less, or set {MEMORY} to more."
 def _words(plan: Plan, workload: FromConfiguration, size: Size) -> str:
     depths = [f"{count_text(value)} {name.replace('_', ' ')}" for name, value in _depths(workload).items()]
     passes = _passes(plan)
-    asked = [
+    parts = [
         *depths,
         f"{count_text(size.parameters)} parameters",
         *([f"{count_text(passes)} passes"] if passes > 1 else []),
     ]
-    return f"{', '.join(asked)} would take about {bytes_text(size.bytes)} of this machine's own memory"
+    return f"{', '.join(parts)} would take about {bytes_text(size.bytes)} of this machine's own memory"
 
 
 def size_of(plan: Plan, workload: FromConfiguration) -> Size:

@@ -132,8 +132,12 @@ def _why_none(torch: Any) -> str:
 
 
 def _versions(torch: Any) -> tuple[tuple[str, str], ...]:
-    found = (("torch", torch.__version__), ("cuda", torch.version.cuda), ("rocm", getattr(torch.version, "hip", None)))
-    return tuple((name, str(version)) for name, version in found if version)
+    versions = (
+        ("torch", torch.__version__),
+        ("cuda", torch.version.cuda),
+        ("rocm", getattr(torch.version, "hip", None)),
+    )
+    return tuple((name, str(version)) for name, version in versions if version)
 
 
 @contextmanager

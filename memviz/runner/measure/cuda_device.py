@@ -29,7 +29,7 @@ from memviz.runner.measure.timing import EventStopwatch, Timing, measure
 from memviz.runner.record.event_clock import Counts, comparable, places
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import MemoryHistory, StackKind, is_recording
-from memviz.runner.record.model_hooks import Watch
+from memviz.runner.record.model_hooks import ModelHooks
 from memviz.runner.record.recording import read_taken
 from memviz.runner.record.tensor_labels import see_all
 from memviz.runner.run_device import TakesInputs
@@ -73,7 +73,7 @@ class CudaDevice:
         """After `finish`: what the program did to the recording."""
         self._records = record
         self._log = Log(self.history.counts)
-        self._watch = Watch(self._log, self.accelerator.kind, follow_phases=False, failed=self.history.failed)
+        self._hooks = ModelHooks(self._log, self.accelerator.kind, follow_phases=False, failed=self.history.failed)
         self._reset_at: Counts | None = None
         self._final: _Books | None = None
         self._is_broken = False
@@ -93,8 +93,8 @@ class CudaDevice:
         self.empty_cache()
         if self._records:
             self.history.start()
-            self.history.when_out_of_memory = lambda _: self._watch.see_all()
-            self._watch.every_optimizer()
+            self.history.when_out_of_memory = lambda _: self._hooks.see_all()
+            self._hooks.every_optimizer()
         self.reset_peak()
 
     def __exit__(
@@ -104,7 +104,7 @@ class CudaDevice:
 
     def _end(self) -> None:
         try:
-            self._watch.close()
+            self._hooks.close()
         finally:
             self.history.stop()
         with suppress(RuntimeError):
@@ -121,7 +121,7 @@ class CudaDevice:
     def place(self, model: nn.Module) -> nn.Module:
         model = model.to(self.torch_device)
         if self._records:
-            self._watch.model(model)
+            self._hooks.model(model)
         return model
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
@@ -135,11 +135,11 @@ class CudaDevice:
         if not self._records:
             yield
             return
-        self._watch.refresh()
+        self._hooks.refresh()
         with self._log.during(name), self._hearing_of_errors():
             yield
             if self._log.phase == Phase.BACKWARD:
-                self._watch.see_gradients()
+                self._hooks.see_gradients()
 
     @contextmanager
     def _hearing_of_errors(self) -> Iterator[None]:
@@ -208,22 +208,22 @@ class CudaDevice:
         self._wait()
         if self.accelerator.history_is_on is not None and not self.accelerator.history_is_on():
             self.notes = (_SWITCHED_OFF,)
-        self._watch.see_all()
-        self._watch.close()
+        self._hooks.see_all()
+        self._hooks.close()
         final = self._books()
         taken = self.history.take_last()
         self.history.stop()
         self._final = final
         trace = read_taken(self.history, taken, self._log, self.index, facts={})
-        ours = self._ours(trace)
+        device = self._own_device(trace)
         since = 0
         if taken.counts is not None and self._reset_at is not None and comparable([self._reset_at], taken.counts).stop:
-            since = int(places(ours.events, taken.counts, [self._reset_at])[0])
+            since = int(places(device.events, taken.counts, [self._reset_at])[0])
         reported = Reported(final.peak_allocated, final.peak_reserved)
         lost = bool(self.history.lost(taken))
-        self.peaks = reconcile(trace, ours, reported, since=since, lost_events=lost)
+        self.peaks = reconcile(trace, device, reported, since=since, lost_events=lost)
         about = replace(trace.about, facts={**trace.about.facts, **self.peaks.facts()})
-        return replace(trace, devices=(ours,), about=about)
+        return replace(trace, devices=(device,), about=about)
 
     def _wait(self) -> None:
         """For errors of kernels that are still under way. Whoever asks again wants what is there in spite of them."""
@@ -235,7 +235,7 @@ class CudaDevice:
             self._is_broken = True
             raise
 
-    def _ours(self, trace: Trace) -> DeviceTrace:
+    def _own_device(self, trace: Trace) -> DeviceTrace:
         for device in trace.devices:
             if (device.kind, device.device) == ("gpu", self.index):
                 return device
@@ -258,5 +258,5 @@ class CudaDevice:
 
 
 def _all(figures: Mapping[str, Any], name: str) -> Mapping[str, int]:
-    found: Mapping[str, int] = figures.get(name, {}).get("all", {})
-    return found
+    every: Mapping[str, int] = figures.get(name, {}).get("all", {})
+    return every

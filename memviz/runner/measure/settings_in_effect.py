@@ -1,4 +1,4 @@
-"""Which allocator settings a measured run really had: asked for, inherited, or without effect on this platform."""
+"""Which allocator settings a measured run really had: chosen, inherited, or without effect on this platform."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _OFF = (
 
 
 def expandable_is_off(plan: Plan, trace: Trace) -> bool:
-    """Asked for and not there. The recording itself says so, from torch 2.3 on; before, its segments do."""
-    asked = _asked(plan)
-    if asked is None or not asked.expandable_segments:
+    """Chosen and not there. The recording itself says so, from torch 2.3 on; before, its segments do."""
+    chosen = _chosen(plan)
+    if chosen is None or not chosen.expandable_segments:
         return False
     if "expandable_segments" in trace.settings:
         return trace.settings["expandable_segments"] is not True
@@ -35,18 +35,21 @@ def words_of(plan: Plan, trace: Trace, environment: Mapping[str, str] = os.envir
         yield _OFF
     left_out = environment.get(LEFT_OUT)
     if left_out:
-        chosen = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
-        yield f"{left_out}, from the shell, was not in effect: {chosen}."
-    found = str(trace.settings.get(_CONF) or "")
-    if found and _CONF not in plan.environment:
-        yield f"The allocator had the settings {found}, which this run did not choose."
+        why = "this run chooses its own" if _CONF in plan.environment else "a run has only what it chooses itself"
+        yield f"{left_out}, from the shell, was not in effect: {why}."
+    inherited = str(trace.settings.get(_CONF) or "")
+    if inherited and _CONF not in plan.environment:
+        yield f"The allocator had the settings {inherited}, which this run did not choose."
 
 
 def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
     """Why such a run has no seconds, by its settings and by what torch was told; empty where nothing limits it."""
-    asked = _asked(plan)
-    told = getattr(api.memory, "get_per_process_memory_fraction", None)
-    fractions = [1.0 if asked is None else asked.per_process_memory_fraction, 1.0 if told is None else told(index)]
+    chosen = _chosen(plan)
+    fraction_of = getattr(api.memory, "get_per_process_memory_fraction", None)
+    fractions = [
+        1.0 if chosen is None else chosen.per_process_memory_fraction,
+        1.0 if fraction_of is None else fraction_of(index),
+    ]
     if min(fractions) >= 1:
         return ""
     share = percent_text(min(fractions), 1)
@@ -56,7 +59,7 @@ def limit_words(plan: Plan, api: Any, index: int = 0) -> str:
     )
 
 
-def _asked(plan: Plan) -> Settings | None:
+def _chosen(plan: Plan) -> Settings | None:
     """None where there are none, and where PyTorch took what we cannot read: that loses nobody a measurement."""
     try:
         return parse_settings(plan.environment[_CONF])

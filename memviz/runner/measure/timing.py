@@ -1,4 +1,4 @@
-"""Seconds of one step: on a GPU by its own events, elsewhere by the processor's clock, which says so.
+"""Seconds of one step on a GPU, by its own events.
 
 The recording has to be off, because it takes a stack at every allocation. The first steps are not counted, and each
 is a whole step with its backward: a first backward loads kernels, tunes and takes workspaces, and once made one
@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median, quantiles
-from typing import Any, Protocol
+from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.record.memory_history import is_recording
@@ -54,15 +54,6 @@ class Timing:
         return low, high
 
 
-class Stopwatch(Protocol):
-    clock: str
-
-    def lap(self) -> None: ...
-
-    def laps(self) -> tuple[float, ...]:
-        """Seconds between one `lap` and the next."""
-
-
 class EventStopwatch:
     """Events in the GPU's own queue: nothing waits between two steps, as nothing would in training."""
 
@@ -78,28 +69,15 @@ class EventStopwatch:
         self._events.append(event)
 
     def laps(self) -> tuple[float, ...]:
+        """Seconds between one `lap` and the next."""
         self._api.synchronize()
         pairs = zip(self._events, self._events[1:], strict=False)
         return tuple(float(before.elapsed_time(after)) / 1000 for before, after in pairs)
 
 
-class ProcessorStopwatch:
-    clock = "processor clock"
-
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._moments: list[float] = []
-
-    def lap(self) -> None:
-        self._moments.append(self._clock())
-
-    def laps(self) -> tuple[float, ...]:
-        return tuple(after - before for before, after in zip(self._moments, self._moments[1:], strict=False))
-
-
 def measure(
     step: Callable[[], object],
-    stopwatch: Stopwatch,
+    stopwatch: EventStopwatch,
     *,
     steps: int | None = None,
     warmup: int = 1,
@@ -130,7 +108,7 @@ def measure(
     return Timing(seconds, stopwatch.clock)
 
 
-def _lapped(step: Callable[[], object], stopwatch: Stopwatch, count: int) -> tuple[float, ...]:
+def _lapped(step: Callable[[], object], stopwatch: EventStopwatch, count: int) -> tuple[float, ...]:
     """From a lap of its own on: what came before was waited for, and that is nobody's second."""
     stopwatch.lap()
     for _ in range(count):

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.runner.record.event_clock import Counts, comparable, places
-from memviz.runner.record.log import Log, Mark, Sighting
+from memviz.runner.record.log import Log, Mark, TensorSeen
 from memviz.trace.model import Action, Annotations, Category, DeviceTrace, Events, Ints8, Labels, Phase, Trace
 
 _LAST_WORD = (
@@ -53,11 +53,13 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     events = device.events
     labels = _Columns(device, names)
     marks = log.marks[comparable([mark.counts for mark in log.marks], end)] if end else []
-    spans = _Spans(marks, places(events, end, [mark.counts for mark in marks]), len(events)) if end and marks else None
+    spans = (
+        _PhaseSpans(marks, places(events, end, [mark.counts for mark in marks]), len(events)) if end and marks else None
+    )
     if spans is not None:
         labels.say_when(spans)
-    sightings, at = _seen(log.sightings, events, end)
-    labels.say_what(sightings, at)
+    tensors_seen, at = _placed(log.tensors_seen, events, end)
+    labels.say_what(tensors_seen, at)
     if spans is not None:
         labels.say_the_rest(spans)
     return replace(
@@ -68,24 +70,24 @@ def _with_labels(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     )
 
 
-def _seen(sightings: Sequence[Sighting], events: Events, end: Counts | None) -> tuple[list[Sighting], Ints8]:
-    """The sightings by the weight of their word, and how many events came before each.
+def _placed(tensors_seen: Sequence[TensorSeen], events: Events, end: Counts | None) -> tuple[list[TensorSeen], Ints8]:
+    """The tensors by the weight of their word, and how many events came before each.
 
     Without counts only the last look round can be placed: at the end.
     """
-    counted = [sighting.counts for sighting in sightings if sighting.counts is not None]
-    if end is None or len(counted) < len(sightings):
-        kept = [sighting for sighting in sightings if sighting.counts == sightings[-1].counts]
+    counted = [tensor.counts for tensor in tensors_seen if tensor.counts is not None]
+    if end is None or len(counted) < len(tensors_seen):
+        kept = [tensor for tensor in tensors_seen if tensor.counts == tensors_seen[-1].counts]
         at = np.full(len(kept), len(events), dtype=np.int64)
     else:
         part = comparable(counted, end)
-        kept = list(sightings[part])
+        kept = list(tensors_seen[part])
         at = places(events, end, counted[part])
     order = sorted(range(len(kept)), key=lambda row: _LAST_WORD.index(kept[row].category))
     return [kept[row] for row in order], at[np.array(order, dtype=np.int64)]
 
 
-class _Spans:
+class _PhaseSpans:
     """Where phases and modules begin, by event."""
 
     def __init__(self, marks: Sequence[Mark], at: Ints8, count: int) -> None:
@@ -121,29 +123,29 @@ class _Columns:
         self.module = np.zeros(count, dtype=np.int32)
         self.phase = np.zeros(count, dtype=np.uint8)
         self.allocs = np.flatnonzero(device.events.action == Action.ALLOC)
-        self.runs = _ByAddress(device.events)
+        self.runs = _EventsByAddress(device.events)
         self.block_category = np.zeros(len(device.blocks), dtype=np.uint8)
         self.block_module = np.zeros(len(device.blocks), dtype=np.int32)
         self.row_of_block = {address: row for row, address in enumerate(device.blocks.address.tolist())}
 
-    def say_when(self, spans: _Spans) -> None:
+    def say_when(self, spans: _PhaseSpans) -> None:
         mark = spans.mark_of(self.allocs)
         self.phase[self.allocs] = spans.phase[mark]
         self.module[self.allocs] = np.array([self.names(path) for path in spans.module], dtype=np.int32)[mark]
 
-    def say_what(self, sightings: Sequence[Sighting], at: Ints8) -> None:
-        addresses = np.array([sighting.address for sighting in sightings], dtype=np.int64)
-        for sighting, event in zip(sightings, self.runs.last_alloc(addresses, at).tolist(), strict=True):
-            module = self.names(sighting.module)
+    def say_what(self, tensors_seen: Sequence[TensorSeen], at: Ints8) -> None:
+        addresses = np.array([tensor.address for tensor in tensors_seen], dtype=np.int64)
+        for tensor, event in zip(tensors_seen, self.runs.last_alloc(addresses, at).tolist(), strict=True):
+            module = self.names(tensor.module)
             if event >= 0:
-                self.category[event] = sighting.category
+                self.category[event] = tensor.category
                 self.module[event] = module or self.module[event]
                 continue
-            row = self.row_of_block.get(sighting.address)
+            row = self.row_of_block.get(tensor.address)
             if row is not None:
-                self.block_category[row], self.block_module[row] = sighting.category, module
+                self.block_category[row], self.block_module[row] = tensor.category, module
 
-    def say_the_rest(self, spans: _Spans) -> None:
+    def say_the_rest(self, spans: _PhaseSpans) -> None:
         rest = self.allocs[self.category[self.allocs] == Category.UNKNOWN]
         mark = spans.mark_of(rest)
         phase, again = spans.phase[mark], spans.again[mark] > 0
@@ -168,7 +170,7 @@ class _Columns:
         return Labels(self.block_category, self.block_module, phase)
 
 
-class _ByAddress:
+class _EventsByAddress:
     """Allocs and frees in order of address, then time: an address is used again and again."""
 
     def __init__(self, events: Events) -> None:
@@ -189,24 +191,24 @@ class _ByAddress:
         """The last alloc at each address among the first `before` events, or -1."""
         if not len(self.allocs):
             return np.full(len(address), -1, dtype=np.int64)
-        found = np.searchsorted(self.allocs, self._key(address, before), side="left") - 1
-        event = self.allocs[np.maximum(found, 0)] % (self.count + 1)
-        fits = (found >= 0) & (self.address[event] == address)
+        row = np.searchsorted(self.allocs, self._key(address, before), side="left") - 1
+        event = self.allocs[np.maximum(row, 0)] % (self.count + 1)
+        fits = (row >= 0) & (self.address[event] == address)
         return np.where(fits, event, -1)
 
     def next_free(self, allocs: Ints8) -> Ints8:
         """The event that asks for each alloc's free, or the number of events."""
-        found = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
+        row = np.searchsorted(self.frees, self._key(self.address[allocs], allocs), side="right")
         if not len(self.frees):
             return np.full(len(allocs), self.count, dtype=np.int64)
-        event = self.frees[np.minimum(found, len(self.frees) - 1)] % (self.count + 1)
-        fits = (found < len(self.frees)) & (self.address[event] == self.address[allocs])
+        event = self.frees[np.minimum(row, len(self.frees) - 1)] % (self.count + 1)
+        fits = (row < len(self.frees)) & (self.address[event] == self.address[allocs])
         return np.where(fits, event, self.count)
 
 
 def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Names) -> Annotations:
     """Torch's own and the log's, in order of time, the log's moved to where its counts say it was."""
-    kept = log.said[comparable([entry.counts for entry in log.said], end)] if end else []
+    kept = log.annotations[comparable([entry.counts for entry in log.annotations], end)] if end else []
     if end is None or not kept:
         return device.annotations
     at = places(device.events, end, [entry.counts for entry in kept])

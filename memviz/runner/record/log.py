@@ -32,7 +32,7 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Sighting:
+class TensorSeen:
     """A tensor that was there, by the address of its storage."""
 
     counts: Counts | None
@@ -42,7 +42,7 @@ class Sighting:
 
 
 @dataclass(frozen=True)
-class Said:
+class AnnotationEnd:
     """One end of an annotation."""
 
     counts: Counts
@@ -56,8 +56,8 @@ class Log:
     counts: Callable[[], Counts | None]
     clock_us: Callable[[], int] = field(default=lambda: time.time_ns() // 1000)
     marks: list[Mark] = field(default_factory=list)
-    sightings: list[Sighting] = field(default_factory=list)
-    said: list[Said] = field(default_factory=list)
+    tensors_seen: list[TensorSeen] = field(default_factory=list)
+    annotations: list[AnnotationEnd] = field(default_factory=list)
     phase: Phase = Phase.UNKNOWN
     _modules: list[str] = field(default_factory=list)
     _span: int = 0
@@ -92,7 +92,7 @@ class Log:
             self._mark()
 
     def see(self, address: int, category: Category, module: str, counts: Counts | None) -> None:
-        self.sightings.append(Sighting(counts, address, category, module))
+        self.tensors_seen.append(TensorSeen(counts, address, category, module))
 
     def _turn_to(self, phase: Phase) -> None:
         if phase != self.phase:
@@ -110,4 +110,4 @@ class Log:
     def _annotate(self, name: str, stage: Stage) -> None:
         counts = self.counts()
         if counts is not None:
-            self.said.append(Said(counts, self.clock_us(), name, stage))
+            self.annotations.append(AnnotationEnd(counts, self.clock_us(), name, stage))

@@ -30,7 +30,7 @@ FEWEST_EVENTS = 100_000
 MOST_EVENTS = 5_000_000
 
 _TRIES = 3
-_HEARD = "_heard_by_memviz"
+_NOTED = "_heard_by_memviz"
 
 _watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
 """By the function that attaches observers, what to call. Torch never lets an observer go again, so there is one per
@@ -148,9 +148,9 @@ class MemoryHistory:
 
         Only the first time counts, because the error lets go of more and more on its way.
         """
-        if not self.is_on or error.__dict__.get(_HEARD) or not is_out_of_memory(error):
+        if not self.is_on or error.__dict__.get(_NOTED) or not is_out_of_memory(error):
             return
-        error.__dict__[_HEARD] = True
+        error.__dict__[_NOTED] = True
         if not self.ended_out_of_memory():
             self._ran_out()
 
@@ -159,13 +159,13 @@ class MemoryHistory:
 
     def _counts_everywhere(self) -> tuple[Counts | None, ...]:
         """None for a GPU that does not say, as one that has failed may not."""
-        found: list[Counts | None] = []
+        counts: list[Counts | None] = []
         for number in range(self.accelerator.count()):
             try:
-                found.append(counts_of(self.accelerator.api, number))
+                counts.append(counts_of(self.accelerator.api, number))
             except RuntimeError:
-                found.append(None)
-        return tuple(found)
+                counts.append(None)
+        return tuple(counts)
 
     def lost(self, taken: Taken) -> int:
         """The largest buffer of a device that was full, in events; 0 where no event was lost."""

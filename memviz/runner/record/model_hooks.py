@@ -30,7 +30,7 @@ from memviz.runner.record.tensor_labels import (
 from memviz.trace.model import Category, Phase
 
 
-class Watch:
+class ModelHooks:
     """`follow_phases` where nobody else says when a forward, a backward and a step begin; `failed` hears of an error
     in a module before any other part of the program does."""
 

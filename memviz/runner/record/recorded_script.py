@@ -48,11 +48,11 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     path = free_path(rank_path(wanted.output), overwrite=wanted.overwrite)
     free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
     ends = _Interrupted()
-    found = accelerator or find_accelerator()
-    history = MemoryHistory(found, stacks=wanted.stacks, max_entries=wanted.max_entries)
+    accelerator = accelerator or find_accelerator()
+    history = MemoryHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
     keeper = _Keeper(history, path, script.name)
     signals = Signals(keeper.answers())
-    found.when_used(keeper.start)
+    accelerator.when_used(keeper.start)
     signals.open()
     process = os.getpid()
     try:
@@ -158,10 +158,10 @@ class _Keeper:
         self.has_started = True
 
     def answers(self) -> dict[int, Callable[[int], None]]:
-        wanted = {"SIGUSR1": self.asked, "SIGTERM": self.terminated}
+        wanted = {"SIGUSR1": self.on_user_signal, "SIGTERM": self.terminated}
         return {getattr(signal, name): answer for name, answer in wanted.items() if hasattr(signal, name)}
 
-    def asked(self, _number: int) -> None:
+    def on_user_signal(self, _number: int) -> None:
         with self.lock:
             self.signals += 1
             while (path := beside(self.path, f"signal{self.signals}")).exists():

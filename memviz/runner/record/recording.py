@@ -35,22 +35,22 @@ class Recording:
     """One history from its start to its end. `trace` is there when it is over."""
 
     def __init__(self, history: MemoryHistory, device: int, facts: Mapping[str, str]) -> None:
-        from memviz.runner.record.model_hooks import Watch
+        from memviz.runner.record.model_hooks import ModelHooks
 
         self.history = history
         self.device = device
         self.facts = facts
         self.log = Log(history.counts)
-        self.watch = Watch(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
+        self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
         self.trace: Trace | None = None
-        history.when_out_of_memory = lambda _: self.watch.see_all()
+        history.when_out_of_memory = lambda _: self.hooks.see_all()
 
     def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
         """For a model or an optimizer that is made only within the recording."""
         if model is not None:
-            self.watch.model(model)
+            self.hooks.model(model)
         if optimizer is not None:
-            self.watch.optimizer(optimizer)
+            self.hooks.optimizer(optimizer)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Names a stretch of the program; 'forward', 'backward' and 'optimizer step' are phases of training."""
@@ -59,8 +59,8 @@ class Recording:
     def take(self, source: str = "") -> tuple[Taken, Trace]:
         if self.history.counts() is None:
             # Nothing tells when earlier ones were seen, so only those that are there now can be placed.
-            self.log.sightings.clear()
-        self.watch.see_all()
+            self.log.tensors_seen.clear()
+        self.hooks.see_all()
         taken = self.history.take_last()
         return taken, read_taken(self.history, taken, self.log, self.device, facts=self.facts, source=source)
 
@@ -127,14 +127,14 @@ def recording(
         _finish(done, target)
     finally:
         try:
-            done.watch.close()
+            done.hooks.close()
         finally:
             history.stop()
 
 
 def _finish(done: Recording, target: Path | None) -> None:
     taken, done.trace = done.take(target.name if target else "")
-    done.watch.close()
+    done.hooks.close()
     done.history.stop()
     if target is not None:
         write_snapshot(target, own_words(taken.snapshot, done.trace))

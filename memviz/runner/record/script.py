@@ -79,9 +79,9 @@ def load_script(path: str, arguments: Sequence[str]) -> Script:
 
 def load_module(name: str, arguments: Sequence[str]) -> Script:
     """`python -m name arguments...`"""
-    spec = _found(name)
+    spec = _spec_of(name)
     if spec is not None and spec.submodule_search_locations is not None:
-        spec = _found(f"{name}.__main__")
+        spec = _spec_of(f"{name}.__main__")
     code = getattr(spec.loader, "get_code", _no_code)(spec.name) if spec is not None else None
     if spec is None or code is None:
         raise UsageError(f"There is no module {name} that can be run here.")
@@ -96,7 +96,7 @@ def load_module(name: str, arguments: Sequence[str]) -> Script:
     return Script(code, (path, *arguments), os.getcwd(), attributes)
 
 
-def _found(name: str) -> ModuleSpec | None:
+def _spec_of(name: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(name)
     except (ImportError, ValueError):

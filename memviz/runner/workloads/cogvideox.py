@@ -112,7 +112,7 @@ class CogVideoX(FromConfiguration):
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
         frames, height, width = self.latents
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "hidden_states": draw.normal(self.batch, frames, _CHANNELS, height, width, dtype=dtype),
             "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
             "timestep": draw.whole(1000, self.batch),
@@ -121,8 +121,8 @@ class CogVideoX(FromConfiguration):
             shape = self.tokens, self.head_width
             cosines = draw.made(shape, torch.float32, lambda: self._turns()[0])
             sines = draw.made(shape, torch.float32, lambda: self._turns()[1])
-            found["image_rotary_emb"] = cosines, sines
-        return found
+            arguments["image_rotary_emb"] = cosines, sines
+        return arguments
 
     def _turns(self) -> tuple[Tensor, Tensor]:
         """Cosine and sine of every token's place in the video, which the pipeline hands to the model."""

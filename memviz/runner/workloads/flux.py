@@ -77,7 +77,7 @@ class Flux(FromConfiguration):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
-        found: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "hidden_states": draw.normal(self.batch, self.tokens, _CHANNELS, dtype=dtype),
             "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
             "pooled_projections": draw.normal(self.batch, _POOLED, dtype=dtype),
@@ -87,8 +87,8 @@ class Flux(FromConfiguration):
         }
         if self.guidance:
             scale = torch.full((self.batch,), _GUIDANCE)
-            found["guidance"] = draw.made((self.batch,), torch.float32, lambda: scale)
-        return found
+            arguments["guidance"] = draw.made((self.batch,), torch.float32, lambda: scale)
+        return arguments
 
     def _places(self) -> Tensor:
         """Row and column of every token of the picture; the first coordinate is the text's."""

@@ -34,8 +34,8 @@ class LanguageModel(FromConfiguration):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         tokens = RandomInputs(device, self.seed, micro_batch).whole(self.vocabulary, self.batch, self.sequence)
-        found: dict[str, Any] = {"input_ids": tokens, "use_cache": self.cache}
-        return {**found, "labels": tokens} if self.training else found
+        arguments: dict[str, Any] = {"input_ids": tokens, "use_cache": self.cache}
+        return {**arguments, "labels": tokens} if self.training else arguments
 
     def loss(self, output: Any) -> Tensor:
         loss: Tensor = output.loss

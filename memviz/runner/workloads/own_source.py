@@ -36,19 +36,19 @@ class Function:
                 raise UsageError(f"{self.name} in {self.file} has no parameter {key}.{nearest(key, there_are)}")
 
 
-def function_in(file: str, asked: str = "") -> Function:
-    """The function asked for, or the only one whose name does not begin with an underscore."""
-    found = {function.name: function for function in _functions(file)}
-    public = [name for name in found if not name.startswith("_")]
-    if asked and asked not in found:
-        raise UsageError(f"{file} has no function {asked} at its top level.{nearest(asked, public)}")
-    if not public and not asked:
+def function_in(file: str, wanted: str = "") -> Function:
+    """The function of that name, or the only one whose name does not begin with an underscore."""
+    functions = {function.name: function for function in _functions(file)}
+    public = [name for name in functions if not name.startswith("_")]
+    if wanted and wanted not in functions:
+        raise UsageError(f"{file} has no function {wanted} at its top level.{nearest(wanted, public)}")
+    if not public and not wanted:
         raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
-    if len(public) > 1 and not asked:
+    if len(public) > 1 and not wanted:
         raise UsageError(
-            f"{file} has several functions; name one of them: {', '.join(f'{file}:{function}' for function in public)}."
+            f"{file} has several functions; name one of them: {', '.join(f'{file}:{name}' for name in public)}."
         )
-    return found[asked or public[0]]
+    return functions[wanted or public[0]]
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from memviz.runner.measure.timing import (
     FILLED_SECONDS,
     MOST_STEPS,
     EventStopwatch,
-    ProcessorStopwatch,
     Timing,
     measure,
 )
@@ -34,7 +32,7 @@ class Steps:
         self.now += self.lengths.pop(0) if len(self.lengths) > 1 else self.lengths[0]
 
     def measured(self, **more: Any) -> Timing:
-        return measure(self, ProcessorStopwatch(lambda: self.now), clock=lambda: self.now, **more)
+        return measure(self, EventStopwatch(FakeEvents(self)), clock=lambda: self.now, **more)
 
 
 class FakeEvents:
@@ -67,8 +65,8 @@ class FakeEvent:
 
 def test_the_first_backward_does_not_count():
     steps = Steps(30, 1, 2, 3, 4, 5)
-    found = measure(steps, ProcessorStopwatch(lambda: steps.now), steps=5, warmup=1)
-    assert found == Timing((1, 2, 3, 4, 5), "processor clock")
+    found = measure(steps, EventStopwatch(FakeEvents(steps)), steps=5, warmup=1)
+    assert found == Timing((1, 2, 3, 4, 5), "GPU events")
     assert (found.median, found.spread, found.count) == (3, 2, 5)
 
 
@@ -78,11 +76,6 @@ def test_events_are_read_after_the_gpu_is_done():
     assert found == Timing((0.25, 0.5), "GPU events")
 
 
-def test_the_processors_own_clock_runs_forward():
-    found = measure(lambda: list(accumulate(range(1000))), ProcessorStopwatch(), steps=3)
-    assert all(each > 0 for each in found.seconds)
-
-
 def test_one_step_has_no_spread():
     assert Timing((2.0,), "GPU events").spread == 0
 
@@ -90,14 +83,14 @@ def test_one_step_has_no_spread():
 @pytest.mark.parametrize(("steps", "warmup", "said"), [(3, 0, "warm-up"), (0, 1, "At least one")])
 def test_what_would_measure_nothing_is_refused(steps, warmup, said):
     with pytest.raises(UsageError, match=said):
-        measure(lambda: None, ProcessorStopwatch(), steps=steps, warmup=warmup)
+        measure(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=steps, warmup=warmup)
 
 
 def test_seconds_are_not_taken_while_recording():
     history = MemoryHistory(FakeGpu().accelerator)
     history.start()
     with pytest.raises(UsageError, match="recording off"):
-        measure(lambda: None, ProcessorStopwatch(), steps=1)
+        measure(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=1)
     history.stop()
 
 

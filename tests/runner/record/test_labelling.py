@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from memviz.runner.record.event_clock import Counts
 from memviz.runner.record.labelling import labelled
-from memviz.runner.record.log import Log, Sighting
+from memviz.runner.record.log import Log, TensorSeen
 from memviz.trace.model import Category, Phase, Trace
 from tests.traces import alloc, block, free, segment, trace_of
 
@@ -47,7 +47,7 @@ def test_a_sighting_names_the_allocation_that_was_live_there_then(touched, live_
     log, expected = Log(lambda: None), set()
     for moment, address in sorted(looked):
         if moment < len(live) and address in live[moment]:
-            log.sightings.append(Sighting(counts[moment], address, Category.GRADIENT, "layer"))
+            log.tensors_seen.append(TensorSeen(counts[moment], address, Category.GRADIENT, "layer"))
             expected.add(live[moment][address])
     device = labelled(trace, 0, log, counts[-1]).devices[0]
     assert {row for row, each in enumerate(device.event_labels.category) if each} == expected - {-1}
@@ -110,4 +110,4 @@ def test_an_error_inside_ends_the_phase():
     except KeyError:
         pass
     assert log.phase == Phase.UNKNOWN
-    assert [each.stage.name for each in log.said] == ["START", "END"]
+    assert [each.stage.name for each in log.annotations] == ["START", "END"]

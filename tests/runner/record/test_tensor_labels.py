@@ -26,7 +26,11 @@ def seen(*tensors: torch.Tensor) -> list[list[tuple[str, str]]]:
     see_everything_alive(log, "cpu")
     at = [next(addresses(each, "cpu")) for each in tensors]
     return [
-        [(each.category.label, each.module.rpartition("Pair")[2]) for each in log.sightings if each.address == address]
+        [
+            (each.category.label, each.module.rpartition("Pair")[2])
+            for each in log.tensors_seen
+            if each.address == address
+        ]
         for address in at
     ]
 
@@ -53,7 +57,7 @@ def test_several_models_are_told_apart_by_their_classes():
     gc.collect()
     log = Log(lambda: None)
     see_everything_alive(log, "cpu")
-    modules = {each.module for each in log.sightings if each.category == Category.PARAMETER}
+    modules = {each.module for each in log.tensors_seen if each.category == Category.PARAMETER}
     assert {"Pair.inner", "Sequential.0"} <= modules
     del first, second
 
