@@ -13,7 +13,6 @@ from torch import nn
 from memviz.allocator.settings import settings_from_environment
 from optimizations.allocator_settings import AllocatorSettings
 
-
 NAMES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 
 
