@@ -25,6 +25,7 @@ from memviz.runner.numerics.layers import (
     Alone,
     Call,
     Compared,
+    How,
     LayerDifference,
     Recorder,
     Rounding,
@@ -34,18 +35,17 @@ from memviz.runner.numerics.layers import (
     in_order,
 )
 from memviz.runner.numerics.numerics import Claim, Numerics, OutputDifference
-from memviz.runner.numerics.precision import doubled, fits
+from memviz.runner.numerics.precision import doubled_copy, fits
 from memviz.runner.numerics.rounding import (
     MARGIN,
-    coarser,
     coarsest,
     expected,
     loss_of_weights,
-    unit_roundoff,
     work_of,
 )
 from memviz.runner.numerics.runs import Gradients, Inputs, Loss, Ran, Step, dropout_off
 from memviz.runner.numerics.signal import signal_of
+from memviz.runner.numerics.stored import as_stored, coarsest_stored, computing_in, stored_types
 
 Undo = Callable[[], None]
 Apply = Callable[[nn.Module], Undo]
@@ -103,9 +103,26 @@ class _Comparison:
     claim: Claim
     gradients: Gradients | None
     progress: Progress
+    how: How = field(default_factory=How)
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
+        found = self._compared(make, steps)
+        if found.stored is None:
+            return found
+        beside = self._beside_stored().run(make, steps)
+        notes = tuple(dict.fromkeys((*found.notes, *beside.notes)))
+        return replace(found, beside_stored=beside, notes=notes)
+
+    def _beside_stored(self) -> _Comparison:
+        self.progress("weights as they are stored")
+        with self._changed() as changed, computing_in(changed) as computes:
+            types = stored_types(self.reference, changed)
+            self.step.run(changed, self.gradients)
+        how = How(frozenset(computes), doubled_copy)
+        return replace(self, reference=as_stored(self.reference, types), claim="rounding", how=how, notes=[])
+
+    def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
         self.progress("reference")
         ran = self.step.run(self.reference)
         if not ran.outputs:
@@ -163,21 +180,21 @@ class _Comparison:
             return None
         self.progress("float64")
         try:
-            with doubled(model):
-                return self.step.run(model, dtype=torch.float64)
+            with self.how.in_float64(model) as exact:
+                return self.step.run(exact, dtype=torch.float64)
         except Exception as error:  # not every model can compute in float64, and each fails in its own way
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 
     def _against(self, known: _Known, make: MakeOptimizer) -> Numerics:
         self.progress("changed model")
-        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device)
+        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.how)
         with self._changed() as changed:
             ours = self.step.run(changed, self.gradients)
             found = differences(known.ran.outputs, ours.outputs)
             beyond = known.exact is not None and _beyond(known.ran, ours, found, bounds)
             exact = self._in_float64(changed) if beyond else None
-            stored = stored_type(self.reference, changed) if self.claim == "lossy" else None
+            stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
             losses = self._losses(changed, known, ours, make)
         signal = signal_of(self._tensors(), known.ran.outputs.values())
@@ -202,7 +219,7 @@ class _Comparison:
         self.progress("layers")
         recorder = Recorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
-        alone = Alone(self.step.device, exactly=self.claim == "rounding")
+        alone = Alone(self.step.device, exactly=self.claim == "rounding", how=self.how)
         with recorder.recording():
             forward.run(self.reference)
         with self._changed() as changed:
@@ -243,7 +260,7 @@ class _Comparison:
         reductions, longest = work_of(self.reference, self._tensors())
         rows = max((each.numel() // (each.shape[-1] if each.dim() > 2 else 1) for each in self._tensors()), default=1)
         work = (2 * reductions, max(longest, rows))
-        dtype = coarsest({each.dtype for each in known.ran.gradients.values()})
+        dtype = coarsest({*self.how.computes, *(each.dtype for each in known.ran.gradients.values())})
         on_cuda = self.step.device.type == "cuda"
         bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
         return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
@@ -301,15 +318,3 @@ def _output(name: str, found: Difference, known: _Known, exact: Ran | None, boun
         mine = exact.outputs.get(name) if exact is not None else None
         bounds = in_float64(bounds, reference, own, mine)
     return OutputDifference(name, found, difference(reference, known.again.outputs[name]), bounds)
-
-
-def stored_type(reference: nn.Module, changed: nn.Module) -> torch.dtype | None:
-    """The coarsest type in which the changed model keeps a weight that the reference keeps in a finer one."""
-    ours = {name: each.dtype for name, each in changed.named_parameters()}
-    finer = {
-        ours[name]
-        for name, each in reference.named_parameters()
-        if name in ours and each.is_floating_point() and coarser(ours[name], each.dtype)
-    }
-    found = [each for each in finer if each.is_floating_point]
-    return max(found, key=unit_roundoff, default=None)

@@ -40,6 +40,9 @@ class Numerics:
     stored_loss: float | None
     """By how much, relative, that changes the weights of the whole model."""
     notes: tuple[str, ...]
+    beside_stored: Numerics | None = None
+    """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
+    explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
 
     @cached_property
     def verdict(self) -> Verdict:
