@@ -116,10 +116,13 @@ class _Comparison:
 
     def _beside_stored(self) -> _Comparison:
         self.progress("weights as they are stored")
+        with computing_in(self.reference) as usual:
+            self.step.run(self.reference)
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
             self.step.run(changed, self.gradients)
-        how = How(frozenset(computes), doubled_copy)
+        # What is told to compute in a type of its own computes in no other, float64 neither.
+        how = How(frozenset(computes), None if computes - usual else doubled_copy)
         return replace(self, reference=as_stored(self.reference, types), claim="rounding", how=how, notes=[])
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
@@ -176,7 +179,7 @@ class _Comparison:
         return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
 
     def _in_float64(self, model: nn.Module) -> Ran | None:
-        if not fits(model) or self.gradients is not None:
+        if self.how.in_float64 is None or not fits(model) or self.gradients is not None:
             return None
         self.progress("float64")
         try:

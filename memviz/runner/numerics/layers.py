@@ -44,7 +44,8 @@ class How:
 
     computes: frozenset[torch.dtype] = frozenset()
     """Types that it computes in on purpose, besides those of what it is given and gives."""
-    in_float64: Callable[[nn.Module], AbstractContextManager[nn.Module]] = doubled
+    in_float64: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = doubled
+    """None where it cannot compute in float64."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +194,7 @@ class Alone:
         return replace(compared, rounding=rounding)
 
     def _in_float64(self, module: nn.Module, call: Call, name: str) -> Tensor | None:
-        if not fits(module):
+        if self._how.in_float64 is None or not fits(module):
             return None
         try:
             with self._how.in_float64(module) as exact:
