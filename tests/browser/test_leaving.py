@@ -22,13 +22,13 @@ MOST_THREADS = 40
 """That a client has; what it was told to ask beyond them it asks later."""
 PAGE = """
 from dataclasses import replace
-from memviz.runner.process import Worker
-from memviz.ui import run_limits
+from memviz.runner.jobs.worker_process import Worker
+from memviz.ui.run import limits
 from memviz.ui.app import build_app, launch_options
-from memviz.ui.run_answer import RunAnswers
+from memviz.ui.run.answer import RunAnswers
 
 Worker.module = "tests.runner.fake_worker"
-run_limits.AT_HOME = replace(run_limits.AT_HOME, patience_seconds=2)
+limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=2)
 real = RunAnswers.listing
 
 def listing(self):

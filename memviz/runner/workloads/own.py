@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, check_knobs, knob, with_knobs
-from memviz.runner.numerics.flatten import flatten
+from memviz.runner.output_check.flatten import flatten
 from memviz.runner.workloads.model import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 from memviz.runner.workloads.own_source import function_in, read_argument
 
