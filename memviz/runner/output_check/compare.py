@@ -34,7 +34,8 @@ from memviz.runner.output_check.layers import (
     in_float64,
     in_order,
 )
-from memviz.runner.output_check.numerics import Claim, Numerics, OutputDifference
+from memviz.runner.output_check.moved import holding, moved_weights, takes
+from memviz.runner.output_check.numerics import Claim, Later, Numerics, OutputDifference
 from memviz.runner.output_check.precision import doubled_copy, fits
 from memviz.runner.output_check.rounding import (
     MARGIN,
@@ -104,13 +105,15 @@ class _Comparison:
     gradients: Gradients | None
     progress: Progress
     how: How = field(default_factory=How)
+    origin: nn.Module | None = None
+    """What is changed, where it is not held against itself."""
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
         found = self._compared(make, steps)
         if found.stored is None:
             return found
-        beside = self._beside_stored().run(make, steps)
+        beside = self._beside_stored().run(make, 0)
         notes = tuple(dict.fromkeys((*found.notes, *beside.notes)))
         return replace(found, beside_stored=beside, notes=notes)
 
@@ -123,7 +126,8 @@ class _Comparison:
             self.step.run(changed, self.gradients)
         # What is told to compute in a type of its own computes in no other, float64 neither.
         how = How(frozenset(computes), None if computes - usual else doubled_copy)
-        return replace(self, reference=as_stored(self.reference, types), claim="rounding", how=how, notes=[])
+        rounded = as_stored(self.reference, types)
+        return replace(self, reference=rounded, origin=self.reference, claim="rounding", how=how, notes=[])
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
         self.progress("reference")
@@ -157,7 +161,7 @@ class _Comparison:
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
-        changed = deepcopy(self.reference)
+        changed = deepcopy(self.origin or self.reference)
         undo = self.apply(changed)
         try:
             yield changed
@@ -173,7 +177,10 @@ class _Comparison:
             first = self._curve(make, steps)
             # What two runs agree on to the bit needs no second curve.
             losses = (first, first if _same(ran, again) else self._curve(make, steps))
-        return _Known(ran, again, self._in_float64(self.reference) if self.claim == "rounding" else None, losses)
+        exact = self._in_float64(self.reference) if self.claim == "rounding" else None
+        weights = moved_weights(self.reference) if fits(self.reference) else {}
+        with holding(self.reference, weights):
+            return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
 
     def _curve(self, make: MakeOptimizer, steps: int) -> tuple[float, ...]:
         return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
@@ -199,6 +206,7 @@ class _Comparison:
             exact = self._in_float64(changed) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
+            later = self._later(changed, known, bounds)
             losses = self._losses(changed, known, ours, make)
         signal = signal_of(self._tensors(), known.ran.outputs.values())
         needless = all(each.bitwise for each in found.values()) and not (signal and signal.words)
@@ -212,6 +220,20 @@ class _Comparison:
             stored=None if stored is None else str(stored).removeprefix("torch."),
             stored_loss=None if stored is None else loss_of_weights(self.reference, stored),
             notes=tuple(dict.fromkeys(self.notes)),
+            later=later,
+        )
+
+    def _later(self, changed: nn.Module, known: _Known, bounds: Rounding) -> Later | None:
+        """On the very model that ran before, since that is where something may have been kept."""
+        if not known.weights or not takes(changed, known.weights):
+            return None
+        with holding(changed, known.weights):
+            ours = self.step.run(changed, self.gradients)
+        found = differences(known.later.outputs, ours.outputs)
+        then = replace(known, ran=known.later, again=known.later, exact=None)
+        return Later(
+            tuple(_output(name, each, then, None, bounds) for name, each in found.items()),
+            self._gradients(changed, then, ours, None),
         )
 
     def _tensors(self) -> list[Tensor]:
@@ -284,6 +306,10 @@ class _Known:
     exact: Ran | None
     """In float64."""
     losses: tuple[tuple[float, ...], tuple[float, ...]] | None
+    weights: dict[str, Tensor]
+    """Moved, as after a step of an optimizer; none where they would take too much."""
+    later: Ran
+    """With those."""
 
 
 def _same(one: Ran, other: Ran) -> bool:
