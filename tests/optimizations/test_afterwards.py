@@ -196,7 +196,7 @@ def test_a_copy_is_optimized_as_the_model_is_and_lives_on_when_that_is_undone(wa
     undo()
     assert seen(model).differs(unchanged) == []
     if any(isinstance(each, AttentionBackend) for each in WAYS[way]):
-        undo = AttentionBackend("math").apply(nn.Identity())  # that choice is the process's, and ends for copies too
+        undo = AttentionBackend("math").apply(Whole())  # that choice is the process's, and ends for copies too
     assert seen(twin).differs(expected) == []
     undo()
 
