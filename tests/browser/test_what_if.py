@@ -104,7 +104,7 @@ def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> N
 
 
 def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_path: Path) -> None:
-    expect(facts(tab)).to_contain_text("fragmentation 193 MiB, 8.8 % of the peak")
+    expect(facts(tab)).to_contain_text("fragmentation 173 MiB, 7.9 % of the peak")
     expect(facts(tab)).to_contain_text("smallest card 4 GiB")
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Save the replay as a snapshot").click()
