@@ -124,7 +124,7 @@ def prepare() -> None:
     from tests.gpu.capture import prepare as prepare_capture
 
     prepare_capture()
-    import memviz.runner.output_check.compare
+    import memviz.runner.output_check.compare_outputs
     import memviz.runner.published  # noqa: F401
 
 
@@ -197,8 +197,9 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
 
 def _apart(reference: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """In the dtype of the run: what differs most of all outputs."""
-    from memviz.runner.output_check.difference import differences
     from memviz.runner.output_check.plain import to_plain
+
+    from memviz.runner.output_check.difference import differences
 
     found = differences(reference, ours)
     plain: dict[str, Any] = to_plain(max(found.values(), key=lambda each: each.relative_l2))
@@ -222,7 +223,7 @@ def twin(plan: Any, kind: str) -> dict[str, Any] | None:
     """The verdict on a small twin that computes in the dtype of the run, where its kernels are."""
     import torch
 
-    from memviz.runner.output_check.compare import compare_outputs
+    from memviz.runner.output_check.compare_outputs import compare_outputs
     from memviz.runner.plan import fitted
     from optimizations import apply_all
 
@@ -245,7 +246,7 @@ def twin(plan: Any, kind: str) -> dict[str, Any] | None:
         training=small.training,
         claim=plan.claim,
     )
-    worst = found.worst
+    worst = max(found.outputs, key=lambda output: output.difference.relative_l2, default=None)
     return {
         "on": small.describe(),
         "verdict": asdict(found.verdict),

@@ -74,7 +74,7 @@ def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
 def warm_up() -> None:
     """Imports what every run needs, and what takes longest of what most models need."""
     import memviz.runner.execute
-    import memviz.runner.output_check.outputs  # noqa: F401
+    import memviz.runner.output_check.small_twin  # noqa: F401
 
     with contextlib.suppress(ImportError):
         from diffusers import LTXVideoTransformer3DModel  # noqa: F401
@@ -107,7 +107,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
     from memviz.runner.measure.torch_warnings import hearing_torch
     from memviz.runner.outcome import Outcome
-    from memviz.runner.output_check.outputs import numerics_of
+    from memviz.runner.output_check.small_twin import numerics_of
     from memviz.runner.plan import plan_of
 
     def tell(phase: str) -> None:

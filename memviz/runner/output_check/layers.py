@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.output_check.difference import Difference, difference
 from memviz.runner.output_check.flatten import cloned, flatten
-from memviz.runner.output_check.precision import doubled, fits
-from memviz.runner.output_check.rounding import MARGIN, coarser, coarsest, expected, work_of
-from memviz.runner.output_check.runs import forked, random_state, set_random_state
+from memviz.runner.output_check.in_float64 import doubled, fits
+from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
+from memviz.runner.output_check.rounding_bounds import MARGIN, coarser, coarsest, expected, work_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Rounding:
     """What rounding may do at one place, all relative to the norm of the result."""
 
     reductions: int
-    """How many weights multiply in a row, at most."""
+    """Arithmetic many weights multiply in a row, at most."""
     expected: float
     """From the type, these reductions and their length."""
     fine: float
@@ -39,7 +39,7 @@ class Rounding:
 
 
 @dataclass(frozen=True)
-class How:
+class Arithmetic:
     """What must be known of a change to judge its rounding."""
 
     computes: frozenset[torch.dtype] = frozenset()
@@ -95,7 +95,7 @@ def parts_of(model: nn.Module, block: str) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Call:
+class LayerCall:
     """The first call of a layer, in host memory."""
 
     path: str
@@ -105,7 +105,7 @@ class Call:
     outputs: dict[str, Tensor]
 
 
-class Recorder:
+class LayerRecorder:
     """What each layer of the reference gets and gives, taken before anything is changed.
 
     A change may reach beyond its model, as a backend of attention does that is set for the whole process; so the
@@ -115,7 +115,7 @@ class Recorder:
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model, self._device = model, device
         self._begun: dict[str, tuple[Any, list[Tensor]]] = {}
-        self.calls: dict[str, Call] = {}
+        self.calls: dict[str, LayerCall] = {}
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -143,12 +143,12 @@ class Recorder:
             begun = self._begun.pop(path, None)
             if begun is not None:
                 outputs = {name: each.detach().cpu() for name, each in flatten(output).items()}
-                self.calls[path] = Call(path, block, *begun, outputs)
+                self.calls[path] = LayerCall(path, block, *begun, outputs)
 
         return hook
 
 
-def in_order(calls: Mapping[str, Call]) -> list[Call]:
+def in_order(calls: Mapping[str, LayerCall]) -> list[LayerCall]:
     """Blocks as they were called, each before its parts, which return before it does."""
     blocks = [each for each in calls.values() if each.block]
     parts = [each for each in calls.values() if not each.block]
@@ -156,7 +156,7 @@ def in_order(calls: Mapping[str, Call]) -> list[Call]:
 
 
 @dataclass(frozen=True)
-class Compared:
+class ComparedLayer:
     """One layer of the changed model on what the reference's got."""
 
     name: str
@@ -170,22 +170,24 @@ class Compared:
 class Alone:
     """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
 
-    def __init__(self, device: torch.device, *, exactly: bool, how: How) -> None:
-        self._device, self._exactly, self._how = device, exactly, how
+    def __init__(self, device: torch.device, *, exactly: bool, how: Arithmetic) -> None:
+        self._device, self._exactly, self._arithmetic = device, exactly, how
         self.notes: list[str] = []
 
-    def compare(self, reference: nn.Module, changed: nn.Module, call: Call) -> Compared | None:
+    def compare(self, reference: nn.Module, changed: nn.Module, call: LayerCall) -> ComparedLayer | None:
         """None, with a note, where the layer cannot be called by itself."""
         try:
             name, worst = worst_of(call.outputs, self._run(changed, call))
         except Exception as error:  # a layer of anybody's may raise anything when it is called by itself
             self.notes.append(f"{call.path} could not be compared alone: {type(error).__name__}: {error}")
             return None
-        bounds = bounds_of(reference, list(flatten(call.arguments).values()), call.outputs, self._device, self._how)
+        bounds = bounds_of(
+            reference, list(flatten(call.arguments).values()), call.outputs, self._device, self._arithmetic
+        )
         beyond = self._exactly and worst.relative_l2 > MARGIN * bounds.fine
-        return Compared(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
+        return ComparedLayer(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
 
-    def settled(self, reference: nn.Module, call: Call, compared: Compared) -> Compared:
+    def settled(self, reference: nn.Module, call: LayerCall, compared: ComparedLayer) -> ComparedLayer:
         """With what float64 says, once nothing is changed any more."""
         exact = None if compared.ours is None else self._in_float64(reference, call, compared.name)
         if exact is None:
@@ -193,17 +195,17 @@ class Alone:
         rounding = in_float64(compared.rounding, call.outputs[compared.name], exact, compared.ours)
         return replace(compared, rounding=rounding)
 
-    def _in_float64(self, module: nn.Module, call: Call, name: str) -> Tensor | None:
-        if self._how.in_float64 is None or not fits(module):
+    def _in_float64(self, module: nn.Module, call: LayerCall, name: str) -> Tensor | None:
+        if self._arithmetic.in_float64 is None or not fits(module):
             return None
         try:
-            with self._how.in_float64(module) as exact:
+            with self._arithmetic.in_float64(module) as exact:
                 return self._run(exact, call, torch.float64)[name]
         except Exception as error:  # not every module can compute in float64, and each fails in its own way
             self.notes.append(f"{call.path} could not be run in float64: {type(error).__name__}: {error}")
             return None
 
-    def _run(self, module: nn.Module, call: Call, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+    def _run(self, module: nn.Module, call: LayerCall, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
         args, kwargs = cloned(call.arguments, dtype, self._device)
         with forked(self._device), torch.no_grad():
             set_random_state(call.random, self._device)
@@ -221,7 +223,7 @@ def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tup
 
 
 def bounds_of(
-    module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, how: How
+    module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, how: Arithmetic
 ) -> Rounding:
     work = work_of(module, inputs)
     dtype = coarsest({*how.computes, *(each.dtype for each in (*inputs, *outputs.values()))})
@@ -246,11 +248,11 @@ def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, ours: Tensor 
     return replace(bounds, floor=floor, exact=difference(exact, ours).l2 / size if size else 0.0)
 
 
-def chained(changed: nn.Module, calls: Mapping[str, Call], run: Callable[[], Any]) -> dict[str, Difference]:
+def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[], Any]) -> dict[str, Difference]:
     """The blocks' outputs while the changed model runs through, against the reference's."""
     found: dict[str, Difference] = {}
 
-    def watch(call: Call) -> Callable[..., None]:
+    def watch(call: LayerCall) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             ours = {name: each.detach().cpu() for name, each in flatten(output).items()}
             same = {name: each for name, each in ours.items() if _same_shape(call.outputs.get(name), each)}

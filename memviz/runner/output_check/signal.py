@@ -1,4 +1,4 @@
-"""How much an output can show at all.
+"""Arithmetic much an output can show at all.
 
 With PyTorch's default initialization a stack of plain layers shrinks its input until its output is almost only the
 last bias. Two such outputs agree to four digits whatever happened before, and their small difference proves nothing.
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from memviz.runner.output_check.text import scientific, share_text
+from memviz.runner.output_check.difference_words import scientific, share_text
 
 HIDDEN_DIGIT = 0.1
 """Below this share an error in what varies shows ten times smaller in the whole: a decimal digit is hidden."""

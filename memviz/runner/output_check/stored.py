@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from memviz.runner.output_check.flatten import flatten
-from memviz.runner.output_check.rounding import coarser, unit_roundoff
+from memviz.runner.output_check.rounding_bounds import coarser, unit_roundoff
 
 Types = dict[str, torch.dtype]
 

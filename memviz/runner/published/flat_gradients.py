@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 
-from memviz.runner.output_check.compare import adamw
-from memviz.runner.output_check.runs import Step as Repeatable
+from memviz.runner.output_check.compare_outputs import adamw
+from memviz.runner.output_check.model_runs import Step as Repeatable
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
 from memviz.runner.step import RunStep

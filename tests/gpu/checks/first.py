@@ -17,7 +17,7 @@ from memviz.errors import UsageError
 from memviz.runner.jobs.worker_process import environment_of
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.measured_run import drawn_on, measure
-from memviz.runner.output_check.outputs import numerics_of
+from memviz.runner.output_check.small_twin import numerics_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 from tests.gpu.check import Answers, asked

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check.compare import compare_outputs
+from memviz.runner.output_check.compare_outputs import compare_outputs
 from memviz.runner.output_check.difference import difference
-from memviz.runner.output_check.layers import Recorder, blocks_of, parts_of
+from memviz.runner.output_check.layers import LayerRecorder, blocks_of, parts_of
 from tests.runner.output_check.models import GEGLU, FeedForward, stack, tokens
 
 
@@ -67,7 +67,7 @@ def test_alone_is_what_the_layer_gives_on_the_same_input():
 
 def test_recording_leaves_no_hook_behind():
     model = stack(count=2, residual=True)()
-    recorder = Recorder(model, torch.device("cpu"))
+    recorder = LayerRecorder(model, torch.device("cpu"))
     with pytest.raises(ZeroDivisionError), recorder.recording():
         model(**tokens())
         raise ZeroDivisionError
@@ -77,7 +77,7 @@ def test_recording_leaves_no_hook_behind():
 
 def test_keyword_arguments_and_tuples_are_recorded():
     model = stack(count=1, residual=True)()
-    recorder = Recorder(model, torch.device("cpu"))
+    recorder = LayerRecorder(model, torch.device("cpu"))
     with recorder.recording():
         model(**tokens())
     call = recorder.calls["layers.0"]

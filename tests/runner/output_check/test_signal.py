@@ -1,4 +1,4 @@
-"""How much an output can show."""
+"""Arithmetic much an output can show."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from memviz.runner.output_check import precision
-from memviz.runner.output_check.precision import doubled, fits
+from memviz.runner.output_check import in_float64
+from memviz.runner.output_check.in_float64 import doubled, fits
 
 
 def test_a_module_computes_in_float64_and_is_as_before():
@@ -51,6 +51,6 @@ def test_backward_in_float64_leaves_no_gradient_of_that_type():
 
 def test_a_module_that_would_take_too_much_does_not_fit(monkeypatch):
     module = nn.Linear(10, 10, bias=False)
-    monkeypatch.setattr(precision, "LIMIT_BYTES", 800)
+    monkeypatch.setattr(in_float64, "LIMIT_BYTES", 800)
     assert fits(module)
     assert not fits(module, nn.Linear(1, 1))

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from memviz.runner.output_check.compare import adamw, mean_of_output
-from memviz.runner.output_check.runs import Step, dropout_off, seeded
+from memviz.runner.output_check.compare_outputs import adamw, mean_of_output
+from memviz.runner.output_check.model_runs import ComparedStep, dropout_off, seeded
 from tests.runner.output_check.models import GEGLU, FeedForward, stack, tokens
 
 
-def step(**more: object) -> Step:
-    return Step([tokens()], more.pop("training", False), mean_of_output, **more)
+def step(**more: object) -> ComparedStep:
+    return ComparedStep([tokens()], more.pop("training", False), mean_of_output, **more)
 
 
 def test_two_runs_draw_the_same_random_numbers():
@@ -50,7 +50,7 @@ def test_gradients_of_micro_batches_add_up_to_those_of_the_whole():
     whole = tokens()["hidden_states"]
     halves = [{"hidden_states": each} for each in whole.chunk(2)]
     together = step(training=True).run(model).gradients["layers.0.net.2.bias"]
-    apart = Step(halves, True, mean_of_output).run(model).gradients["layers.0.net.2.bias"]
+    apart = ComparedStep(halves, True, mean_of_output).run(model).gradients["layers.0.net.2.bias"]
     torch.testing.assert_close(together, apart)
 
 

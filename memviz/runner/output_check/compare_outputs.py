@@ -21,30 +21,30 @@ from memviz.runner.output_check.dropout import as_a_factor
 from memviz.runner.output_check.flatten import flatten
 from memviz.runner.output_check.gradients import Gradients as GradientsFound
 from memviz.runner.output_check.gradients import LossCurve, compare_gradients
+from memviz.runner.output_check.in_float64 import doubled_copy, fits
 from memviz.runner.output_check.layers import (
     Alone,
-    Call,
-    Compared,
-    How,
+    Arithmetic,
+    ComparedLayer,
+    LayerCall,
     LayerDifference,
-    Recorder,
+    LayerRecorder,
     Rounding,
     bounds_of,
     chained,
     in_float64,
     in_order,
 )
+from memviz.runner.output_check.model_runs import ComparedStep, Gradients, Inputs, Loss, StepResult, dropout_off
 from memviz.runner.output_check.moved import holding, moved_weights, takes
 from memviz.runner.output_check.numerics import Claim, LaterGap, Numerics, OutputDifference
-from memviz.runner.output_check.precision import doubled_copy, fits
-from memviz.runner.output_check.rounding import (
+from memviz.runner.output_check.rounding_bounds import (
     MARGIN,
     coarsest,
     expected,
     loss_of_weights,
     work_of,
 )
-from memviz.runner.output_check.runs import Gradients, Inputs, Loss, Ran, Step, dropout_off
 from memviz.runner.output_check.signal import signal_of
 from memviz.runner.output_check.stored import as_stored, coarsest_stored, computing_in, stored_types
 
@@ -80,7 +80,7 @@ def compare_outputs(
     if not batches:
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
-    step = Step([dict(each) for each in batches], training, loss or mean_of_output, seed)
+    step = ComparedStep([dict(each) for each in batches], training, loss or mean_of_output, seed)
     return _Comparison(reference, step, apply, claim, gradients, progress or _silent).run(optimizer, steps)
 
 
@@ -99,12 +99,12 @@ def _silent(_phase: str) -> None:
 @dataclass
 class _Comparison:
     reference: nn.Module
-    step: Step
+    step: ComparedStep
     apply: Apply
     claim: Claim
     gradients: Gradients | None
     progress: Progress
-    how: How = field(default_factory=How)
+    how: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
     notes: list[str] = field(default_factory=list)
@@ -125,7 +125,7 @@ class _Comparison:
             types = stored_types(self.reference, changed)
             self.step.run(changed, self.gradients)
         # What is told to compute in a type of its own computes in no other, float64 neither.
-        how = How(frozenset(computes), None if computes - usual else doubled_copy)
+        how = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
         rounded = as_stored(self.reference, types)
         return replace(self, reference=rounded, origin=self.reference, claim="rounding", how=how, notes=[])
 
@@ -139,7 +139,7 @@ class _Comparison:
             return self._against(known, make)
 
     @contextmanager
-    def _comparable(self, ran: Ran) -> Iterator[bool]:
+    def _comparable(self, ran: StepResult) -> Iterator[bool]:
         """Whether dropout is made a factor, since the change may draw other random numbers and be right.
 
         Bit for bit includes the random numbers; where the changed model draws the same, they are compared too.
@@ -152,10 +152,10 @@ class _Comparison:
             if self.step.run(self.reference).draws:  # by a function of its own
                 how = "off"
                 off.enter_context(dropout_off(self.reference))
-            self.notes.append(f"Compared with dropout {how}: a change may draw other random numbers and be right.")
+            self.notes.append(f"ComparedLayer with dropout {how}: a change may draw other random numbers and be right.")
             yield True
 
-    def _draws_like(self, ran: Ran) -> bool:
+    def _draws_like(self, ran: StepResult) -> bool:
         with self._changed() as changed:
             return self.step.run(changed, self.gradients).draws_like(ran)
 
@@ -168,7 +168,7 @@ class _Comparison:
         finally:
             undo()
 
-    def _known(self, ran: Ran, make: MakeOptimizer, steps: int) -> _Known:
+    def _known(self, ran: StepResult, make: MakeOptimizer, steps: int) -> _Known:
         """Before anything is changed, since a change may reach beyond its model."""
         again = self.step.run(self.reference)
         losses = None
@@ -185,12 +185,12 @@ class _Comparison:
     def _curve(self, make: MakeOptimizer, steps: int) -> tuple[float, ...]:
         return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
 
-    def _in_float64(self, model: nn.Module) -> Ran | None:
-        if self.how.in_float64 is None or not fits(model) or self.gradients is not None:
+    def _in_float64(self, model: nn.Module) -> StepResult | None:
+        if self.arithmetic.in_float64 is None or not fits(model) or self.gradients is not None:
             return None
         self.progress("float64")
         try:
-            with self.how.in_float64(model) as exact:
+            with self.arithmetic.in_float64(model) as exact:
                 return self.step.run(exact, dtype=torch.float64)
         except Exception as error:  # not every model can compute in float64, and each fails in its own way
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
@@ -198,7 +198,7 @@ class _Comparison:
 
     def _against(self, known: _Known, make: MakeOptimizer) -> Numerics:
         self.progress("changed model")
-        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.how)
+        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
             ours = self.step.run(changed, self.gradients)
             found = differences(known.ran.outputs, ours.outputs)
@@ -243,9 +243,9 @@ class _Comparison:
     def _layers(self, stored: torch.dtype | None) -> tuple[LayerDifference, ...]:
         """On a model changed anew: the reference's layers are recorded while nothing is changed."""
         self.progress("layers")
-        recorder = Recorder(self.reference, self.step.device)
+        recorder = LayerRecorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
-        alone = Alone(self.step.device, exactly=self.claim == "rounding", how=self.how)
+        alone = Alone(self.step.device, exactly=self.claim == "rounding", how=self.arithmetic)
         with recorder.recording():
             forward.run(self.reference)
         with self._changed() as changed:
@@ -255,14 +255,16 @@ class _Comparison:
         self.notes += alone.notes
         return tuple(replace(each, chained=drift.get(each.path)) for each in rows)
 
-    def _alone(self, changed: nn.Module, call: Call, alone: Alone) -> Compared | None:
+    def _alone(self, changed: nn.Module, call: LayerCall, alone: Alone) -> ComparedLayer | None:
         ours = dict(changed.named_modules()).get(call.path)
         if ours is None:
             self.notes.append(f"{call.path} is not in the changed model.")
             return None
         return alone.compare(self.reference.get_submodule(call.path), ours, call)
 
-    def _row(self, call: Call, compared: Compared, alone: Alone, stored: torch.dtype | None) -> LayerDifference:
+    def _row(
+        self, call: LayerCall, compared: ComparedLayer, alone: Alone, stored: torch.dtype | None
+    ) -> LayerDifference:
         reference = self.reference.get_submodule(call.path)
         compared = alone.settled(reference, call, compared)
         return LayerDifference(
@@ -275,7 +277,9 @@ class _Comparison:
             stored_loss=None if stored is None else loss_of_weights(reference, stored),
         )
 
-    def _gradients(self, changed: nn.Module, known: _Known, ours: Ran, exact: Ran | None) -> GradientsFound | None:
+    def _gradients(
+        self, changed: nn.Module, known: _Known, ours: StepResult, exact: StepResult | None
+    ) -> GradientsFound | None:
         if not self.step.training:
             return None
         if _elsewhere(changed, ours):
@@ -286,12 +290,12 @@ class _Comparison:
         reductions, longest = work_of(self.reference, self._tensors())
         rows = max((each.numel() // (each.shape[-1] if each.dim() > 2 else 1) for each in self._tensors()), default=1)
         work = (2 * reductions, max(longest, rows))
-        dtype = coarsest({*self.how.computes, *(each.dtype for each in known.ran.gradients.values())})
+        dtype = coarsest({*self.arithmetic.computes, *(each.dtype for each in known.ran.gradients.values())})
         on_cuda = self.step.device.type == "cuda"
         bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
         return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
 
-    def _losses(self, changed: nn.Module, known: _Known, ours: Ran, make: MakeOptimizer) -> LossCurve | None:
+    def _losses(self, changed: nn.Module, known: _Known, ours: StepResult, make: MakeOptimizer) -> LossCurve | None:
         """Last of all: it changes the weights."""
         if known.losses is None or _elsewhere(changed, ours):
             return None
@@ -302,18 +306,18 @@ class _Comparison:
 
 @dataclass(frozen=True)
 class _Known:
-    ran: Ran
-    again: Ran
-    exact: Ran | None
+    ran: StepResult
+    again: StepResult
+    exact: StepResult | None
     """In float64."""
     losses: tuple[tuple[float, ...], tuple[float, ...]] | None
     weights: dict[str, Tensor]
     """Moved, as after a step of an optimizer; none where they would take too much."""
-    later: Ran
+    later: StepResult
     """With those."""
 
 
-def _same(one: Ran, other: Ran) -> bool:
+def _same(one: StepResult, other: StepResult) -> bool:
     pairs = [(getattr(one, kind), getattr(other, kind)) for kind in ("outputs", "gradients")]
     return all(torch.equal(tensor, theirs[name]) for ours, theirs in pairs for name, tensor in ours.items())
 
@@ -324,7 +328,7 @@ def _apart(reference: Tensor, ours: Tensor) -> float:
     return apart / size if size else apart
 
 
-def _beyond(ran: Ran, ours: Ran, found: Mapping[str, Difference], bounds: Rounding) -> bool:
+def _beyond(ran: StepResult, ours: StepResult, found: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Whether anything is further apart than float32 would put it."""
     gaps = [each.relative_l2 for each in found.values()]
     gaps += [
@@ -335,13 +339,15 @@ def _beyond(ran: Ran, ours: Ran, found: Mapping[str, Difference], bounds: Roundi
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
-def _elsewhere(changed: nn.Module, ours: Ran) -> bool:
+def _elsewhere(changed: nn.Module, ours: StepResult) -> bool:
     """Something took the gradients from the parameters, and nobody said where to."""
     names = dict(changed.named_parameters())
     return any(each.requires_grad for each in names.values()) and not any(name in names for name in ours.gradients)
 
 
-def _output(name: str, found: Difference, known: _Known, exact: Ran | None, bounds: Rounding) -> OutputDifference:
+def _output(
+    name: str, found: Difference, known: _Known, exact: StepResult | None, bounds: Rounding
+) -> OutputDifference:
     reference = known.ran.outputs[name]
     if known.exact is not None and name in known.exact.outputs:
         own = known.exact.outputs[name]

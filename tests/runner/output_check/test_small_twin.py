@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from memviz.runner.measure.accelerator import Accelerator
-from memviz.runner.output_check import outputs
-from memviz.runner.output_check.runs import forked, random_state, set_random_state
+from memviz.runner.output_check import small_twin
+from memviz.runner.output_check.model_runs import forked, random_state, set_random_state
 
 
 @pytest.mark.parametrize("kind", ["cuda", "xpu"])
 def test_outputs_are_compared_on_the_device_that_was_measured(monkeypatch, kind):
-    monkeypatch.setattr(outputs, "find_accelerator", lambda: Accelerator(kind, None))
-    assert outputs.place_of("measured").type == kind
-    assert outputs.place_of("predicted").type == "cpu"
+    monkeypatch.setattr(small_twin, "find_accelerator", lambda: Accelerator(kind, None))
+    assert small_twin.place_of("measured").type == kind
+    assert small_twin.place_of("predicted").type == "cpu"
 
 
 def test_a_device_with_a_generator_of_its_own_is_forked_and_set_whatever_it_is_called(monkeypatch):

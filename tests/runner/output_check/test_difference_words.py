@@ -1,4 +1,4 @@
-"""How differences and places read."""
+"""Arithmetic differences and places read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from memviz.runner.output_check.text import scientific, share_text, spoken
+from memviz.runner.output_check.difference_words import layer_title, scientific, share_text
 
 
 @pytest.mark.parametrize(
@@ -43,4 +43,4 @@ def test_relative_differences_are_percentages_where_those_can_be_read(value, tex
     ],
 )
 def test_a_place_is_named_as_people_name_it(path, words):
-    assert spoken(path) == words
+    assert layer_title(path) == words

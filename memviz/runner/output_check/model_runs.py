@@ -24,7 +24,7 @@ INPUT = "input "
 
 
 @dataclass(frozen=True)
-class Ran:
+class StepResult:
     outputs: dict[str, Tensor]
     """Of the last micro-batch."""
     gradients: dict[str, Tensor]
@@ -36,28 +36,28 @@ class Ran:
     end: tuple[Tensor, ...] = ()
     """The random state after all of them."""
 
-    def draws_like(self, other: Ran) -> bool:
+    def draws_like(self, other: StepResult) -> bool:
         """The same random numbers for the same tensors, as far as can be seen."""
         same = self.dropped == other.dropped and same_state(list(self.end), list(other.end))
         return same and not any(each.within_attention for each in self.dropped)
 
 
 @dataclass(frozen=True)
-class Step:
-    """How a model is run: everything but the model."""
+class ComparedStep:
+    """Arithmetic a model is run: everything but the model."""
 
     inputs: Inputs
     training: bool
     loss: Loss
     seed: int = 0
 
-    def run(self, model: nn.Module, gradients: Gradients | None = None, dtype: torch.dtype | None = None) -> Ran:
+    def run(self, model: nn.Module, gradients: Gradients | None = None, dtype: torch.dtype | None = None) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
         with self._repeatable(model), watched() as dropped:
             before = random_state(self.device)
             outputs, found = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
             end = random_state(self.device)
-            return Ran(outputs, found, not same_state(before, end), tuple(dropped), tuple(end))
+            return StepResult(outputs, found, not same_state(before, end), tuple(dropped), tuple(end))
 
     def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""How differences read: in scientific notation, since `%.5f` shows 1e-8 as nothing at all."""
+"""Arithmetic differences read: in scientific notation, since `%.5f` shows 1e-8 as nothing at all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def share_text(value: float) -> str:
     return percent_text(value, 1) if 0.001 <= abs(value) < math.inf else scientific(value)
 
 
-def spoken(path: str) -> str:
+def layer_title(path: str) -> str:
     """'layers.0' is 'layer 0', 'transformer_blocks.3.ff' is 'ff of transformer block 3', '' the output."""
     if not path:
         return "the output"

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from memviz.runner.measure.accelerator import find_accelerator
-from memviz.runner.output_check.compare import compare_outputs
+from memviz.runner.output_check.compare_outputs import compare_outputs
 from memviz.runner.plan import Plan, fitted
 from memviz.runner.step import Tell
 from optimizations import apply_all
