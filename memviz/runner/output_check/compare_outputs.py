@@ -19,8 +19,7 @@ from memviz.errors import UsageError
 from memviz.runner.output_check.difference import Difference, difference, differences
 from memviz.runner.output_check.dropout import as_a_factor
 from memviz.runner.output_check.flatten import flatten
-from memviz.runner.output_check.gradients import Gradients as GradientsFound
-from memviz.runner.output_check.gradients import LossCurve, compare_gradients
+from memviz.runner.output_check.gradients import Gradients, LossCurve, compare_gradients
 from memviz.runner.output_check.in_float64 import doubled_copy, fits
 from memviz.runner.output_check.layers import (
     Alone,
@@ -35,7 +34,7 @@ from memviz.runner.output_check.layers import (
     in_float64,
     in_order,
 )
-from memviz.runner.output_check.model_runs import ComparedStep, Gradients, Inputs, Loss, StepResult, dropout_off
+from memviz.runner.output_check.model_runs import ComparedStep, GradientsOf, Inputs, Loss, StepResult, dropout_off
 from memviz.runner.output_check.moved import holding, moved_weights, takes
 from memviz.runner.output_check.numerics import Claim, LaterGap, Numerics, OutputDifference
 from memviz.runner.output_check.rounding_bounds import (
@@ -67,7 +66,7 @@ def compare_outputs(
     training: bool,
     claim: Claim,
     progress: Progress | None = None,
-    gradients: Gradients | None = None,
+    gradients: GradientsOf | None = None,
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
     seed: int = 0,
@@ -80,7 +79,7 @@ def compare_outputs(
     if not batches:
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
-    step = ComparedStep([dict(each) for each in batches], training, loss or mean_of_output, seed)
+    step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
     return _Comparison(reference, step, apply, claim, gradients, progress or _silent).run(optimizer, steps)
 
 
@@ -102,20 +101,20 @@ class _Comparison:
     step: ComparedStep
     apply: Apply
     claim: Claim
-    gradients: Gradients | None
+    gradients: GradientsOf | None
     progress: Progress
-    how: Arithmetic = field(default_factory=Arithmetic)
+    arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
-        found = self._compared(make, steps)
-        if found.stored is None:
-            return found
+        numerics = self._compared(make, steps)
+        if numerics.stored is None:
+            return numerics
         beside = self._beside_stored().run(make, 0)
-        notes = tuple(dict.fromkeys((*found.notes, *beside.notes)))
-        return replace(found, beside_stored=beside, notes=notes)
+        notes = tuple(dict.fromkeys((*numerics.notes, *beside.notes)))
+        return replace(numerics, beside_stored=beside, notes=notes)
 
     def _beside_stored(self) -> _Comparison:
         self.progress("weights as they are stored")
@@ -125,9 +124,11 @@ class _Comparison:
             types = stored_types(self.reference, changed)
             self.step.run(changed, self.gradients)
         # What is told to compute in a type of its own computes in no other, float64 neither.
-        how = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
+        arithmetic = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
         rounded = as_stored(self.reference, types)
-        return replace(self, reference=rounded, origin=self.reference, claim="rounding", how=how, notes=[])
+        return replace(
+            self, reference=rounded, origin=self.reference, claim="rounding", arithmetic=arithmetic, notes=[]
+        )
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
         self.progress("reference")
@@ -201,18 +202,18 @@ class _Comparison:
         bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
             ours = self.step.run(changed, self.gradients)
-            found = differences(known.ran.outputs, ours.outputs)
-            beyond = known.exact is not None and _beyond(known.ran, ours, found, bounds)
+            outputs = differences(known.ran.outputs, ours.outputs)
+            beyond = known.exact is not None and _beyond(known.ran, ours, outputs, bounds)
             exact = self._in_float64(changed) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
             later = tuple(self._later(changed, known))
             losses = self._losses(changed, known, ours, make)
         signal = signal_of(self._tensors(), known.ran.outputs.values())
-        needless = all(each.bitwise for each in found.values()) and not (signal and signal.words)
+        needless = all(apart.bitwise for apart in outputs.values()) and not (signal and signal.words)
         return Numerics(
             claim=self.claim,
-            outputs=tuple(_output(name, each, known, exact, bounds) for name, each in found.items()),
+            outputs=tuple(_output(name, apart, known, exact, bounds) for name, apart in outputs.items()),
             layers=() if needless else self._layers(stored),
             gradients=gradients,
             losses=losses,
@@ -229,12 +230,12 @@ class _Comparison:
             return
         with holding(changed, known.weights):
             ours = self.step.run(changed, self.gradients)
-        for name, each in differences(known.later.outputs, ours.outputs).items():
-            yield LaterGap("output", name, each.relative_l2)
-        found = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
-        if found is not None:
-            for row in found.parameters:
-                gap = row.difference.l2 / found.size if found.size else row.difference.relative_l2
+        for name, apart in differences(known.later.outputs, ours.outputs).items():
+            yield LaterGap("output", name, apart.relative_l2)
+        gradients = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
+        if gradients is not None:
+            for row in gradients.parameters:
+                gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
                 yield LaterGap("gradient", row.name, gap)
 
     def _tensors(self) -> list[Tensor]:
@@ -245,15 +246,15 @@ class _Comparison:
         self.progress("layers")
         recorder = LayerRecorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
-        alone = Alone(self.step.device, exactly=self.claim == "rounding", how=self.arithmetic)
+        alone = Alone(self.step.device, exactly=self.claim == "rounding", arithmetic=self.arithmetic)
         with recorder.recording():
             forward.run(self.reference)
         with self._changed() as changed:
             drift = chained(changed, recorder.calls, lambda: forward.run(changed))
-            found = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
-        rows = [self._row(call, each, alone, stored) for call, each in found if each is not None]
+            compared_layers = [(call, self._alone(changed, call, alone)) for call in in_order(recorder.calls)]
+        rows = [self._row(call, compared, alone, stored) for call, compared in compared_layers if compared is not None]
         self.notes += alone.notes
-        return tuple(replace(each, chained=drift.get(each.path)) for each in rows)
+        return tuple(replace(row, chained=drift.get(row.path)) for row in rows)
 
     def _alone(self, changed: nn.Module, call: LayerCall, alone: Alone) -> ComparedLayer | None:
         ours = dict(changed.named_modules()).get(call.path)
@@ -279,7 +280,7 @@ class _Comparison:
 
     def _gradients(
         self, changed: nn.Module, known: _Known, ours: StepResult, exact: StepResult | None
-    ) -> GradientsFound | None:
+    ) -> Gradients | None:
         if not self.step.training:
             return None
         if _elsewhere(changed, ours):
@@ -288,9 +289,11 @@ class _Comparison:
         both = (known.exact.gradients, exact.gradients) if known.exact is not None and exact is not None else None
         # Backward multiplies by every weight once more, and a weight's gradient is a sum over all rows.
         reductions, longest = work_of(self.reference, self._tensors())
-        rows = max((each.numel() // (each.shape[-1] if each.dim() > 2 else 1) for each in self._tensors()), default=1)
+        rows = max(
+            (tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1) for tensor in self._tensors()), default=1
+        )
         work = (2 * reductions, max(longest, rows))
-        dtype = coarsest({*self.arithmetic.computes, *(each.dtype for each in known.ran.gradients.values())})
+        dtype = coarsest({*self.arithmetic.computes, *(gradient.dtype for gradient in known.ran.gradients.values())})
         on_cuda = self.step.device.type == "cuda"
         bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
         return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
@@ -317,6 +320,10 @@ class _Known:
     """With those."""
 
 
+def _rows(tensor: Tensor) -> int:
+    return tensor.numel() // (tensor.shape[-1] if tensor.dim() > 2 else 1)
+
+
 def _same(one: StepResult, other: StepResult) -> bool:
     pairs = [(getattr(one, kind), getattr(other, kind)) for kind in ("outputs", "gradients")]
     return all(torch.equal(tensor, theirs[name]) for ours, theirs in pairs for name, tensor in ours.items())
@@ -328,29 +335,30 @@ def _apart(reference: Tensor, ours: Tensor) -> float:
     return apart / size if size else apart
 
 
-def _beyond(ran: StepResult, ours: StepResult, found: Mapping[str, Difference], bounds: Rounding) -> bool:
+def _beyond(ran: StepResult, ours: StepResult, outputs: Mapping[str, Difference], bounds: Rounding) -> bool:
     """Whether anything is further apart than float32 would put it."""
-    gaps = [each.relative_l2 for each in found.values()]
+    gaps = [apart.relative_l2 for apart in outputs.values()]
     gaps += [
-        _apart(each, ours.gradients[name])
-        for name, each in ran.gradients.items()
-        if name in ours.gradients and ours.gradients[name].shape == each.shape
+        _apart(gradient, ours.gradients[name])
+        for name, gradient in ran.gradients.items()
+        if name in ours.gradients and ours.gradients[name].shape == gradient.shape
     ]
     return max(gaps, default=0.0) > MARGIN * bounds.fine
 
 
 def _elsewhere(changed: nn.Module, ours: StepResult) -> bool:
     """Something took the gradients from the parameters, and nobody said where to."""
-    names = dict(changed.named_parameters())
-    return any(each.requires_grad for each in names.values()) and not any(name in names for name in ours.gradients)
+    parameters = dict(changed.named_parameters())
+    trained = any(parameter.requires_grad for parameter in parameters.values())
+    return trained and not any(name in parameters for name in ours.gradients)
 
 
 def _output(
-    name: str, found: Difference, known: _Known, exact: StepResult | None, bounds: Rounding
+    name: str, apart: Difference, known: _Known, exact: StepResult | None, bounds: Rounding
 ) -> OutputDifference:
     reference = known.ran.outputs[name]
     if known.exact is not None and name in known.exact.outputs:
         own = known.exact.outputs[name]
         mine = exact.outputs.get(name) if exact is not None else None
         bounds = in_float64(bounds, reference, own, mine)
-    return OutputDifference(name, found, difference(reference, known.again.outputs[name]), bounds)
+    return OutputDifference(name, apart, difference(reference, known.again.outputs[name]), bounds)

@@ -28,10 +28,10 @@ def layer_title(path: str) -> str:
     """'layers.0' is 'layer 0', 'transformer_blocks.3.ff' is 'ff of transformer block 3', '' the output."""
     if not path:
         return "the output"
-    found = _PLACE.search(path)
-    if found is None:
+    match = _PLACE.search(path)
+    if match is None:
         return path
-    words = (found["list"] or "").replace("_", " ").strip()
+    words = (match["list"] or "").replace("_", " ").strip()
     name = "layer" if len(words) < 3 else words.removesuffix("s")
-    block = f"{name} {found['index']}"
-    return f"{found['inside']} of {block}" if found["inside"] else block
+    block = f"{name} {match['index']}"
+    return f"{match['inside']} of {block}" if match["inside"] else block

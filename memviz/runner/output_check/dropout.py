@@ -38,19 +38,19 @@ class Dropped:
 @contextmanager
 def watched() -> Iterator[list[Dropped]]:
     """What is dropped inside, in order."""
-    found: list[Dropped] = []
+    drops: list[Dropped] = []
 
     def watch(plain: _Drop, is_attention: bool) -> _Drop:
         def call(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
             p = _attention_p(args, kwargs) if is_attention else _p(args, kwargs)
             if p:
-                found.append(Dropped(is_attention, tuple(x.shape), p))
+                drops.append(Dropped(is_attention, tuple(x.shape), p))
             return plain(x, *args, **kwargs)
 
         return call
 
     with _replaced(watch):
-        yield found
+        yield drops
 
 
 @contextmanager

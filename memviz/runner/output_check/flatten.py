@@ -36,7 +36,7 @@ def _parts(value: Any) -> list[tuple[Any, Any]]:
     if isinstance(value, (tuple, list)):
         return list(enumerate(value))
     if is_dataclass(value) and not isinstance(value, type):
-        return [(each.name, getattr(value, each.name)) for each in fields(value)]
+        return [(attribute.name, getattr(value, attribute.name)) for attribute in fields(value)]
     return []
 
 
@@ -49,11 +49,11 @@ def cloned(value: Any, dtype: torch.dtype | None = None, device: torch.device | 
         wanted = dtype if value.is_floating_point() else None
         return value.detach().to(device=device, dtype=wanted, copy=True)
     if isinstance(value, tuple) and hasattr(value, "_fields"):
-        return type(value)(*(cloned(each, dtype, device) for each in value))
+        return type(value)(*(cloned(item, dtype, device) for item in value))
     if isinstance(value, (tuple, list)):
-        return type(value)(cloned(each, dtype, device) for each in value)
+        return type(value)(cloned(item, dtype, device) for item in value)
     if type(value) is dict:
-        return {key: cloned(each, dtype, device) for key, each in value.items()}
+        return {key: cloned(item, dtype, device) for key, item in value.items()}
     return _copied(value)
 
 

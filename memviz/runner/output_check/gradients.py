@@ -38,7 +38,7 @@ class Gradients:
     @property
     def size(self) -> float:
         """The norm of the reference's, as one vector."""
-        return math.hypot(*(each.difference.reference_l2 for each in self.parameters))
+        return math.hypot(*(parameter.difference.reference_l2 for parameter in self.parameters))
 
 
 def compare_gradients(
@@ -53,8 +53,8 @@ def compare_gradients(
         for name, gradient in reference.items()
         if name in ours
     )
-    apart = math.sqrt(math.fsum(each.difference.l2**2 for each in rows))
-    whole = math.sqrt(math.fsum(each.difference.reference_l2**2 for each in rows))
+    apart = math.sqrt(math.fsum(row.difference.l2**2 for row in rows))
+    whole = math.sqrt(math.fsum(row.difference.reference_l2**2 for row in rows))
     return Gradients(
         parameters=rows,
         only_reference=tuple(name for name in reference if name not in ours),
@@ -76,11 +76,11 @@ def _compared(
     name: str, pair: tuple[Tensor, Tensor, Tensor], bounds: Rounding, exact: tuple[Named, Named] | None
 ) -> GradientDifference:
     reference, ours, again = pair
-    found = difference(reference, ours)
+    apart = difference(reference, ours)
     noise = 0.0 if torch.equal(reference, again) else difference(reference, again).relative_l2
     if exact is not None and name in exact[0] and name in exact[1]:
         bounds = in_float64(bounds, reference, exact[0][name], exact[1][name])
-    return GradientDifference(name, found, noise, bounds)
+    return GradientDifference(name, apart, noise, bounds)
 
 
 @dataclass(frozen=True)

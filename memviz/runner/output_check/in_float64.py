@@ -17,7 +17,7 @@ LIMIT_BYTES = 2 << 30
 
 
 def fits(*modules: nn.Module) -> bool:
-    return sum(each.numel() * 8 for each in _floating(*modules)) <= LIMIT_BYTES
+    return sum(tensor.numel() * 8 for tensor in _floating(*modules)) <= LIMIT_BYTES
 
 
 @contextmanager
@@ -26,16 +26,16 @@ def doubled(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
 
     The parameters stay the same objects, so it holds for code that keeps them elsewhere, too. Gradients go.
     """
-    kept = [(each, each.data) for each in _floating(module, *others)]
+    kept = [(tensor, tensor.data) for tensor in _floating(module, *others)]
     try:
-        for each, data in kept:
-            each.grad = None
-            each.data = data.to(torch.float64)
+        for tensor, data in kept:
+            tensor.grad = None
+            tensor.data = data.to(torch.float64)
         yield module
     finally:
-        for each, data in kept:
-            each.grad = None
-            each.data = data
+        for tensor, data in kept:
+            tensor.grad = None
+            tensor.data = data
 
 
 @contextmanager
@@ -46,6 +46,6 @@ def doubled_copy(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def _floating(*modules: nn.Module) -> list[Tensor]:
-    every = [each for module in modules for each in (*module.parameters(), *module.buffers())]
-    unique = {id(each): each for each in every if each.is_floating_point() and each.dtype != torch.float64}
+    every = [tensor for module in modules for tensor in (*module.parameters(), *module.buffers())]
+    unique = {id(tensor): tensor for tensor in every if tensor.is_floating_point() and tensor.dtype != torch.float64}
     return list(unique.values())

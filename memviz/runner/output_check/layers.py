@@ -65,8 +65,8 @@ class LayerDifference:
 
 def blocks_of(model: nn.Module) -> list[str]:
     """Paths of the outermost entries of module lists and sequences; without any, of the direct children."""
-    found = [path for path in _listed(model, "") if path]
-    return found or [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+    listed = [path for path in _listed(model, "") if path]
+    return listed or [name for name, child in model.named_children() if any(True for _ in child.parameters())]
 
 
 def _listed(module: nn.Module, path: str) -> Iterator[str]:
@@ -128,8 +128,8 @@ class LayerRecorder:
                     handles.append(module.register_forward_hook(self._after(path, path == block)))
             yield
         finally:
-            for each in handles:
-                each.remove()
+            for handle in handles:
+                handle.remove()
 
     def _before(self, path: str) -> Callable[..., None]:
         def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -142,7 +142,7 @@ class LayerRecorder:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
             begun = self._begun.pop(path, None)
             if begun is not None:
-                outputs = {name: each.detach().cpu() for name, each in flatten(output).items()}
+                outputs = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
                 self.calls[path] = LayerCall(path, block, *begun, outputs)
 
         return hook
@@ -150,9 +150,9 @@ class LayerRecorder:
 
 def in_order(calls: Mapping[str, LayerCall]) -> list[LayerCall]:
     """Blocks as they were called, each before its parts, which return before it does."""
-    blocks = [each for each in calls.values() if each.block]
-    parts = [each for each in calls.values() if not each.block]
-    return [each for block in blocks for each in (block, *(p for p in parts if p.path.startswith(f"{block.path}.")))]
+    blocks = [call for call in calls.values() if call.block]
+    parts = [call for call in calls.values() if not call.block]
+    return [call for block in blocks for call in (block, *(p for p in parts if p.path.startswith(f"{block.path}.")))]
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ class ComparedLayer:
 class Alone:
     """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
 
-    def __init__(self, device: torch.device, *, exactly: bool, how: Arithmetic) -> None:
-        self._device, self._exactly, self._arithmetic = device, exactly, how
+    def __init__(self, device: torch.device, *, exactly: bool, arithmetic: Arithmetic) -> None:
+        self._device, self._exactly, self._arithmetic = device, exactly, arithmetic
         self.notes: list[str] = []
 
     def compare(self, reference: nn.Module, changed: nn.Module, call: LayerCall) -> ComparedLayer | None:
@@ -209,7 +209,7 @@ class Alone:
         args, kwargs = cloned(call.arguments, dtype, self._device)
         with forked(self._device), torch.no_grad():
             set_random_state(call.random, self._device)
-            return {name: each.cpu() for name, each in flatten(module(*args, **kwargs)).items()}
+            return {name: tensor.cpu() for name, tensor in flatten(module(*args, **kwargs)).items()}
 
 
 def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tuple[str, Difference]:
@@ -217,16 +217,16 @@ def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tup
     names = [name for name in reference if name in ours]
     if not names:
         raise UsageError("the layer returns no tensor of the same name")
-    found = {name: difference(reference[name], ours[name]) for name in names}
-    worst = max(names, key=lambda name: (found[name].nonfinite_differ, found[name].relative_l2, found[name].unequal))
-    return worst, found[worst]
+    apart = {name: difference(reference[name], ours[name]) for name in names}
+    worst = max(names, key=lambda name: (apart[name].nonfinite_differ, apart[name].relative_l2, apart[name].unequal))
+    return worst, apart[worst]
 
 
 def bounds_of(
-    module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, how: Arithmetic
+    module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, arithmetic: Arithmetic
 ) -> Rounding:
     work = work_of(module, inputs)
-    dtype = coarsest({*how.computes, *(each.dtype for each in (*inputs, *outputs.values()))})
+    dtype = coarsest({*arithmetic.computes, *(tensor.dtype for tensor in (*inputs, *outputs.values()))})
     return Rounding(
         work[0], expected(dtype, work, on_cuda=device.type == "cuda"), expected(torch.float32, work), None, None
     )
@@ -250,14 +250,14 @@ def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, ours: Tensor 
 
 def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[], Any]) -> dict[str, Difference]:
     """The blocks' outputs while the changed model runs through, against the reference's."""
-    found: dict[str, Difference] = {}
+    apart: dict[str, Difference] = {}
 
     def watch(call: LayerCall) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: Any, output: Any) -> None:
-            ours = {name: each.detach().cpu() for name, each in flatten(output).items()}
-            same = {name: each for name, each in ours.items() if _same_shape(call.outputs.get(name), each)}
-            if call.path not in found and same:
-                found[call.path] = worst_of(call.outputs, same)[1]
+            ours = {name: tensor.detach().cpu() for name, tensor in flatten(output).items()}
+            same = {name: tensor for name, tensor in ours.items() if _same_shape(call.outputs.get(name), tensor)}
+            if call.path not in apart and same:
+                apart[call.path] = worst_of(call.outputs, same)[1]
 
         return hook
 
@@ -269,9 +269,9 @@ def chained(changed: nn.Module, calls: Mapping[str, LayerCall], run: Callable[[]
                 handles.append(modules[call.path].register_forward_hook(watch(call)))
         run()
     finally:
-        for each in handles:
-            each.remove()
-    return found
+        for handle in handles:
+            handle.remove()
+    return apart
 
 
 def _same_shape(one: Tensor | None, other: Tensor) -> bool:

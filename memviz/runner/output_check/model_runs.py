@@ -16,7 +16,7 @@ from memviz.runner.output_check.flatten import cloned, flatten
 Inputs = Sequence[Mapping[str, Any]]
 """Keyword arguments of model(...), one mapping per micro-batch."""
 Loss = Callable[[Any], Tensor]
-Gradients = Callable[[nn.Module], Mapping[str, Tensor]]
+GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
 """Where the gradients are after backward, by the parameters' names."""
 
 INPUT = "input "
@@ -39,7 +39,7 @@ class StepResult:
     def draws_like(self, other: StepResult) -> bool:
         """The same random numbers for the same tensors, as far as can be seen."""
         same = self.dropped == other.dropped and same_state(list(self.end), list(other.end))
-        return same and not any(each.within_attention for each in self.dropped)
+        return same and not any(dropout.within_attention for dropout in self.dropped)
 
 
 @dataclass(frozen=True)
@@ -51,34 +51,36 @@ class ComparedStep:
     loss: Loss
     seed: int = 0
 
-    def run(self, model: nn.Module, gradients: Gradients | None = None, dtype: torch.dtype | None = None) -> StepResult:
+    def run(
+        self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
+    ) -> StepResult:
         """One forward pass, or in training one step without the optimizer. Gradients afterwards: none."""
         with self._repeatable(model), watched() as dropped:
             before = random_state(self.device)
-            outputs, found = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
+            outputs, kept = self._forward(model, dtype) if not self.training else self._step(model, gradients, dtype)
             end = random_state(self.device)
-            return StepResult(outputs, found, not same_state(before, end), tuple(dropped), tuple(end))
+            return StepResult(outputs, kept, not same_state(before, end), tuple(dropped), tuple(end))
 
     def _forward(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         with torch.no_grad():
             return _detached(flatten(model(**cloned(self.inputs[-1], dtype)))), {}
 
     def _step(
-        self, model: nn.Module, gradients: Gradients | None, dtype: torch.dtype | None
+        self, model: nn.Module, gradients: GradientsOf | None, dtype: torch.dtype | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model.zero_grad(set_to_none=True)
         output, leaves = self._accumulate(model, dtype)
-        found = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
-        kept = {name: each.detach().clone() for name, each in found.items()}
+        all_gradients = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
+        kept = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
         model.zero_grad(set_to_none=True)
         return _detached(flatten(output)), kept
 
     def losses(
-        self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: Gradients | None
+        self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: GradientsOf | None
     ) -> list[float]:
         """The loss before each of `steps` steps, in float64. Changes the model's weights."""
-        optimizer = make([each for each in model.parameters() if each.requires_grad])
-        found = []
+        optimizer = make([parameter for parameter in model.parameters() if parameter.requires_grad])
+        losses = []
         with self._repeatable(model):
             for _ in range(steps):
                 model.zero_grad(set_to_none=True)
@@ -87,17 +89,17 @@ class ComparedStep:
                     loss = self.loss(model(**cloned(batch))) / len(self.inputs)
                     total += float(loss.detach().to(torch.float64))
                     loss.backward()  # type: ignore[no-untyped-call]
-                found.append(total)
+                losses.append(total)
                 if gradients is not None:
                     _hand_over(model, gradients(model))
                 optimizer.step()
         model.zero_grad(set_to_none=True)
-        return found
+        return losses
 
     @property
     def device(self) -> torch.device:
-        places = [each.device for batch in self.inputs for each in flatten(batch).values()]
-        return next((each for each in places if each.type != "cpu"), torch.device("cpu"))
+        places = [tensor.device for batch in self.inputs for tensor in flatten(batch).values()]
+        return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
 
     def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[Any, dict[str, Tensor]]:
         output, leaves = None, {}
@@ -115,33 +117,33 @@ class ComparedStep:
 
     @contextmanager
     def _repeatable(self, model: nn.Module) -> Iterator[None]:
-        buffers = [(each, each.detach().clone()) for each in model.buffers()]
+        buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
         with seeded(self.seed, self.device):
             try:
                 yield
             finally:
                 with torch.no_grad():
-                    for each, kept in buffers:
-                        each.copy_(kept)
+                    for buffer, kept in buffers:
+                        buffer.copy_(kept)
 
 
 def named_gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+    return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
 
 
 def _input_gradients(leaves: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """They see every layer, also one whose parameters have other names in the changed model."""
-    return {f"{INPUT}{name}": each.grad for name, each in leaves.items() if each.grad is not None}
+    return {f"{INPUT}{name}": leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
 
 
 def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
-    for name, each in model.named_parameters():
+    for name, parameter in model.named_parameters():
         if name in gradients:
-            each.grad = gradients[name].to(each.dtype).reshape(each.shape)
+            parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: each.detach() for name, each in tensors.items()}
+    return {name: tensor.detach() for name, tensor in tensors.items()}
 
 
 @contextmanager
@@ -184,7 +186,7 @@ def same_state(one: list[Tensor], other: list[Tensor]) -> bool:
 def dropout_off(*models: nn.Module) -> Iterator[None]:
     """Every module stays in the mode it is in, checkpointing and batch norm too, but nothing is dropped."""
     kept: list[tuple[nn.Module, str, float]] = []
-    for module in (each for model in models for each in model.modules()):
+    for module in (child for model in models for child in model.modules()):
         names = ["p"] if "dropout" in type(module).__name__.lower() else []
         names += [name for name in vars(module) if "dropout" in name.lower()]
         kept += [(module, name, vars(module)[name]) for name in names if isinstance(vars(module).get(name), float)]

@@ -18,27 +18,27 @@ SHARE = 0.1
 
 def moved_weights(model: nn.Module) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(0)
-    found = {}
-    for name, each in model.named_parameters():
-        if each.is_floating_point():
-            size = float(each.detach().to(torch.float64).norm()) / math.sqrt(max(each.numel(), 1))
-            by = torch.randn(each.shape, generator=draw) * (SHARE * size)
-            found[name] = each.detach() + by.to(device=each.device, dtype=each.dtype)
-    return found
+    moved = {}
+    for name, parameter in model.named_parameters():
+        if parameter.is_floating_point():
+            size = float(parameter.detach().to(torch.float64).norm()) / math.sqrt(max(parameter.numel(), 1))
+            by = torch.randn(parameter.shape, generator=draw) * (SHARE * size)
+            moved[name] = parameter.detach() + by.to(device=parameter.device, dtype=parameter.dtype)
+    return moved
 
 
 def takes(model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
     """Whether it has these very weights, neither stored in another type nor under other names."""
-    ours = {name: each for name, each in model.named_parameters() if each.is_floating_point()}
-    alike = (ours[name].dtype is each.dtype and ours[name].shape == each.shape for name, each in weights.items())
+    ours = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
+    alike = (ours[name].dtype is weight.dtype and ours[name].shape == weight.shape for name, weight in weights.items())
     return ours.keys() == weights.keys() and all(alike)
 
 
 @contextmanager
 def holding(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
     """In place, where an optimizer writes, too; afterwards as before."""
-    ours = {name: each for name, each in model.named_parameters() if name in weights}
-    kept = {name: each.detach().clone() for name, each in ours.items()}
+    ours = {name: parameter for name, parameter in model.named_parameters() if name in weights}
+    kept = {name: weight.detach().clone() for name, weight in ours.items()}
     try:
         _write(ours, weights)
         yield
@@ -48,5 +48,5 @@ def holding(model: nn.Module, weights: Mapping[str, Tensor]) -> Iterator[None]:
 
 @torch.no_grad()
 def _write(into: Mapping[str, nn.Parameter], weights: Mapping[str, Tensor]) -> None:
-    for name, each in into.items():
-        each.copy_(weights[name])
+    for name, parameter in into.items():
+        parameter.copy_(weights[name])

@@ -125,80 +125,80 @@ class _Finding:
         return self.difference.relative_l2
 
 
-def judge(found: Numerics) -> Verdict:
-    places = list(_places(found))
-    wrong = _broken(found, places)
+def judge(numerics: Numerics) -> Verdict:
+    places = list(_places(numerics))
+    wrong = _broken(numerics, places)
     if wrong is not None:
         return wrong
-    decide = {"bitwise": _bitwise, "rounding": _rounding, "lossy": _lossy}[found.claim]
-    verdict = decide(found, places)
-    return verdict if verdict.finding else _of_before(found, places) or verdict
+    decide = {"bitwise": _bitwise, "rounding": _rounding, "lossy": _lossy}[numerics.claim]
+    verdict = decide(numerics, places)
+    return verdict if verdict.finding else _of_before(numerics, places) or verdict
 
 
-def _places(found: Numerics) -> Iterator[_Finding]:
+def _places(numerics: Numerics) -> Iterator[_Finding]:
     """In the order in which a fault is to be looked for: layers from the first, then outputs, then gradients."""
-    for layer in found.layers:
+    for layer in numerics.layers:
         yield _Finding("layer", layer.path, layer_title(layer.path), layer.alone, layer.rounding, 0.0)
-    for each in found.outputs:
-        said = "the output" if len(found.outputs) == 1 else f"output {each.name}"
-        yield _Finding("output", each.name, said, each.difference, each.rounding, each.noise.relative_l2)
-    for gradient in found.gradients.parameters if found.gradients else ():
+    for output in numerics.outputs:
+        said = "the output" if len(numerics.outputs) == 1 else f"output {output.name}"
+        yield _Finding("output", output.name, said, output.difference, output.rounding, output.noise.relative_l2)
+    for gradient in numerics.gradients.parameters if numerics.gradients else ():
         said = f"the gradient of {gradient.name}"
         yield _Finding("gradient", gradient.name, said, gradient.difference, gradient.rounding, gradient.noise)
 
 
-def _broken(found: Numerics, places: list[_Finding]) -> Verdict | None:
+def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
     """What no claim allows."""
-    for each in places:
-        count = each.difference.nonfinite_differ
+    for place in places:
+        count = place.difference.nonfinite_differ
         if count:
-            what = f"{count:,} values of {each.said} are finite on one side only"
-            return _suspicious(found, each.place, f"{what}.")
-    if found.losses is not None and not found.losses.finite:
-        return _suspicious(found, "loss", "the loss is not finite where the reference's is.")
-    missing = found.gradients.only_reference if found.gradients else ()
-    if missing and found.gradients and not found.gradients.only_ours and found.gradients.parameters:
-        return _suspicious(found, missing[0], f"{missing[0]} gets no gradient.")
+            what = f"{count:,} values of {place.said} are finite on one side only"
+            return _suspicious(numerics, place.place, f"{what}.")
+    if numerics.losses is not None and not numerics.losses.finite:
+        return _suspicious(numerics, "loss", "the loss is not finite where the reference's is.")
+    missing = numerics.gradients.only_reference if numerics.gradients else ()
+    if missing and numerics.gradients and not numerics.gradients.only_ours and numerics.gradients.parameters:
+        return _suspicious(numerics, missing[0], f"{missing[0]} gets no gradient.")
     return None
 
 
-def _of_before(found: Numerics, places: list[_Finding]) -> Verdict | None:
+def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
     """Weights or sums of an earlier step show in the next: far more than there was between the two before."""
-    before = {(each.kind, each.place): each for each in places}
-    for later in found.later:
+    before = {(finding.kind, finding.place): finding for finding in places}
+    for later in numerics.later:
         place = before.get((later.kind, later.name))
         if place is None:
             continue
-        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, found), place.noise)
+        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, numerics), place.noise)
         if later.gap > MARGIN * allowed:
             of = " of all gradients" if later.kind == "gradient" else ""
             what = f"once the weights have changed, {place.said} differs by {share_text(later.gap)}{of}"
-            return _suspicious(found, later.name, f"{what}: something of before is still in it. {BUG}")
+            return _suspicious(numerics, later.name, f"{what}: something of before is still in it. {BUG}")
     return None
 
 
-def _bitwise(found: Numerics, places: list[_Finding]) -> Verdict:
+def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
     """The claim is about outputs; gradients that are added up in another type may differ by rounding."""
-    noisy = any(each.noise > 0 for each in places)
+    noisy = any(place.noise > 0 for place in places)
     rounded = False
-    for each in places:
-        if each.difference.bitwise or _within_noise(each, noisy=noisy):
+    for place in places:
+        if place.difference.bitwise or _within_noise(place, noisy=noisy):
             continue
-        if _beyond_type(each, found):
-            return _suspicious(found, each.place, f"{each.said} differs by {_size(each)}. {BUG}")
-        if each.kind != "gradient":
+        if _beyond_type(place, numerics):
+            return _suspicious(numerics, place.place, f"{place.said} differs by {_size(place)}. {BUG}")
+        if place.kind != "gradient":
             reason = "That is rounding, and not the equality it claims."
-            return _suspicious(found, each.place, f"{each.said} differs by {_size(each)}. {reason}")
+            return _suspicious(numerics, place.place, f"{place.said} differs by {_size(place)}. {reason}")
         rounded = True
-    losses = found.losses
+    losses = numerics.losses
     if losses is not None and not rounded and losses.worst > MARGIN * losses.noise:
         return _suspicious(
-            found, "loss", f"the losses of {len(losses.ours)} steps drift apart by {share_text(losses.worst)}."
+            numerics, "loss", f"the losses of {len(losses.ours)} steps drift apart by {share_text(losses.worst)}."
         )
-    if all(each.difference.bitwise for each in places if each.kind != "gradient"):
-        return _fine(found, "bitwise equal, as claimed" + ("; gradients equal up to rounding" if rounded else ""))
-    largest = max(each.noise for each in places)
-    return _fine(found, f"as equal as the same run twice, which differs by up to {scientific(largest)}")
+    if all(place.difference.bitwise for place in places if place.kind != "gradient"):
+        return _fine(numerics, "bitwise equal, as claimed" + ("; gradients equal up to rounding" if rounded else ""))
+    largest = max(place.noise for place in places)
+    return _fine(numerics, f"as equal as the same run twice, which differs by up to {scientific(largest)}")
 
 
 def _within_noise(place: _Finding, *, noisy: bool) -> bool:
@@ -206,13 +206,13 @@ def _within_noise(place: _Finding, *, noisy: bool) -> bool:
     return place.gap <= MARGIN * place.noise or (noisy and place.kind == "layer")
 
 
-def _rounding(found: Numerics, places: list[_Finding]) -> Verdict:
-    beyond = _beyond_rounding(found, places)
+def _rounding(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    beyond = _beyond_rounding(numerics, places)
     if beyond is not None:
-        return _suspicious(found, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
-    if all(each.difference.bitwise for each in places):
-        return _fine(found, "bitwise equal, more than claimed")
-    return _fine(found, "equal up to rounding, as claimed")
+        return _suspicious(numerics, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
+    if all(place.difference.bitwise for place in places):
+        return _fine(numerics, "bitwise equal, more than claimed")
+    return _fine(numerics, "equal up to rounding, as claimed")
 
 
 @dataclass(frozen=True)
@@ -225,37 +225,37 @@ class _Beyond:
     ok: bool | None
 
 
-def _beyond_rounding(found: Numerics, places: list[_Finding]) -> _Beyond | None:
-    wrong = [each for each in places if _is_wrong(each, found)]
+def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | None:
+    wrong = [place for place in places if _is_wrong(place, numerics)]
     if wrong:
         first = _innermost(wrong)
         return _Beyond(first.place, f"{first.said} differs by {_size(first)}", f". {BUG}", ok=False)
-    for each in places:
-        if _is_unstable(each):
-            floor = max(each.rounding.floor or 0.0, _one_rounding(each)) if each.rounding else 0.0
-            what = f"{each.said} loses {each.gap / floor:.0f} times what the reference loses to rounding"
-            return _Beyond(each.place, what, "; in float64 both agree.", ok=None)
+    for place in places:
+        if _is_unstable(place):
+            floor = max(place.rounding.floor or 0.0, _one_rounding(place)) if place.rounding else 0.0
+            what = f"{place.said} loses {place.gap / floor:.0f} times what the reference loses to rounding"
+            return _Beyond(place.place, what, "; in float64 both agree.", ok=None)
     return None
 
 
-def _is_wrong(place: _Finding, found: Numerics) -> bool:
+def _is_wrong(place: _Finding, numerics: Numerics) -> bool:
     """Further apart than rounding explains, and still so in float64 where that could be tried."""
     rounding = place.rounding
     if rounding is None or place.gap <= MARGIN * max(rounding.fine, place.noise):
         return False
     if rounding.exact is not None:
         return rounding.exact > MARGIN * rounding.fine
-    return _beyond_type(place, found)
+    return _beyond_type(place, numerics)
 
 
-def _beyond_type(place: _Finding, found: Numerics) -> bool:
+def _beyond_type(place: _Finding, numerics: Numerics) -> bool:
     """Further apart than the formula for the type allows."""
-    return place.rounding is not None and _gap(place, found) > MARGIN * place.rounding.expected
+    return place.rounding is not None and _gap(place, numerics) > MARGIN * place.rounding.expected
 
 
-def _gap(place: _Finding, found: Numerics) -> float:
+def _gap(place: _Finding, numerics: Numerics) -> float:
     """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
-    whole = found.gradients.size if place.kind == "gradient" and found.gradients else 0.0
+    whole = numerics.gradients.size if place.kind == "gradient" and numerics.gradients else 0.0
     return place.difference.l2 / whole if whole else place.gap
 
 
@@ -268,38 +268,38 @@ def _is_unstable(place: _Finding) -> bool:
 
 def _one_rounding(place: _Finding) -> float:
     dtypes = [getattr(torch, name) for name in place.difference.dtypes]
-    return max((one_rounding(each) for each in dtypes if each.is_floating_point), default=0.0)
+    return max((one_rounding(dtype) for dtype in dtypes if dtype.is_floating_point), default=0.0)
 
 
 def _innermost(wrong: list[_Finding]) -> _Finding:
     """The first block that is wrong, and of its wrong parts the worst."""
     first = wrong[0]
-    parts = [each for each in wrong[1:] if each.kind == "layer" and each.place.startswith(f"{first.place}.")]
-    return max(parts, key=lambda each: each.gap, default=first)
+    parts = [part for part in wrong[1:] if part.kind == "layer" and part.place.startswith(f"{first.place}.")]
+    return max(parts, key=lambda part: part.gap, default=first)
 
 
-def _lossy(found: Numerics, places: list[_Finding]) -> Verdict:
-    if all(each.difference.bitwise for each in places):
-        return _fine(found, "bitwise equal, more than claimed")
-    beside = found.beside_stored
+def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
+    if all(place.difference.bitwise for place in places):
+        return _fine(numerics, "bitwise equal, more than claimed")
+    beside = numerics.beside_stored
     beyond = _beyond_rounding(beside, list(_places(beside))) if beside is not None else None
     if beyond is not None:
-        what = f"{beyond.what} from the same with its weights rounded to {found.stored}{beyond.why}"
-        return _suspicious(found, beyond.place, what, ok=beyond.ok)
-    for each in places:
-        if _gap(each, found) > 1:
-            what = f"{each.said} differs by {_size(each)}, more than the signal itself."
-            return _suspicious(found, each.place, what)
-    size = max((each.difference.relative_l2 for each in found.outputs), default=0.0)
-    if found.stored is None:
+        what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
+        return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
+    for place in places:
+        if _gap(place, numerics) > 1:
+            what = f"{place.said} differs by {_size(place)}, more than the signal itself."
+            return _suspicious(numerics, place.place, what)
+    size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
+    if numerics.stored is None:
         said = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
-        return _fine(found, f"lossy, as claimed: {said}", ok=None)
-    one = unit_roundoff(getattr(torch, found.stored))
+        return _fine(numerics, f"lossy, as claimed: {said}", ok=None)
+    one = unit_roundoff(getattr(torch, numerics.stored))
     words = (
-        f"expected loss for {found.stored}: storing moves a weight by up to {share_text(one)} of itself, "
+        f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "
         f"the output by {share_text(size)}"
     )
-    return _fine(found, words)
+    return _fine(numerics, words)
 
 
 def _size(place: _Finding) -> str:
@@ -312,14 +312,14 @@ def _same_type(place: _Finding) -> bool:
     return place.difference.dtypes[0] == place.difference.dtypes[1]
 
 
-def _suspicious(found: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
-    return Verdict(ok, f"suspicious: {what}", place, f"claims {CLAIMS[found.claim]}, but {what}", "")
+def _suspicious(numerics: Numerics, place: str, what: str, *, ok: bool | None = False) -> Verdict:
+    return Verdict(ok, f"suspicious: {what}", place, f"claims {CLAIMS[numerics.claim]}, but {what}", "")
 
 
-def _fine(found: Numerics, words: str, *, ok: bool | None = True) -> Verdict:
+def _fine(numerics: Numerics, words: str, *, ok: bool | None = True) -> Verdict:
     """A weak signal takes the proof away, unless the layers alone have been compared."""
-    weak = found.signal.words if found.signal is not None else ""
-    if weak and found.layers:
+    weak = numerics.signal.words if numerics.signal is not None else ""
+    if weak and numerics.layers:
         weak += " The layers alone were compared, too."
     elif weak:
         ok = None

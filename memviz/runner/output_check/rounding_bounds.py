@@ -42,7 +42,7 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
 
 def coarsest(dtypes: set[torch.dtype]) -> torch.dtype:
     """Of the floating point types among these, the one that rounds most; float32 if there is none."""
-    floating = [each for each in dtypes if each.is_floating_point]
+    floating = [dtype for dtype in dtypes if dtype.is_floating_point]
     return max(floating, key=unit_roundoff, default=torch.float32)
 
 
@@ -63,9 +63,9 @@ def work_of(module: nn.Module, inputs: list[torch.Tensor]) -> tuple[int, int]:
 
     A sum runs over a weight's inputs, or over a dimension of the module's inputs: attention sums over tokens.
     """
-    weights = [each for each in module.parameters() if each.dim() > 1]
-    fan_in = [each.numel() // max(each.shape[0], 1) for each in weights]
-    sides = [side for each in inputs for side in each.shape]
+    weights = [parameter for parameter in module.parameters() if parameter.dim() > 1]
+    fan_in = [weight.numel() // max(weight.shape[0], 1) for weight in weights]
+    sides = [side for tensor in inputs for side in tensor.shape]
     return max(len(weights), 1), max([1, *fan_in, *sides])
 
 
@@ -75,9 +75,9 @@ def loss_of_weights(module: nn.Module, dtype: torch.dtype) -> float:
     Taken from the reference's own weights: small ones are subnormal in float8 and lose more than `unit_roundoff`.
     """
     change, whole = 0.0, 0.0
-    for each in module.parameters():
-        if each.is_floating_point():
-            exact = each.detach().to(torch.float64)
+    for parameter in module.parameters():
+        if parameter.is_floating_point():
+            exact = parameter.detach().to(torch.float64)
             change += float((exact.to(dtype).to(torch.float64) - exact).square().sum())
             whole += float(exact.square().sum())
     return math.sqrt(change / whole) if whole else 0.0

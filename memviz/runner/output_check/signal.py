@@ -64,10 +64,10 @@ def signal_of(inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> Signal | N
 
 
 def _largest(tensors: Iterable[Tensor]) -> Tensor | None:
-    floating = [each for each in tensors if each.is_floating_point() and each.numel()]
+    floating = [tensor for tensor in tensors if tensor.is_floating_point() and tensor.numel()]
     return max(floating, key=Tensor.numel, default=None)
 
 
 def _std(values: Tensor) -> float:
-    found = float(values.to(torch.float64).std(correction=0))
-    return found if math.isfinite(found) else 0.0
+    deviation = float(values.to(torch.float64).std(correction=0))
+    return deviation if math.isfinite(deviation) else 0.0

@@ -22,7 +22,8 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
     tell("comparing the outputs on a small twin")
     twin = plan.workload.small()
     place = place_of(mode)
-    changes = tuple(fitted(each, {}, twin) for each in plan.optimizations if each.name != "allocator_settings")
+    chosen = [change for change in plan.optimizations if change.name != "allocator_settings"]
+    changes = tuple(fitted(change, {}, twin) for change in chosen)
     # Twins are too small to gain by threads, and threads that wait for each other cost whole seconds.
     torch.set_num_threads(1)
 
@@ -33,7 +34,7 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
     def apply(model: nn.Module) -> Callable[[], None]:
         return apply_all(model, changes)
 
-    found = compare_outputs(
+    numerics = compare_outputs(
         build,
         [twin.inputs(place, number) for number in range(twin.micro_batches)],
         apply,
@@ -41,7 +42,7 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         training=twin.training,
         claim=plan.claim,
     )
-    return {"on": f"{twin.describe()}, on {place.type}", **found.as_json()}
+    return {"on": f"{twin.describe()}, on {place.type}", **numerics.as_json()}
 
 
 def place_of(mode: str) -> torch.device:

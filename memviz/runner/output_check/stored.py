@@ -24,40 +24,40 @@ Types = dict[str, torch.dtype]
 
 def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
     """Weights that the changed model keeps in a coarser type than the reference, by name."""
-    ours = {name: each.dtype for name, each in changed.named_parameters()}
+    ours = {name: parameter.dtype for name, parameter in changed.named_parameters()}
     return {
         name: ours[name]
-        for name, each in reference.named_parameters()
-        if name in ours and each.is_floating_point() and coarser(ours[name], each.dtype)
+        for name, parameter in reference.named_parameters()
+        if name in ours and parameter.is_floating_point() and coarser(ours[name], parameter.dtype)
     }
 
 
 def coarsest_stored(types: Types) -> torch.dtype | None:
-    found = [each for each in types.values() if each.is_floating_point]
-    return max(found, key=unit_roundoff, default=None)
+    floating = [kind for kind in types.values() if kind.is_floating_point]
+    return max(floating, key=unit_roundoff, default=None)
 
 
 def as_stored(reference: nn.Module, types: Types) -> nn.Module:
     """A copy whose weights went through these types and back."""
     rounded = deepcopy(reference)
-    for name, each in rounded.named_parameters():
+    for name, parameter in rounded.named_parameters():
         if name in types:
-            each.data = each.data.to(types[name]).to(each.dtype)
+            parameter.data = parameter.data.to(types[name]).to(parameter.dtype)
     return rounded
 
 
 @contextmanager
 def computing_in(model: nn.Module) -> Iterator[set[torch.dtype]]:
     """Types of what modules are given inside; those that tensors only rest in do not count."""
-    found: set[torch.dtype] = set()
+    computing: set[torch.dtype] = set()
 
     def note(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        given = [each.dtype for each in flatten((args, kwargs)).values()]
-        found.update(each for each in given if each.is_floating_point and each.itemsize > 1)
+        given = [tensor.dtype for tensor in flatten((args, kwargs)).values()]
+        computing.update(tensor for tensor in given if tensor.is_floating_point and tensor.itemsize > 1)
 
-    handles = [each.register_forward_pre_hook(note, with_kwargs=True) for each in model.modules()]
+    handles = [module.register_forward_pre_hook(note, with_kwargs=True) for module in model.modules()]
     try:
-        yield found
+        yield computing
     finally:
-        for each in handles:
-            each.remove()
+        for handle in handles:
+            handle.remove()

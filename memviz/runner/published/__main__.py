@@ -9,7 +9,7 @@ from memviz.runner.published import SEEDS
 
 
 def main(name: str) -> None:
-    seed = next(each for each in SEEDS if each.name == name)
+    seed = next(seed for seed in SEEDS if seed.name == name)
     for row in seed.rows(lambda case: None):
         sys.stdout.write(json.dumps(seed.as_json(row)) + "\n")
         sys.stdout.flush()

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.published.table import ON_A_GPU, RELEASE, Seed, TableRow, Tell, card, gib
 from memviz.runner.step import RunStep
 from memviz.runner.workloads.ltx_video import LtxVideo
 from optimizations.checkpointing import Checkpointing
@@ -32,7 +32,7 @@ _PER_SECOND = {
 """Steps in a second, and those of the table before its correction."""
 
 
-def _rows(tell: Tell) -> Iterator[Row]:
+def _rows(tell: Tell) -> Iterator[TableRow]:
     """One process from first to last, as published: gradients are kept from case to case."""
     workload = LtxVideo(mode="training")
     with torch.device("meta"):
@@ -41,12 +41,12 @@ def _rows(tell: Tell) -> Iterator[Row]:
         device.place(model)
         device.empty_cache()
         device.reset_peak()
-        yield Row("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
+        yield TableRow("weights", "reserved GiB", 4.025, gib(device.peak_reserved_bytes))
         step = RunStep(workload, device, model, device.inputs(workload), None)
         tell("none, before any backward pass")
         for _ in range(_WARM_UP):
             step()
-        yield Row(
+        yield TableRow(
             "none, not warmed up", "reserved GiB", _COLD, gib(device.peak_reserved_bytes), "before its correction"
         )
         for case, every, published in _CASES:
@@ -56,12 +56,12 @@ def _rows(tell: Tell) -> Iterator[Row]:
             undo = Checkpointing(every=every).apply(model) if every else None
             for _ in range(_STEPS):
                 step()
-            yield Row(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
+            yield TableRow(case, "reserved GiB", published, gib(device.peak_reserved_bytes))
             if undo is not None:
                 undo()
     for case, (corrected, before) in _PER_SECOND.items():
-        yield Row(case, "steps a second", corrected, None, ON_A_GPU)
-        yield Row(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
+        yield TableRow(case, "steps a second", corrected, None, ON_A_GPU)
+        yield TableRow(f"{case}, before its correction", "steps a second", before, None, ON_A_GPU)
 
 
 SEED = Seed(

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import torch
 
 from memviz.runner.output_check.compare_outputs import adamw
-from memviz.runner.output_check.model_runs import Step as Repeatable
+from memviz.runner.output_check.model_runs import ComparedStep
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.published.table import ON_A_GPU, RELEASE, Seed, TableRow, Tell, card, gib
 from memviz.runner.step import RunStep
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from optimizations.flat_gradients import FlatGradients
@@ -25,23 +25,23 @@ _OTHER_LOSS = "a small model of ours: what is compared is that both ways give th
 _OTHER_MODEL = "another model: its size was not published, so only the pattern can be compared"
 
 
-def _rows(tell: Tell) -> Iterator[Row]:
-    found: dict[str, tuple[int, int]] = {}
+def _rows(tell: Tell) -> Iterator[TableRow]:
+    reserved: dict[str, tuple[int, int]] = {}
     for case, how, published in _CASES:
         tell(case)
-        found[how] = _reserved(how)
-        yield Row(case, "reserved GiB", published, gib(found[how][0]), _OTHER_MODEL, same_model=False)
-    less = 100 * (found["flat"][0] / found["list_then_cat"][0] - 1)
-    yield Row("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False)
-    base, parameters = found["plain"]
+        reserved[how] = _reserved(how)
+        yield TableRow(case, "reserved GiB", published, gib(reserved[how][0]), _OTHER_MODEL, same_model=False)
+    less = 100 * (reserved["flat"][0] / reserved["list_then_cat"][0] - 1)
+    yield TableRow("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False)
+    base, parameters = reserved["plain"]
     for case, how, _ in _CASES[1:]:
-        more = (found[how][0] - base) / parameters
-        yield Row(case, "bytes a parameter more reserved than the baseline", None, more)
+        more = (reserved[how][0] - base) / parameters
+        yield TableRow(case, "bytes a parameter more reserved than the baseline", None, more)
     tell("losses")
     for case, how in ((_CASES[0][0], "plain"), (_CASES[2][0], "flat")):
-        yield Row(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
-    yield Row(_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
-    yield Row(_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
+        yield TableRow(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
+    yield TableRow(_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
+    yield TableRow(_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
 
 
 def _average_loss(how: str) -> float:
@@ -52,7 +52,7 @@ def _average_loss(how: str) -> float:
         model = twin.build()
     inputs = [twin.inputs(torch.device("cpu"), number) for number in range(twin.micro_batches)]
     FlatGradients(how=how, micro_batches=len(inputs)).apply(model)
-    losses = Repeatable(inputs, True, twin.loss).losses(model, _STEPS, adamw, None)
+    losses = ComparedStep(inputs, True, twin.loss).losses(model, _STEPS, adamw, None)
     return sum(losses) / len(losses)
 
 
@@ -60,7 +60,7 @@ def _reserved(how: str) -> tuple[int, int]:
     workload = TransformerBlock()
     with torch.device("meta"):
         model = workload.build()
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     with PredictedDevice(card(), release=RELEASE) as device:
         device.place(model)
         FlatGradients(how=how, micro_batches=workload.micro_batches).apply(model)

@@ -9,7 +9,7 @@ import torch
 from memviz.runner.output_check.difference import differences
 from memviz.runner.output_check.flatten import flatten
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.published.table import RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.published.table import RELEASE, Seed, TableRow, Tell, card, gib
 from memviz.runner.step import RunStep
 from memviz.runner.workloads.flux import Flux
 from optimizations.layerwise_casting import LayerwiseCasting
@@ -19,7 +19,7 @@ _BEFORE = "published in 9177; 10347, which goes on from it, gives pictures and n
 _OURS = "not published; the review of the pull request predicted it"
 
 
-def _rows(tell: Tell) -> Iterator[Row]:
+def _rows(tell: Tell) -> Iterator[TableRow]:
     cases = (
         ("weights in bf16", None, 22.743, _BEFORE),
         ("fp8, leaf by leaf, nothing skipped", LayerwiseCasting(skip=""), 11.697, _BEFORE),
@@ -34,12 +34,14 @@ def _rows(tell: Tell) -> Iterator[Row]:
     )
     for case, casting, published, note in cases:
         tell(case)
-        yield Row(case, "allocated GiB", published, gib(_allocated(casting)), note)
+        yield TableRow(case, "allocated GiB", published, gib(_allocated(casting)), note)
     tell("the outputs")
     for storage in ("float8_e4m3fn", "float8_e5m2"):
         for granularity in ("model", "block", "leaf"):
             casting = LayerwiseCasting(storage=storage, skip="", granularity=granularity)
-            yield Row(f"{storage}, {granularity} by {granularity}", "relative L2", None, _apart(casting), _PICTURES)
+            yield TableRow(
+                f"{storage}, {granularity} by {granularity}", "relative L2", None, _apart(casting), _PICTURES
+            )
 
 
 def _apart(casting: LayerwiseCasting) -> float:
@@ -50,8 +52,8 @@ def _apart(casting: LayerwiseCasting) -> float:
         model, inputs = twin.build(), twin.inputs(torch.device("cpu"))
         whole = flatten(model(**inputs))
         casting.apply(model)
-        found = differences(whole, flatten(model(**inputs)))
-    return max(each.relative_l2 for each in found.values())
+        apart = differences(whole, flatten(model(**inputs)))
+    return max(difference.relative_l2 for difference in apart.values())
 
 
 def _allocated(casting: LayerwiseCasting | None) -> int:

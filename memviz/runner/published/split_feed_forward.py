@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.published.split_outputs import TOKENS, differences, of_one_layer
-from memviz.runner.published.table import ON_A_GPU, RELEASE, Row, Seed, Tell, card, gib
+from memviz.runner.published.table import ON_A_GPU, RELEASE, Seed, TableRow, Tell, card, gib
 from memviz.runner.step import RunStep
 from memviz.runner.workloads.feed_forward import FeedForwardStack
 from optimizations.split_feed_forward import SplitFeedForward
@@ -37,39 +37,39 @@ _ONE_LAYER_APART = (6.7353e-06, 3.3257e-07)
 _SPLITS = 4
 
 
-def _rows(tell: Tell) -> Iterator[Row]:
+def _rows(tell: Tell) -> Iterator[TableRow]:
     for activation, published in _PUBLISHED.items():
         tell(activation)
         whole, split = _peaks(activation)
-        yield Row(activation, "allocated GiB", published[0], gib(whole))
-        yield Row(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
+        yield TableRow(activation, "allocated GiB", published[0], gib(whole))
+        yield TableRow(f"{activation}, split in {_SPLITS}", "allocated GiB", published[1], gib(split))
     tell("the reproducer")
     whole, split = _reproducer()
-    yield Row("one layer, gelu", "reserved GiB", 3.271, gib(whole))
-    yield Row(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
+    yield TableRow("one layer, gelu", "reserved GiB", 3.271, gib(whole))
+    yield TableRow(f"one layer, gelu, split in {_SPLITS}", "reserved GiB", 2.271, gib(split))
     for activation, seconds in _SECONDS.items():
-        yield Row(activation, "seconds", seconds[0], None, ON_A_GPU)
-        yield Row(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
+        yield TableRow(activation, "seconds", seconds[0], None, ON_A_GPU)
+        yield TableRow(f"{activation}, split in {_SPLITS}", "seconds", seconds[1], None, ON_A_GPU)
     yield from _outputs(tell)
 
 
-def _outputs(tell: Tell) -> Iterator[Row]:
+def _outputs(tell: Tell) -> Iterator[TableRow]:
     tell("the outputs")
-    found = differences(tuple(_PUBLISHED), _SPLITS)
+    computed = differences(tuple(_PUBLISHED), _SPLITS)
     fewer = f"real numbers on this processor, {TOKENS} of 16,384 tokens"
     for activation in _PUBLISHED:
         published = _APART.get(activation, (0.0, 0.0))
         for place, figure in enumerate(("absmax", "absmean")):
-            ours = found[activation]["as first published"][place]
-            yield Row(f"{activation}, split as published", figure, published[place], ours, fewer)
+            ours = computed[activation]["as first published"][place]
+            yield TableRow(f"{activation}, split as published", figure, published[place], ours, fewer)
             if activation in _APART:
                 note = "split right: the published one multiplied values by values"
-                yield Row(f"{activation}, split", figure, None, found[activation]["split"][place], note)
+                yield TableRow(f"{activation}, split", figure, None, computed[activation]["split"][place], note)
     tell("the output of one layer")
     one = of_one_layer(_SPLITS)
     note = f"{fewer}, summed one product after the other as on a GPU"
     for place, figure in enumerate(("absmax", "absmean")):
-        yield Row(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
+        yield TableRow(f"one layer, gelu, split in {_SPLITS}", figure, _ONE_LAYER_APART[place], one[place], note)
 
 
 def _peaks(activation: str) -> tuple[int, int]:

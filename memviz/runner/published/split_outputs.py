@@ -27,7 +27,7 @@ Chains = dict[str, Tensor]
 
 def differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str, tuple[float, float]]]:
     """By activation and by way, 'split' or 'as first published': absmax and absmean after all layers."""
-    found: dict[str, dict[str, tuple[float, float]]] = {each: {} for each in activations}
+    apart: dict[str, dict[str, tuple[float, float]]] = {values: {} for values in activations}
     chains: dict[str, Chains] = {}
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
@@ -37,8 +37,8 @@ def differences(activations: tuple[str, ...], splits: int) -> dict[str, dict[str
                 ways = chains.setdefault(activation, {"whole": x, "split": x, "as first published": x})
                 _through(layer, ways, splits, gated=activation in _GATED)
     for activation, ways in chains.items():
-        found[activation] |= {name: _apart(ways["whole"], each) for name, each in ways.items() if name != "whole"}
-    return found
+        apart[activation] |= {name: _apart(ways["whole"], way) for name, way in ways.items() if name != "whole"}
+    return apart
 
 
 def of_one_layer(splits: int) -> tuple[float, float]:
@@ -46,12 +46,12 @@ def of_one_layer(splits: int) -> tuple[float, float]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         ((_, layer),) = _layers(("gelu",))
-        feed_forward: Any = next(each for each in layer.modules() if type(each).__name__ == "FeedForward")
+        feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
         first, last = feed_forward.net[0].proj, feed_forward.net[2]
         x = torch.randn(TOKENS, first.in_features)
         inner = F.gelu(_in_turn(x, first.weight) + first.bias)
         pieces = zip(inner.chunk(splits, dim=1), last.weight.chunk(splits, dim=1), strict=True)
-        split = sum((_in_turn(*each) for each in pieces), torch.zeros(TOKENS, last.out_features))
+        split = sum((_in_turn(*piece) for piece in pieces), torch.zeros(TOKENS, last.out_features))
         return _apart(_in_turn(inner, last.weight) + last.bias, split + last.bias)
 
 
@@ -65,7 +65,7 @@ def _in_turn(x: Tensor, weight: Tensor) -> Tensor:
 def _layers(activations: tuple[str, ...]) -> Iterator[tuple[str, nn.Module]]:
     """One layer of each, of as few drawn weights as possible: those that are gated share theirs, the others too."""
     for gated in (False, True):
-        alike = [each for each in activations if (each in _GATED) == gated]
+        alike = [values for values in activations if (values in _GATED) == gated]
         state: dict[str, Any] = {}
         for activation in alike:
             workload = FeedForwardStack(activation=activation, layers=1, initial="torch")
@@ -88,7 +88,7 @@ def _through(layer: nn.Module, ways: Chains, splits: int, *, gated: bool) -> Non
 
 def _mistaken(layer: nn.Module, x: Tensor, splits: int) -> Tensor:
     """Value and gate lie in one matrix, and it was cut as if it held one thing: values then met values."""
-    feed_forward: Any = next(each for each in layer.modules() if type(each).__name__ == "FeedForward")
+    feed_forward: Any = next(module for module in layer.modules() if type(module).__name__ == "FeedForward")
     first, _, last = feed_forward.net[:3]
     act = first.gelu if hasattr(first, "gelu") else first.activation
     pieces = (first.proj.weight.chunk(splits), first.proj.bias.chunk(splits), last.weight.chunk(splits, dim=1))

@@ -23,7 +23,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     case: str
     figure: str
     """What is counted: 'allocated GiB', 'reserved GiB', ..."""
@@ -50,9 +50,9 @@ class Seed:
     """Where the table was published."""
     window: str
     """What is inside the measured window, because it changes the figures."""
-    rows: Callable[[Tell], Iterator[Row]]
+    rows: Callable[[Tell], Iterator[TableRow]]
 
-    def as_json(self, row: Row) -> dict[str, Any]:
+    def as_json(self, row: TableRow) -> dict[str, Any]:
         return {
             "seed": self.name,
             "case": row.case,

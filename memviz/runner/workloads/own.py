@@ -101,7 +101,7 @@ class OwnModel:
     def describe(self) -> str:
         what = "training step" if self.training else "forward pass"
         made = self._made.get("last")
-        count = f"{parameters_text(sum(each.numel() for each in made.model.parameters()))}, " if made else ""
+        count = f"{parameters_text(sum(parameter.numel() for parameter in made.model.parameters()))}, " if made else ""
         return f"{self.function} of {Path(self.file).name}, {count}{self.dtype}, {what}"
 
     def _call(self) -> Made:
@@ -158,7 +158,7 @@ def _shown_where_it_is(file: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         here = str(Path(file).resolve())
-        lines = [each.lineno for each in traceback.extract_tb(error.__traceback__) if each.filename == here]
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]
         line = f", line {lines[-1]}" if lines else ""
         raise UsageError(f"{file}{line}: {type(error).__name__}: {error}") from error
 
@@ -193,7 +193,7 @@ def _default_loss(output: Any) -> Tensor:
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    first = next((each for each in flatten(output).values() if each.is_floating_point()), None)
+    first = next((tensor for tensor in flatten(output).values() if tensor.is_floating_point()), None)
     if first is None:
         kind = "nothing (None)" if output is None else f"a {type(output).__name__}"
         inside = "no tensor of decimal numbers in it, and so " if output is not None else ""
@@ -217,9 +217,9 @@ def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:
     if isinstance(value, Tensor):
         return value.to(device, dtype if value.is_floating_point() else None)
     if isinstance(value, dict):
-        return {key: _moved(each, device, dtype) for key, each in value.items()}
+        return {key: _moved(item, device, dtype) for key, item in value.items()}
     if isinstance(value, list) or type(value) is tuple:
-        return type(value)(_moved(each, device, dtype) for each in value)
+        return type(value)(_moved(item, device, dtype) for item in value)
     return value
 
 
@@ -228,4 +228,4 @@ def _without_numbers(value: Any) -> bool:
         return value.device.type == "meta"
     if isinstance(value, dict):
         value = tuple(value.values())
-    return isinstance(value, list | tuple) and any(_without_numbers(each) for each in value)
+    return isinstance(value, list | tuple) and any(_without_numbers(item) for item in value)

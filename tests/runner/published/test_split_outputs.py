@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from memviz.runner.published import split_outputs
-from memviz.runner.published.table import Row, Seed
+from memviz.runner.published.table import Seed, TableRow
 from memviz.runner.workloads.feed_forward import ACTIVATIONS, FeedForwardStack
 
 
@@ -39,5 +39,5 @@ def test_one_layer_is_summed_one_product_after_the_other(monkeypatch):
 
 def test_a_percentage_stands_only_where_it_is_the_same_model():
     seed = Seed("one", "", "", "", lambda tell: iter(()))
-    alike, other = (Row("case", "loss", 10.0, 5.0, same_model=same) for same in (True, False))
+    alike, other = (TableRow("case", "loss", 10.0, 5.0, same_model=same) for same in (True, False))
     assert [seed.as_json(each)["difference_percent"] for each in (alike, other)] == [-50.0, None]
