@@ -12,17 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import Command, add_json, print_json, print_table, printable
 from memviz.commands.terminal import progress
-from memviz.errors import MemvizError, UsageError
+from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text, percent_text
 
 if TYPE_CHECKING:
     from memviz.runner.jobs.worker_process import RunEvent
     from memviz.runner.request import Request
     from memviz.runner.run import Run
-
-
-class RunError(MemvizError):
-    """What a run ended in, with all that is known of it."""
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +112,7 @@ def _named(text: str) -> tuple[str, dict[str, str]]:
 def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
     """The run, and where its trace was kept. Progress goes to a terminal only."""
     from memviz.runner.jobs.bounds import most_seconds
-    from memviz.runner.jobs.worker_process import Worker, environment_of
+    from memviz.runner.jobs.worker_process import RunError, Worker, environment_of
 
     timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:

@@ -157,7 +157,7 @@ def _environment(more: Mapping[str, str]) -> dict[str, str]:
 
 
 class RunError(MemvizError):
-    """A process of the runner did not do its work."""
+    """A run, or another process of the runner, did not do its work: all that is known of why."""
 
 
 class AnyWorker(Protocol):

@@ -29,14 +29,14 @@ _FRAMES_PER_LATENT = 4
 
 
 @dataclass(frozen=True)
-class _Size:
+class _PublishedCogVideoX:
     heads: int
     layers: int
     rotary: bool
     """Positions turn queries and keys (5b), or are added once at the start (2b)."""
 
 
-_SIZES = {"2b": _Size(30, 30, rotary=False), "5b": _Size(48, 42, rotary=True)}
+_SIZES = {"2b": _PublishedCogVideoX(30, 30, rotary=False), "5b": _PublishedCogVideoX(48, 42, rotary=True)}
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class CogVideoX(FromConfiguration):
         return frames * (height // _PATCH) * (width // _PATCH)
 
     @property
-    def _published(self) -> _Size:
+    def _published(self) -> _PublishedCogVideoX:
         return _SIZES[self.size]
 
     def _model(self) -> nn.Module:

@@ -19,12 +19,17 @@ _WIDE_VOCABULARY = 2**14
 
 
 @dataclass(frozen=True)
-class _Size:
+class _PublishedGpt2:
     heads: int
     layers: int
 
 
-_SIZES = {"124m": _Size(12, 12), "355m": _Size(16, 24), "774m": _Size(20, 36), "1558m": _Size(25, 48)}
+_SIZES = {
+    "124m": _PublishedGpt2(12, 12),
+    "355m": _PublishedGpt2(16, 24),
+    "774m": _PublishedGpt2(20, 36),
+    "1558m": _PublishedGpt2(25, 48),
+}
 
 
 @dataclass(frozen=True)
@@ -55,7 +60,7 @@ class Gpt2(LanguageModel):
             raise UsageError(f"narrow is {self.narrow}; it must divide the {self._published.heads} heads.")
 
     @property
-    def _published(self) -> _Size:
+    def _published(self) -> _PublishedGpt2:
         return _SIZES[self.size]
 
     @property

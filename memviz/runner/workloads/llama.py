@@ -18,7 +18,7 @@ _NARROWEST = 8
 
 
 @dataclass(frozen=True)
-class _Size:
+class _PublishedLlama:
     width: int
     inner: int
     layers: int
@@ -30,9 +30,9 @@ class _Size:
 
 
 _SIZES = {
-    "1b": _Size(2048, 8192, 16, 32, 64, tied=True, stretch=32.0),
-    "3b": _Size(3072, 8192, 28, 24, 128, tied=True, stretch=32.0),
-    "8b": _Size(4096, 14336, 32, 32, 128, tied=False, stretch=8.0),
+    "1b": _PublishedLlama(2048, 8192, 16, 32, 64, tied=True, stretch=32.0),
+    "3b": _PublishedLlama(3072, 8192, 28, 24, 128, tied=True, stretch=32.0),
+    "8b": _PublishedLlama(4096, 14336, 32, 32, 128, tied=False, stretch=8.0),
 }
 _KEY_VALUE_HEADS = 8
 
@@ -60,7 +60,7 @@ class Llama(LanguageModel):
             raise UsageError(f"sequence is {self.sequence}; Llama 3 knows {_POSITIONS:,} positions.")
 
     @property
-    def _published(self) -> _Size:
+    def _published(self) -> _PublishedLlama:
         return _SIZES[self.size]
 
     @property
@@ -105,7 +105,7 @@ class Llama(LanguageModel):
         return f"{self.size}, {layers}, {self.batch} x {self.sequence} tokens"
 
 
-def _positions(size: _Size) -> dict[str, Any]:
+def _positions(size: _PublishedLlama) -> dict[str, Any]:
     return {
         "rope_type": "llama3",
         "rope_theta": 500_000.0,
