@@ -25,8 +25,6 @@ class Card:
     memory_gib: float
     capability: tuple[int, int]
     multiprocessors: int
-    half_tflops: float | None = None
-    """Dense bf16 (or fp16 on cards before Ampere), from the maker's data sheet; None where sheets disagree."""
 
     @property
     def memory_bytes(self) -> int:
@@ -51,18 +49,18 @@ class Card:
 
 CARDS = (
     Card("NVIDIA B200", 178.35, (10, 0), 148),
-    Card("NVIDIA H200", 139.72, (9, 0), 132, 989.4),
-    Card("NVIDIA H100 80GB", 79.11, (9, 0), 132, 989.4),
-    Card("NVIDIA A100 80GB", 79.15, (8, 0), 108, 312),
-    Card("NVIDIA A100 40GB", 39.39, (8, 0), 108, 312),
-    Card("NVIDIA L40S", 44.39, (8, 9), 142, 362),
-    Card("NVIDIA A10", 22.07, (8, 6), 72, 125),
-    Card("NVIDIA L4", 22.03, (8, 9), 58, 121),
+    Card("NVIDIA H200", 139.72, (9, 0), 132),
+    Card("NVIDIA H100 80GB", 79.11, (9, 0), 132),
+    Card("NVIDIA A100 80GB", 79.15, (8, 0), 108),
+    Card("NVIDIA A100 40GB", 39.39, (8, 0), 108),
+    Card("NVIDIA L40S", 44.39, (8, 9), 142),
+    Card("NVIDIA A10", 22.07, (8, 6), 72),
+    Card("NVIDIA L4", 22.03, (8, 9), 58),
     Card("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170),
-    Card("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128, 165.2),
-    Card("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82, 71),
-    Card("NVIDIA V100 32GB", 31.73, (7, 0), 80, 125),
-    Card("NVIDIA T4", 14.74, (7, 5), 40, 65),
+    Card("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128),
+    Card("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
+    Card("NVIDIA V100 32GB", 31.73, (7, 0), 80),
+    Card("NVIDIA T4", 14.74, (7, 5), 40),
 )
 """Those of the last generations that models are run on, largest first within a kind."""
 

@@ -35,7 +35,7 @@ def test_a_container_has_what_it_is_given(monkeypatch: pytest.MonkeyPatch, tmp_p
     given, endless = tmp_path / "memory.max", tmp_path / "old"
     given.write_text("max\n")
     endless.write_text(f"{1 << 62}\n")
-    monkeypatch.setattr(bounds, "_OF_A_CONTAINER", (given, endless, tmp_path / "missing"))
+    monkeypatch.setattr(bounds, "_CONTAINER_LIMITS", (given, endless, tmp_path / "missing"))
     whole = machine_bytes()
     given.write_text(f"{GiB}\n")
     assert machine_bytes() == GiB < whole

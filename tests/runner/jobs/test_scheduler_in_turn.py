@@ -162,13 +162,13 @@ def test_a_process_that_dies_as_it_is_asked_again_is_no_loss_either(
     wait_until(lambda: scheduler._spare is not None)
     spare = scheduler._spare
     assert spare is not None
-    ask = spare._ask
+    ask = spare._send
 
     def dies_first(requests: Any, numbers: list[int]) -> None:
         spare.kill()
         ask(requests, numbers)
 
-    monkeypatch.setattr(spare, "_ask", dies_first)
+    monkeypatch.setattr(spare, "_send", dies_first)
     assert over(scheduler, scheduler.submit([DONE], ["b"])).variants[0].state == "done"
     assert not spare.is_alive
 
