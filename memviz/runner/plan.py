@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, nearest, with_knobs
-from memviz.runner.predict.cards import Card, card_named
+from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from optimizations import OPTIMIZATIONS, Optimization, check_together
@@ -24,7 +24,7 @@ class Plan:
     workload: Workload
     optimizations: tuple[Optimization, ...]
     """In the order in which they are applied."""
-    card: Card
+    card: KnownCard
 
     @property
     def label(self) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memviz.runner.predict.cards import Card
+    from memviz.runner.predict.cards import KnownCard
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("numpy", "diffusers", "transformers")
@@ -52,13 +52,13 @@ def facts() -> dict[str, Any]:
     }
 
 
-def card_of(machine: Mapping[str, Any]) -> Card:
+def card_of(machine: Mapping[str, Any]) -> KnownCard:
     """The card that a result was measured on, as the predictor wants it: by what CUDA says of it, not by its name."""
-    from memviz.runner.predict.cards import Card
+    from memviz.runner.predict.cards import KnownCard
 
     major, minor = machine["capability"]
     gib = machine["memory_bytes"] / (1 << 30)
-    return Card(machine["device"], gib, (major, minor), machine["multiprocessors"])
+    return KnownCard(machine["device"], gib, (major, minor), machine["multiprocessors"])
 
 
 def release_of(machine: Mapping[str, Any]) -> str:

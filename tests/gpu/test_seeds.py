@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import time
 from functools import partial
 from typing import Any
 
 import pytest
 
-from memviz.runner.measure.timing import ProcessorStopwatch
 from memviz.runner.plan import plan_of
 from memviz.runner.published import SEEDS
 from memviz.runner.record.memory_history import is_recording
@@ -21,6 +21,22 @@ from tests.gpu.on_the_card import on_the_card
 from tests.gpu.results import Results
 from tests.gpu.test_capture import TINY
 from tests.runner.torch_storages import watching_torch
+
+
+class WallClock:
+    """In the place of a GPU's events, where there is no GPU."""
+
+    clock = "wall clock"
+
+    def __init__(self) -> None:
+        self.moments: list[float] = []
+
+    def lap(self) -> None:
+        self.moments.append(time.perf_counter())
+
+    def laps(self) -> tuple[float, ...]:
+        return tuple(after - before for before, after in zip(self.moments, self.moments[1:], strict=False))
+
 
 SETTINGS = ",".join(f"{name}={value}" for name, value in TINY.items())
 
@@ -83,7 +99,7 @@ def test_every_way_of_recording_is_timed_and_none_stays_on(monkeypatch):
     plan = plan_of(Request("transformer_block", TINY, on="cuda"))
     gpu = NotThere()
     with watching_torch(gpu):
-        rounds = cost.compared(plan, plan.workload.build(), gpu.accelerator, lambda api: ProcessorStopwatch(), 1)
+        rounds = cost.compared(plan, plan.workload.build(), gpu.accelerator, lambda api: WallClock(), 1)
     assert [set(each) for each in rounds] == [{"off", "no stacks", "python stacks", "all stacks", "memviz"}]
     assert not is_recording()
     assert not gpu.is_recording

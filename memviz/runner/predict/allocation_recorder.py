@@ -14,7 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation
 from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
@@ -69,7 +69,7 @@ class AllocationColumns:
 
 
 class AllocationRecorder:
-    def __init__(self, card: Card, settings: Settings, interner: Interner) -> None:
+    def __init__(self, card: KnownCard, settings: Settings, interner: Interner) -> None:
         self.card = card
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)

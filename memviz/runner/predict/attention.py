@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from memviz.errors import UsageError
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.in_place import adding_masks
 
 aten = torch.ops.aten
@@ -61,7 +61,7 @@ class AttentionCall:
         return self.query.size(-1), self.key.size(-1), self.value.size(-1)
 
 
-def backend_for(call: AttentionCall, card: Card, release: tuple[int, int]) -> Backend:
+def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) -> Backend:
     """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
     tests = {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}
     on = {
@@ -80,7 +80,7 @@ def backend_for(call: AttentionCall, card: Card, release: tuple[int, int]) -> Ba
     )
 
 
-def _order(card: Card, release: tuple[int, int]) -> tuple[Backend, ...]:
+def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
     set_order = getattr(torch._C, "_get_sdp_priority_order", None)
     known = {int(backend) for backend in Backend}
     order = tuple(Backend(number) for number in set_order() if number in known) if set_order is not None else _ORDER
@@ -102,7 +102,7 @@ def _any_fused(call: AttentionCall) -> bool:
     return len({tensor.size(0) for tensor in tensors}) == 1 and (len(heads) == 1 or call.grouped)
 
 
-def _flash(call: AttentionCall, card: Card) -> bool:
+def _flash(call: AttentionCall, card: KnownCard) -> bool:
     query, width = call.query, call.query.size(-1)
     if call.mask is not None or len(set(call.widths)) != 1 or width > 256 or card.architecture < 80:
         return False
@@ -114,7 +114,7 @@ def _flash(call: AttentionCall, card: Card) -> bool:
     return query.dtype in _HALVES and (square or not call.is_causal)
 
 
-def _efficient(call: AttentionCall, card: Card) -> bool:
+def _efficient(call: AttentionCall, card: KnownCard) -> bool:
     query = call.query
     if query.size(1) != call.key.size(1):
         return False
@@ -126,7 +126,7 @@ def _efficient(call: AttentionCall, card: Card) -> bool:
     return query.dtype in (torch.float16, torch.float32, *((torch.bfloat16,) if card.capability[0] >= 8 else ()))
 
 
-def _cudnn(call: AttentionCall, card: Card) -> bool:
+def _cudnn(call: AttentionCall, card: KnownCard) -> bool:
     if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
         return False
     if call.dropout * 16 % 1 or call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):

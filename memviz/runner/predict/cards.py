@@ -19,7 +19,7 @@ _HOPPER = 9
 
 
 @dataclass(frozen=True)
-class Card:
+class KnownCard:
     name: str
     """As CUDA names it, shortened where it names the board's form."""
     memory_gib: float
@@ -48,24 +48,24 @@ class Card:
 
 
 CARDS = (
-    Card("NVIDIA B200", 178.35, (10, 0), 148),
-    Card("NVIDIA H200", 139.72, (9, 0), 132),
-    Card("NVIDIA H100 80GB", 79.11, (9, 0), 132),
-    Card("NVIDIA A100 80GB", 79.15, (8, 0), 108),
-    Card("NVIDIA A100 40GB", 39.39, (8, 0), 108),
-    Card("NVIDIA L40S", 44.39, (8, 9), 142),
-    Card("NVIDIA A10", 22.07, (8, 6), 72),
-    Card("NVIDIA L4", 22.03, (8, 9), 58),
-    Card("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170),
-    Card("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128),
-    Card("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
-    Card("NVIDIA V100 32GB", 31.73, (7, 0), 80),
-    Card("NVIDIA T4", 14.74, (7, 5), 40),
+    KnownCard("NVIDIA B200", 178.35, (10, 0), 148),
+    KnownCard("NVIDIA H200", 139.72, (9, 0), 132),
+    KnownCard("NVIDIA H100 80GB", 79.11, (9, 0), 132),
+    KnownCard("NVIDIA A100 80GB", 79.15, (8, 0), 108),
+    KnownCard("NVIDIA A100 40GB", 39.39, (8, 0), 108),
+    KnownCard("NVIDIA L40S", 44.39, (8, 9), 142),
+    KnownCard("NVIDIA A10", 22.07, (8, 6), 72),
+    KnownCard("NVIDIA L4", 22.03, (8, 9), 58),
+    KnownCard("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170),
+    KnownCard("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128),
+    KnownCard("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
+    KnownCard("NVIDIA V100 32GB", 31.73, (7, 0), 80),
+    KnownCard("NVIDIA T4", 14.74, (7, 5), 40),
 )
 """Those of the last generations that models are run on, largest first within a kind."""
 
 
-def card_named(name: str) -> Card:
+def card_named(name: str) -> KnownCard:
     """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'."""
     wanted = name.lower()
     words = wanted.split()
@@ -79,5 +79,5 @@ def card_named(name: str) -> Card:
     return fitting[0]
 
 
-def _short(card: Card) -> str:
+def _short(card: KnownCard) -> str:
     return card.name.removeprefix("NVIDIA ").removeprefix("GeForce ")

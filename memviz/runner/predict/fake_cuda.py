@@ -13,7 +13,7 @@ from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
@@ -150,7 +150,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
     patches.replace(nn.Module, "cuda", to_the_card)
 
 
-def _answers(card: Card, memory: Mapping[str, Callable[[], Any]], named: NamedDevices) -> dict[str, Any]:
+def _answers(card: KnownCard, memory: Mapping[str, Callable[[], Any]], named: NamedDevices) -> dict[str, Any]:
     described = SimpleNamespace(
         name=card.name,
         major=card.capability[0],

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.attention import AttentionCall, attend, backend_for
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -36,7 +36,7 @@ def registered(kernels: dict[str, Kernel]) -> Iterator[None]:
         library._destroy()
 
 
-def kernels_for(card: Card, release: tuple[int, int]) -> dict[str, Kernel]:
+def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     """By operator; the same where inference mode hands us the operator itself."""
 
     def attention(query: Tensor, key: Tensor, value: Tensor, *rest: Any, **named: Any) -> Tensor:

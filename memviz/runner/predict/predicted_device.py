@@ -22,7 +22,7 @@ from memviz.errors import UsageError
 from memviz.runner.predict import fake_cuda
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, followed
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
@@ -42,7 +42,7 @@ class PredictedDevice:
 
     def __init__(
         self,
-        card: Card,
+        card: KnownCard,
         *,
         settings: Settings | None = None,
         release: tuple[int, int] | None = None,

@@ -12,7 +12,7 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.settings import parse_settings
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.run import Fit
 from memviz.runner.step import Tell, prepare, take_steps
@@ -63,7 +63,7 @@ class _StepTotals:
         return self._device.bytes_moved - self._bytes
 
 
-def fit_on(trace: Trace, card: Card, peak_reserved_bytes: int) -> Fit:
+def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int) -> Fit:
     """Does it fit? The run's own requests, replayed on the card with the memory that a process gets there.
 
     `peak_reserved_bytes` is what the run reserves where nothing limits it.

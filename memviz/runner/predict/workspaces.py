@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
-from memviz.runner.predict.cards import Card
+from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
-Temporaries = Callable[[Any, Any, Any, Card], Iterable[int]]
+Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int]]
 """Arguments, keyword arguments, result, card -> bytes of each."""
 
 USES_CUBLAS = {
@@ -51,7 +51,7 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def _flash(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _flash(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Keys in several parts, where there are too few rows for the card: a partial result each (read)."""
     query, key = args[0], args[1]
     dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
@@ -63,7 +63,7 @@ def _flash(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     return partial, partial * _up(width, 32 if width <= 128 else 64)
 
 
-def _splits(blocks: int, keys: int, width: int, card: Card) -> int:
+def _splits(blocks: int, keys: int, width: int, card: KnownCard) -> int:
     """The least number of parts that keeps the card nearly as busy as any number would."""
     units = 2 * card.multiprocessors
     if blocks >= 0.8 * units:
@@ -75,7 +75,7 @@ def _splits(blocks: int, keys: int, width: int, card: Card) -> int:
     return next(n for n in worth if busy[n] >= 0.85 * max(busy.values()))
 
 
-def _flash_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _flash_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (read)."""
     query, key = args[1], args[2]
     batch, heads, rows, width = query.shape
@@ -87,7 +87,7 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[in
         yield from (expanded, expanded)
 
 
-def _efficient_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
     query = args[1]
     batch, heads, rows, width = query.shape
@@ -96,7 +96,7 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterabl
         yield batch * heads * _up(rows, 64) * _up(width, 64) * _SINGLE
 
 
-def _embedding_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _embedding_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Many indices are sorted, and rows of one index summed in parts in fp32 (read; the sort itself estimated)."""
     gradient, indices, weights = args[0], args[1], args[2]
     count = indices.numel()
@@ -110,7 +110,7 @@ def _embedding_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterabl
     yield parts * gradient.size(-1) * wide
 
 
-def _index_put(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _index_put(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Adding at indices sorts them: keys and order, before and after (estimated)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
@@ -119,14 +119,14 @@ def _index_put(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
     return (count * _INDEX,) * 5
 
 
-def _foreach_norm(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """A number for each piece of each tensor (read)."""
     tensors = args[0]
     pieces = max((ceil(tensor.numel() / _CHUNK) for tensor in tensors), default=0)
     return (len(tensors) * pieces * _SINGLE,)
 
 
-def _copies_for_cublas(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _copies_for_cublas(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
     for arg in args:
         if isinstance(arg, Tensor) and arg.dim() >= 2 and not _suits_cublas(arg):
@@ -139,7 +139,7 @@ def _suits_cublas(matrix: Tensor) -> bool:
     return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
 
 
-def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Kernels that walk memory from end to end copy what does not lie so (read)."""
     return [_bytes(arg) for arg in args[:2] if isinstance(arg, Tensor) and not arg.is_contiguous()]
 
@@ -187,7 +187,7 @@ _ALWAYS = (
 )
 
 
-def unseen_by(operators: Iterable[str], card: Card) -> tuple[str, ...]:
+def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """What a run of these operators takes on a card beyond what is predicted."""
     used = set(operators)
     of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))

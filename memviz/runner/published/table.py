@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from memviz.runner.predict.cards import Card, card_named
+from memviz.runner.predict.cards import KnownCard, card_named
 
 GiB = 1 << 30
 
@@ -64,7 +64,7 @@ class Seed:
         }
 
 
-def card() -> Card:
+def card() -> KnownCard:
     return card_named(CARD)
 
 

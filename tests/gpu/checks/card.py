@@ -11,7 +11,7 @@ import torch
 
 from memviz.allocator.what_if import OVERHEAD_BYTES
 from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
-from memviz.runner.predict.cards import CARDS, Card
+from memviz.runner.predict.cards import CARDS, KnownCard
 from tests.gpu.check import Answers, asked
 from tests.gpu.machine import card_of, facts, release_of
 
@@ -36,7 +36,7 @@ def card(_folder: Path) -> Answers:
     yield asked(text, f"at most {OVERHEAD_BYTES}", taken, ok=taken <= OVERHEAD_BYTES)
 
 
-def known_as(name: str, cards: tuple[Card, ...] = CARDS) -> Card | None:
+def known_as(name: str, cards: tuple[KnownCard, ...] = CARDS) -> KnownCard | None:
     """Drivers add the kind of memory or of board: 'NVIDIA H100 80GB HBM3', 'NVIDIA A100-SXM4-80GB'."""
     words = set(name.replace("-", " ").split())
     fitting = [each for each in cards if set(each.name.split()) <= words]

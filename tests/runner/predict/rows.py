@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from memviz.runner.predict.cards import Card, card_named
+from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.trace.model import Action, Category, Phase, Trace
 
 A100 = card_named("A100 40GB")
 """Its cuBLAS workspace is 8.125 MiB."""
 WORKSPACE = 8_519_680
-H100: Card = card_named("H100")
+H100: KnownCard = card_named("H100")
 
 
 class Row(NamedTuple):
