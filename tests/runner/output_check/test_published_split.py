@@ -33,14 +33,11 @@ def first_layer(*, only_bias: bool) -> Difference:
 def test_first_version_is_wrong_by_139_percent_in_a_layer():
     found = first_layer(only_bias=False)
     assert found.relative_l2 == pytest.approx(1.39, abs=0.02)
-    assert abs(found.cosine) < 0.06
-    assert found.sqnr_db == pytest.approx(-2.9, abs=0.1)
 
 
 def test_later_version_is_wrong_by_2_8_percent_in_a_layer():
     found = first_layer(only_bias=True)
     assert found.relative_l2 == pytest.approx(0.028, abs=0.001)
-    assert found.sqnr_db == pytest.approx(31, abs=0.5)
 
 
 @each_kind
@@ -65,7 +62,7 @@ def test_the_first_version_hides_in_plain_layers():
     hidden = compare_outputs(stack(sizes=(256, 1024)), tokens(8, 256), split, training=False, claim="rounding")
     output = hidden.outputs[0].difference
     assert output.absmax < 3e-3
-    assert output.cosine > 0.999
+    assert output.relative_l2 < 0.05
     assert hidden.layers[0].alone.relative_l2 > 1.3
     assert hidden.signal is not None and hidden.signal.weak
 
