@@ -13,12 +13,12 @@ import pytest
 
 from memviz.analysis.comparing.changes import changes, telling
 from memviz.commands.diff import diff
-from memviz.figures.report import report_page
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.compare.waterfall import waterfall
 from memviz.ui.components.waterfall import file
+from memviz.ui.saved.report import report_page
 from memviz.ui.shell import programs
 from memviz.units import bytes_text, delta_text
 from tests.house.repository import ROOT

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.analysis.comparing.align import Way, ways
+from memviz.analysis.comparing.align import Axis, Way, ways
 from memviz.analysis.comparing.changes import Changes, changes, says_most
 from memviz.analysis.comparing.match_allocations import Alike, Pair, alike, has_modules
 from memviz.ui.compare.compare_state import GROUPINGS, SORTS, CompareView, Side, changed
@@ -37,7 +37,7 @@ class _Choices:
     by: tuple[str, ...]
     sorts: tuple[str, ...]
     ways: tuple[Way, ...]
-    axes: tuple[str, ...]
+    axes: tuple[Axis, ...]
     found: Mapping[str, Changes]
     best: Mapping[int, str]
     """The grouping that says most, by the number of the trace that A is compared with."""

@@ -106,8 +106,8 @@ def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) 
 
 def _explores(saved: Sequence[SavedTrace]) -> Html:
     """One place for all: it is filled when one of them is turned to."""
-    places = explore_html(replace(saved[0], panels={place: dict.fromkeys(views, Html("")) for place, views in saved[0].panels.items()}))
-    return tag("section", places, data_shown="explore", hidden=True)
+    empty = {place: dict.fromkeys(views, Html("")) for place, views in saved[0].panels.items()}
+    return tag("section", explore_html(replace(saved[0], panels=empty)), data_shown="explore", hidden=True)
 
 
 def _note(note: Note) -> Html:
@@ -126,5 +126,3 @@ def _notes(sides: Sequence[Pair]) -> list[Note]:
         if note not in shared
     ]
     return [*own, *shared]
-
-

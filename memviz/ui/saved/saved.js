@@ -178,14 +178,16 @@
     const button = event.target instanceof Element && event.target.closest("[data-set]");
     if (!button) return;
     const change = JSON.parse(button.dataset.set);
-    const host = button.closest("[id]").id;
+    const host = button.closest("[id]");
     const before = { ...state };
     if (button.dataset.act === "sort" && !Object.keys(change).length) return sortBy(button);
     Object.assign(state, change);
     draw();
     turned(before);
     // What was pressed is drawn anew; the keyboard stays with it.
-    if (!button.isConnected) [...document.querySelectorAll(`#${CSS.escape(host)} [data-act="${button.dataset.act}"]`)].find((each) => each.dataset.value === button.dataset.value)?.focus();
+    if (button.isConnected || !host) return;
+    const same = (each) => each.dataset.act === button.dataset.act && each.dataset.value === button.dataset.value;
+    [...host.querySelectorAll("[data-set]")].find(same)?.focus();
   });
 
   // -- tables, sorted by a column; what is summed up stays at the end
