@@ -55,10 +55,10 @@ def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Pa
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, events=len(device.events))
 
 
-def pack_times(device: DeviceTrace) -> Packed:
-    """Microseconds since the first event; sent only when somebody asks for the time axis."""
+def pack_times(device: DeviceTrace, step_us: int = 1) -> Packed:
+    """Microseconds since the first event, in whole steps; sent only when somebody asks for the time axis."""
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
-    steps = np.diff(since, prepend=0)
+    steps = np.diff(since // step_us * step_us, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
     return pack(columns, start_us=int(device.events.time_us[:1].sum()))
 

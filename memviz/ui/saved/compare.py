@@ -19,6 +19,7 @@ from memviz.ui.compare.compared import Compared
 from memviz.ui.compare.linked_timelines import alignments, linked_values, overlay_value, placed
 from memviz.ui.html.markup import Html
 from memviz.ui.saved.pieces import light
+from memviz.ui.saved.thrift import Thrift
 from memviz.ui.saved.views import Panel, State, with_ways
 from memviz.ui.shell.session import Session
 
@@ -38,6 +39,8 @@ class _Choices:
     sorts: tuple[str, ...]
     ways: tuple[Way, ...]
     axes: tuple[Axis, ...]
+    rows: tuple[bool, ...]
+    """Whether every row is shown."""
     found: Mapping[str, Changes]
     best: Mapping[int, str]
     """The grouping that says most, by the number of the trace that A is compared with."""
@@ -54,7 +57,7 @@ class _Choices:
         """None where nothing of the kind is saved."""
         other = view.number_of_other(self.sides)
         known = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
-        if not all(known):
+        if not all(known) or view.every_row not in self.rows:
             return None
         words = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
         return dict(zip(FIELDS, (*words, _yes(view.overlay)), strict=True))
@@ -81,15 +84,16 @@ class SavedComparison:
     """Of each side, what the rows of each grouping light."""
 
 
-def saved_comparison(sides: tuple[Side, ...], by: str, *, has_times: bool) -> SavedComparison:
+def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_times: bool) -> SavedComparison:
     pairs = [side.pair for side in sides]
     groupings = tuple(each for each in GROUPINGS if each != "module" or any(map(has_modules, pairs)))
     choices = _Choices(
         sides,
         by=groupings,
-        sorts=SORTS if len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
+        sorts=SORTS if thrift.every_row and len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
         ways=ways(pairs)[:_MOST_WAYS],
         axes=("event", "time") if has_times else ("event",),
+        rows=(False, True) if thrift.every_row else (False,),
         found={each: changes(pairs, each) for each in groupings},
         best={other: says_most(pairs, other) for other in range(1, len(sides))},
     )
@@ -141,7 +145,7 @@ def _with_ways(html: str, choices: _Choices, view: CompareView) -> Html:
 def _differences(choices: _Choices) -> Panel:
     fields = ("other", "rows-by", "sort", "every-row")
     views: dict[tuple[str, ...], Html] = {}
-    for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, (False, True)):
+    for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
         view = replace(_view(choices, CompareView(by=by, sort=sort, every_row=every_row), other))
         state = choices.state_of(view)
         assert state is not None

@@ -24,10 +24,9 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import when
 from memviz.ui.saved.pieces import light_by, saved_pieces, site_labels
 from memviz.ui.saved.stacks import saved_stacks
+from memviz.ui.saved.thrift import Thrift
 from memviz.ui.saved.views import Panel, State, Texts, nowhere, with_ways
 
-_MOST_MOMENTS = 4
-_MOST_ZOOMS = 16
 _OFFERED_TABS = ("live", "never")
 _LIGHT = re.compile(r' data-light-by="(\w+)" data-light-group="([^"]*)"')
 _ZOOM = re.compile(r' data-light-by="path" data-light-group="([^"]*)"')
@@ -62,18 +61,17 @@ class SavedTrace:
 FIELDS = ("trace", "tab", "by", "path", "at")
 
 
-def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, most: int) -> SavedTrace:
-    """`most`: characters that the timeline's columns may take."""
-    kept = saved_pieces(trace, device, most)
-    moments = _moments(device)
-    views = dict(_views(trace, device, name, moments, lights_paths="frames" in kept.pieces))
+def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thrift: Thrift) -> SavedTrace:
+    kept = saved_pieces(trace, device, thrift.columns)
+    moments = _moments(device, thrift.moments)
+    views = dict(_views(trace, device, name, moments, thrift, lights_paths="frames" in kept.pieces))
     value = timeline_value(trace, device, name)
     start = _View("live", "stack", "", moments[0])
     data = {
         "value": {**value, "has_times": kept.has_times},
         "pieces": kept.pieces,
         "sites": site_labels(trace, device),
-        "stacks": saved_stacks(trace, device, texts),
+        "stacks": saved_stacks(trace, device, texts, thrift.stacks),
         "lights": _lights(trace, device, views, has_modules="modules" in kept.pieces),
         "moments": moments,
     }
@@ -88,17 +86,19 @@ def _remark(note: str) -> Html:
     return tag("p", note, class_="mv-note") if note else Html("")
 
 
-def _moments(device: DeviceTrace) -> list[int]:
+def _moments(device: DeviceTrace, most: int) -> list[int]:
     """The peak first."""
-    failed = np.flatnonzero(device.events.action == Action.OOM)[:_MOST_MOMENTS].tolist()
+    failed = np.flatnonzero(device.events.action == Action.OOM)[: most - 1].tolist()
     return list(dict.fromkeys((timeline(device).peak_event, *failed)))
 
 
 def _views(
-    trace: Trace, device: DeviceTrace, name: str, moments: list[int], *, lights_paths: bool
+    trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: Thrift, *, lights_paths: bool
 ) -> Iterator[tuple[_View, dict[str, Html]]]:
-    first = {(at, by): _half(trace, device, name, _View("live", by, "", at)) for at in moments for by in GROUPINGS}
-    paths = _zooms(str(first[moments[0], "stack"].live))
+    first = {
+        (at, by): _half(trace, device, name, _View("live", by, "", at), thrift) for at in moments for by in GROUPINGS
+    }
+    paths = _zooms(str(first[moments[0], "stack"].live))[: thrift.zooms]
 
     def drawn(view: _View, half: Half) -> dict[str, Html]:
         return _panels(view, half, moments, paths, lights_paths=lights_paths)
@@ -108,22 +108,22 @@ def _views(
         yield view, drawn(view, half)
     for path in paths:
         view = _View("live", "stack", path, moments[0])
-        yield view, drawn(view, _half(trace, device, name, view))
-    never = _half(trace, device, name, _View("never", "site", "", moments[0]))
+        yield view, drawn(view, _half(trace, device, name, view, thrift))
+    never = _half(trace, device, name, _View("never", "site", "", moments[0]), thrift)
     for at in moments:
         for by in GROUPINGS:
             view = _View("never", by, "", at)
             yield view, {**drawn(view, never), "inspector": drawn(view, first[at, by])["inspector"]}
 
 
-def _half(trace: Trace, device: DeviceTrace, name: str, view: _View) -> Half:
-    look = Look(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key=name)
+def _half(trace: Trace, device: DeviceTrace, name: str, view: _View, thrift: Thrift) -> Half:
+    look = Look(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
     return lower_half(trace, device, name, look, said={"key": name, "at": view.at}, due=ALL)
 
 
 def _zooms(icicle: str) -> list[str]:
     """Where its boxes lead, those of most bytes first: they stand level by level."""
-    return [unescape(each) for each in dict.fromkeys(_ZOOM.findall(icicle))][:_MOST_ZOOMS]
+    return [unescape(each) for each in dict.fromkeys(_ZOOM.findall(icicle))]
 
 
 def _panels(view: _View, half: Half, moments: list[int], paths: list[str], *, lights_paths: bool) -> dict[str, Html]:

@@ -27,12 +27,14 @@ from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.timeline_pieces import groups_piece
 from memviz.ui.html.plain import plain
 from memviz.ui.saved.spans import SavedSpans, all_spans, largest_spans
+from memviz.units import duration_text
 
 TOGETHER = "small allocations, drawn together"
 _MOST_LABELS = 300_000
 """Characters of all together."""
 _NO_GROUP = -1
 _LEAST_SPANS = 1000
+_TIME_STEPS_US = (1, 16, 256, 4096)
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,23 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
         if size + _size(piece) <= most:
             pieces[name] = piece
             size += _size(piece)
+    notes = [spans.note]
+    if has_times(device):
+        times, note = _times(device, most - size)
+        notes.append(note)
+        if times is not None:
+            pieces["times"] = times
     sent = {name: as_sent(piece) for name, piece in pieces.items()}
-    return Kept(sent, spans.note, "times" in pieces)
+    return Kept(sent, " ".join(filter(None, notes)), "times" in pieces)
+
+
+def _times(device: DeviceTrace, room: int) -> tuple[Packed | None, str]:
+    """As fine as there is room for."""
+    for step in _TIME_STEPS_US:
+        packed = pack_times(device, step)
+        if _size(packed) <= room:
+            return packed, "" if step == 1 else f"Times are kept in steps of {duration_text(step)}."
+    return None, "Times are not kept in this file."
 
 
 def as_sent(packed: Packed) -> dict[str, Any]:
@@ -102,8 +119,6 @@ def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[
             for meaning in MEANINGS
             if meaning != "category"
         ]
-    if has_times(device):
-        found.append(("times", pack_times(device)))
     return found
 
 

@@ -20,11 +20,10 @@ from memviz.ui.html.words import cut
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
 from memviz.ui.saved.document import COMPARE, EXPLORE, Document, html_text
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
+from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
 from memviz.ui.saved.views import Texts, with_ways
 from memviz.ui.shell.session import Opened
 
-_MOST_COLUMNS = 1_800_000
-"""Characters of the columns of all timelines together."""
 _MOST_NAME = 48
 Pair = tuple[Trace, DeviceTrace]
 
@@ -34,18 +33,24 @@ def report_page(sides: Sequence[Pair], by: str = "") -> str:
 
     `by` is what a row of the comparison is, where there are several; empty for what says most.
     """
-    sides = sides[: len(LETTERS)]
+    page = _page(sides[: len(LETTERS)], by, GENEROUS)
+    if len(page.encode("utf-8", "replace")) < MOST_BYTES:
+        return page
+    return _page(sides[: len(LETTERS)], by, SPARE)
+
+
+def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
     texts = Texts()
     named = [_side(number, *side) for number, side in enumerate(sides)]
-    most = _MOST_COLUMNS // len(sides)
-    saved = [saved_trace(*side.pair, side.key, texts, most) for side in named]
+    share = replace(thrift, columns=thrift.columns // len(sides), stacks=thrift.stacks // len(sides))
+    saved = [saved_trace(*side.pair, side.key, texts, share) for side in named]
     title = str(_title(sides).answer)
     data: dict[str, Any] = {"traces": {each.name: each.data for each in saved}}
     if len(sides) == 1:
         body = joined(_facts(sides), explore_html(saved[0]))
         return html_text(Document(title, body, EXPLORE, explore_panels(saved), saved[0].start, texts, data))
     has_times = all(each.data["value"]["has_times"] for each in saved)
-    compared = saved_comparison(tuple(named), by, has_times=has_times)
+    compared = saved_comparison(tuple(named), by, thrift, has_times=has_times)
     for each, lights in zip(saved, compared.lights, strict=True):
         each.data["compared"] = lights
     panels = [*compared.panels, *explore_panels(saved)]

@@ -282,6 +282,8 @@
   /** What a timeline is not given, it does not offer. */
   function offered(host, key) {
     for (const option of host.querySelectorAll('select[aria-label="Colour"] option')) if (!traces[key].has(`groups ${option.value}`)) option.remove();
+    const hasTimes = traces[key].data.value.has_times;
+    for (const choice of host.querySelectorAll('[aria-label="Axis"]')) choice.hidden = !hasTimes;
   }
 
   let giveTimeline = () => {};

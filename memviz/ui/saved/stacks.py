@@ -13,17 +13,18 @@ from memviz.ui.explore.inspector import stack_html
 from memviz.ui.saved.views import Texts
 
 _MOST_STACKS = 400
-_MOST_CHARACTERS = 1_500_000
-"""Of HTML, before it is compressed to about a twentieth."""
 
 
-def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts) -> dict[str, Any]:
-    """By numbers of the piece `stacks`: the text's number. Of too many, the stacks with most bytes."""
+def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> dict[str, Any]:
+    """By numbers of the piece `stacks`: the text's number. Of too many, the stacks with most bytes.
+
+    `most`: characters of all together.
+    """
     rows = lifetimes(device)
     sums = sum_by(rows.stack + 1, rows.size, len(trace.stacks) + 1)
     used = np.flatnonzero(np.bincount(rows.stack + 1, minlength=len(sums)))
     heaviest = used[np.argsort(-sums[used], kind="stable")]
-    found, room = {}, _MOST_CHARACTERS
+    found, room = {}, most
     for number in heaviest[:_MOST_STACKS].tolist():
         html = stack_html(trace, number - 1, "Stack, our frames first")
         room -= len(html)
