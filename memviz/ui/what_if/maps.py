@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.replayed import Replayed
 from memviz.trace.model import DeviceTrace
 from memviz.ui.what_if.answer_html import Found, caption
 from memviz.ui.what_if.reserved_plot import event_in
