@@ -197,9 +197,8 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
 
 def _apart(reference: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """In the dtype of the run: what differs most of all outputs."""
-    from memviz.runner.output_check.plain import to_plain
-
     from memviz.runner.output_check.difference import differences
+    from memviz.runner.output_check.numerics import to_plain
 
     found = differences(reference, ours)
     plain: dict[str, Any] = to_plain(max(found.values(), key=lambda each: each.relative_l2))

@@ -95,15 +95,15 @@ class Numerics:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values with every digit; infinite floats as the text 'inf'."""
-        return {"verdict": _to_plain(self.verdict), **_to_plain(self)}
+        return {"verdict": to_plain(self.verdict), **to_plain(self)}
 
 
-def _to_plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
     """JSON has no infinity: such floats travel as the texts that float() reads."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {attribute.name: _to_plain(getattr(value, attribute.name)) for attribute in fields(value)}
+        return {attribute.name: to_plain(getattr(value, attribute.name)) for attribute in fields(value)}
     if isinstance(value, (tuple, list)):
-        return [_to_plain(item) for item in value]
+        return [to_plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
