@@ -113,7 +113,7 @@ def to_plain(value: Any) -> Any:
 class _Finding:
     kind: Literal["layer", "output", "gradient"]
     place: str
-    said: str
+    title: str
     """'layer 0', 'the output', 'the gradient of proj.weight'."""
     difference: Difference
     rounding: Rounding | None
@@ -140,11 +140,11 @@ def _places(numerics: Numerics) -> Iterator[_Finding]:
     for layer in numerics.layers:
         yield _Finding("layer", layer.path, layer_title(layer.path), layer.alone, layer.rounding, 0.0)
     for output in numerics.outputs:
-        said = "the output" if len(numerics.outputs) == 1 else f"output {output.name}"
-        yield _Finding("output", output.name, said, output.difference, output.rounding, output.noise.relative_l2)
+        title = "the output" if len(numerics.outputs) == 1 else f"output {output.name}"
+        yield _Finding("output", output.name, title, output.difference, output.rounding, output.noise.relative_l2)
     for gradient in numerics.gradients.parameters if numerics.gradients else ():
-        said = f"the gradient of {gradient.name}"
-        yield _Finding("gradient", gradient.name, said, gradient.difference, gradient.rounding, gradient.noise)
+        title = f"the gradient of {gradient.name}"
+        yield _Finding("gradient", gradient.name, title, gradient.difference, gradient.rounding, gradient.noise)
 
 
 def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
@@ -152,7 +152,7 @@ def _broken(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
     for place in places:
         count = place.difference.nonfinite_differ
         if count:
-            what = f"{count:,} values of {place.said} are finite on one side only"
+            what = f"{count:,} values of {place.title} are finite on one side only"
             return _suspicious(numerics, place.place, f"{what}.")
     if numerics.losses is not None and not numerics.losses.finite:
         return _suspicious(numerics, "loss", "the loss is not finite where the reference's is.")
@@ -172,7 +172,7 @@ def _of_before(numerics: Numerics, places: list[_Finding]) -> Verdict | None:
         allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, numerics), place.noise)
         if later.gap > MARGIN * allowed:
             of = " of all gradients" if later.kind == "gradient" else ""
-            what = f"once the weights have changed, {place.said} differs by {share_text(later.gap)}{of}"
+            what = f"once the weights have changed, {place.title} differs by {share_text(later.gap)}{of}"
             return _suspicious(numerics, later.name, f"{what}: something of before is still in it. {BUG}")
     return None
 
@@ -185,10 +185,10 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
         if place.difference.bitwise or _within_noise(place, noisy=noisy):
             continue
         if _beyond_type(place, numerics):
-            return _suspicious(numerics, place.place, f"{place.said} differs by {_size(place)}. {BUG}")
+            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
         if place.kind != "gradient":
             reason = "That is rounding, and not the equality it claims."
-            return _suspicious(numerics, place.place, f"{place.said} differs by {_size(place)}. {reason}")
+            return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {reason}")
         rounded = True
     losses = numerics.losses
     if losses is not None and not rounded and losses.worst > MARGIN * losses.noise:
@@ -229,11 +229,11 @@ def _beyond_rounding(numerics: Numerics, places: list[_Finding]) -> _Beyond | No
     wrong = [place for place in places if _is_wrong(place, numerics)]
     if wrong:
         first = _innermost(wrong)
-        return _Beyond(first.place, f"{first.said} differs by {_size(first)}", f". {BUG}", ok=False)
+        return _Beyond(first.place, f"{first.title} differs by {_size(first)}", f". {BUG}", ok=False)
     for place in places:
         if _is_unstable(place):
             floor = max(place.rounding.floor or 0.0, _one_rounding(place)) if place.rounding else 0.0
-            what = f"{place.said} loses {place.gap / floor:.0f} times what the reference loses to rounding"
+            what = f"{place.title} loses {place.gap / floor:.0f} times what the reference loses to rounding"
             return _Beyond(place.place, what, "; in float64 both agree.", ok=None)
     return None
 
@@ -288,12 +288,12 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
         return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
     for place in places:
         if _gap(place, numerics) > 1:
-            what = f"{place.said} differs by {_size(place)}, more than the signal itself."
+            what = f"{place.title} differs by {_size(place)}, more than the signal itself."
             return _suspicious(numerics, place.place, what)
     size = max((output.difference.relative_l2 for output in numerics.outputs), default=0.0)
     if numerics.stored is None:
-        said = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
-        return _fine(numerics, f"lossy, as claimed: {said}", ok=None)
+        words = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
+        return _fine(numerics, f"lossy, as claimed: {words}", ok=None)
     one = unit_roundoff(getattr(torch, numerics.stored))
     words = (
         f"expected loss for {numerics.stored}: storing moves a weight by up to {share_text(one)} of itself, "

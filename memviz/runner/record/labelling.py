@@ -212,16 +212,16 @@ def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
     if end is None or not kept:
         return device.annotations
     at = places(device.events, end, [entry.counts for entry in kept])
-    said = np.array([entry.time_us for entry in kept], dtype=np.int64)
+    time_us = np.array([entry.time_us for entry in kept], dtype=np.int64)
     times = device.events.time_us
     if len(times) and times.any():
-        before = np.where(at > 0, times[np.maximum(at - 1, 0)], said)
-        after = np.where(at < len(times), times[np.minimum(at, len(times) - 1)], said)
-        said = np.clip(said, before, np.maximum(before, after))
+        before = np.where(at > 0, times[np.maximum(at - 1, 0)], time_us)
+        after = np.where(at < len(times), times[np.minimum(at, len(times) - 1)], time_us)
+        time_us = np.clip(time_us, before, np.maximum(before, after))
     ours = Annotations(
         name=np.array([names(entry.name) for entry in kept], dtype=np.int32),
         stage=np.array([entry.stage for entry in kept], dtype=np.uint8),
-        time_us=np.maximum.accumulate(said),
+        time_us=np.maximum.accumulate(time_us),
     )
     both = {name: np.concatenate([getattr(device.annotations, name), column]) for name, column in ours.columns()}
     order = np.argsort(both["time_us"], kind="stable")

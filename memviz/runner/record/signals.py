@@ -80,10 +80,10 @@ class Signals:
         self._let_go()
 
     def _listen(self) -> None:
-        while (told := os.read(self._read, 1)) not in (_CLOSE, b""):
-            answer = self._answers.get(told[0])
-            if answer is not None and signal.getsignal(told[0]) is _noticed:
-                answer(told[0])
+        while (number := os.read(self._read, 1)) not in (_CLOSE, b""):
+            answer = self._answers.get(number[0])
+            if answer is not None and signal.getsignal(number[0]) is _noticed:
+                answer(number[0])
 
 
 def _noticed(_number: int, _frame: FrameType | None) -> None:

@@ -27,9 +27,9 @@ def own_words(snapshot: dict[str, Any], trace: Trace) -> dict[str, Any]:
     rows = [row for device in trace.devices if device.kind == "gpu" for row in _annotations(trace, device)]
     has_more = len(rows) > len(snapshot.get("external_annotations", ()))
     words: dict[str, Any] = {"external_annotations": rows} if has_more else {}
-    said = own_labels.dump(trace)
-    if said is not None:
-        words[own_labels.KEY] = said
+    labels = own_labels.dump(trace)
+    if labels is not None:
+        words[own_labels.KEY] = labels
     return {**snapshot, **words}
 
 

@@ -117,8 +117,8 @@ def is_own(name: str) -> bool:
 
 def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
     """Settings go to the function's parameters, and to our knobs where they have that name; to both where both have."""
-    file, _, asked = name.partition(":")
-    function = function_in(file, asked)
+    file, _, wanted = name.partition(":")
+    function = function_in(file, wanted)
     ours = as_text(OwnModel(), everything=True)
     function.check(settings, ours)
     knobs = with_knobs(OwnModel, {key: text for key, text in settings.items() if key in ours})
