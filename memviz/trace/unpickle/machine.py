@@ -9,7 +9,7 @@ from memviz.trace.budget import Budget
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged
 from memviz.trace.unpickle.runs import EventRuns
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
-from memviz.trace.unpickle.template import REFERENCE_ROW, REFERENCES
+from memviz.trace.unpickle.template import REFERENCE_ROW, places_of
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -152,8 +152,7 @@ class Machine:
         if row is None:
             return False
         memo, items = self.memo, []
-        for match in REFERENCES.finditer(row[0], 0, len(row[0]) - 1):
-            number = int.from_bytes(match[1] or match[2], "little")
+        for number in places_of(row[0]).tolist():
             items.append(memo[number] if number in memo else self._from_runs(number))
         self.at = row.end()
         self.append_to_list(items)

@@ -20,10 +20,10 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.collect import no_events
-from memviz.trace.intern import Interner, StackNumber
+from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
 from memviz.trace.model import ACTION_NAMES, EMPTY_TEXT, NO_STACK, Events, Ints4, Ints8
-from memviz.trace.unpickle.run_memo import EVENT, NOTHING, POOL, STACK, TEXT, RunMemo
-from memviz.trace.unpickle.template import REFERENCES, Kind, Template, template_of
+from memviz.trace.unpickle.run_memo import FRAME, NOTHING, POOL, ROW, STACK, TEXT, RunMemo
+from memviz.trace.unpickle.template import Kind, Template, places_of, template_of
 from memviz.trace.unpickle.window import Column, Contents, Window
 
 _NEEDED = {"action", "addr", "size"}
@@ -93,7 +93,7 @@ class EventRuns:
             return self.interner.text(code)
         if kind == POOL:
             return self.interner.pool_pair(code)
-        return self.AN_EVENT if kind == EVENT else None
+        return self.AN_EVENT if kind == ROW else None
 
     def after_event(self, event: dict[str, Any]) -> None:
         """The reader has just finished an event by itself; whatever run follows is taken over."""
@@ -183,14 +183,14 @@ class _Run:
         if window.event_memo is not None:
             places = window.event_memo[self.rows]
             self._check_places(int(places.max()))
-            owner.memo.put(places, EVENT, 0)
+            owner.memo.put(places, ROW, 0)
         if window.template.memo != b"\x94":
             return None
         length = owner.reader.memo_length()
         used = window.memo_count[self.rows]
         base = length + np.cumsum(used) - used
         owner.memo.reserve(length + int(used.sum()))
-        owner.memo.put(base, EVENT, 0)
+        owner.memo.put(base, ROW, 0)
         return base
 
     def _finish_memo(self) -> None:
@@ -279,16 +279,28 @@ class _Run:
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
-        places = [int.from_bytes(each[1] or each[2], "little") for each in REFERENCES.finditer(raw)]
-        memo, intern = self.owner.reader.memo, self.owner.interner
-        frames = []
-        for place in intern.shortened(places):
+        places = places_of(raw)
+        if len(places) > MOST_FRAMES:
             # Text stands for the frames that are left out.
-            frame = place if type(place) is str else memo.get(place)
-            if frame is None:
-                raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
-            frames.append(intern.frame(frame))
-        return frames
+            short = self.owner.interner.shortened(places.tolist())
+            return [self.owner.interner.frame(each) if type(each) is str else self._frame(each) for each in short]
+        memo = self.owner.memo
+        inside = np.where(places < len(memo.kind), places, 0)
+        known = (memo.kind[inside] == FRAME) & (inside == places)
+        numbers: list[int] = memo.code[inside].tolist()
+        for i in np.flatnonzero(~known).tolist():
+            numbers[i] = self._frame(int(places[i]))
+        return numbers
+
+    def _frame(self, place: int) -> int:
+        memo = self.owner.memo
+        frame = self.owner.reader.memo.get(place)
+        if frame is None:
+            raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
+        number = self.owner.interner.frame(frame)
+        if place < len(memo.kind) and memo.kind[place] == NOTHING:
+            memo.put(np.array([place]), FRAME, number)
+        return number
 
 
 def _translated(values: Ints8, translate: Any) -> Ints8:

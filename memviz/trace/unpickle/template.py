@@ -6,6 +6,10 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from memviz.trace.model import Ints8
+
 Kind = Literal["text", "number", "pool", "stack"]
 KINDS: dict[str, Kind] = {
     "action": "text",
@@ -114,6 +118,18 @@ LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", r
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
 BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
 """As far as it was looked at, where it is no such list."""
-REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
+_ALIKE = re.compile(rb"(?>(?:h.)+)|(?>(?:j....)+)", re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""
+
+
+def places_of(row: bytes) -> Ints8:
+    """The places in the memo that a row of references names. References of one width are read in one step."""
+    pieces = [_places_alike(each[0]) for each in _ALIKE.finditer(row, 1 if row[:1] == b"(" else 0)]
+    return np.concatenate(pieces) if pieces else np.zeros(0, dtype=np.int64)
+
+
+def _places_alike(row: bytes) -> Ints8:
+    if row[:1] == b"h":
+        return np.frombuffer(row, dtype=np.uint8)[1::2].astype(np.int64)
+    return np.frombuffer(row, dtype=[("code", "u1"), ("place", "<u4")])["place"].astype(np.int64)
