@@ -9,7 +9,7 @@ from memviz.trace.budget import Budget
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged
 from memviz.trace.unpickle.runs import Runs
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
-from memviz.trace.unpickle.template import REFERENCE_ROW, places_of
+from memviz.trace.unpickle.template import REFERENCE_ROW, place_of, references_in
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -155,7 +155,7 @@ class Machine:
         if row is None:
             return False
         memo, items = self.memo, []
-        for number in places_of(row[0]).tolist():
+        for number in map(place_of, references_in(row[0])):
             items.append(memo[number] if number in memo else self._from_runs(number))
         self.at = row.end()
         self.append_to_list(items)

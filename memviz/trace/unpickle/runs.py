@@ -23,8 +23,8 @@ from memviz.errors import TraceError
 from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
 from memviz.trace.model import Columns, Events, Ints8
 from memviz.trace.unpickle.rows import EVENT, ROW_KINDS, Kind, RowKind, kind_of, translated
-from memviz.trace.unpickle.run_memo import FRAME, NOTHING, POOL, ROW, STACK, TEXT, RunMemo
-from memviz.trace.unpickle.template import Template, places_of, template_of
+from memviz.trace.unpickle.run_memo import NOTHING, POOL, ROW, STACK, TEXT, RunMemo
+from memviz.trace.unpickle.template import Template, place_of, references_in, template_of
 from memviz.trace.unpickle.window import Column, Contents, Window
 
 _SHORTEST_RUN = 16
@@ -91,6 +91,8 @@ class Runs:
         self.memo = RunMemo()
         self._buffer = b""
         self._forms = {each: _Form() for each in ROW_KINDS}
+        self.frames: dict[bytes, int] = {}
+        """The frames that lists refer to, by the bytes that do."""
         self.lists = Contents(_MOST_STACKS)
         self.texts = Contents()
 
@@ -283,25 +285,19 @@ class _Run:
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
-        places = places_of(raw)
-        if len(places) > MOST_FRAMES:
+        references = references_in(raw)
+        numbers = list(map(self.owner.frames.get, references))
+        if None in numbers or len(numbers) > MOST_FRAMES:
             # Text stands for the frames that are left out.
-            short = self.owner.interner.shortened(places.tolist())
+            short = self.owner.interner.shortened(references)
             return [self.owner.interner.frame(each) if type(each) is str else self._frame(each) for each in short]
-        memo = self.owner.memo
-        inside = np.where(places < len(memo.kind), places, 0)
-        known = (memo.kind[inside] == FRAME) & (inside == places)
-        numbers: list[int] = memo.code[inside].tolist()
-        for i in np.flatnonzero(~known).tolist():
-            numbers[i] = self._frame(int(places[i]))
-        return numbers
+        return numbers  # type: ignore[return-value]
 
-    def _frame(self, place: int) -> int:
-        memo = self.owner.memo
-        frame = self.owner.reader.memo.get(place)
-        if frame is None:
-            raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
-        number = self.owner.interner.frame(frame)
-        if place < len(memo.kind) and memo.kind[place] == NOTHING:
-            memo.put(np.array([place]), FRAME, number)
-        return number
+    def _frame(self, reference: bytes) -> int:
+        known = self.owner.frames.get(reference)
+        if known is None:
+            frame = self.owner.reader.memo.get(place_of(reference))
+            if frame is None:
+                raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
+            known = self.owner.frames[reference] = self.owner.interner.frame(frame)
+        return known

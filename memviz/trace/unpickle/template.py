@@ -5,9 +5,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-import numpy as np
-
-from memviz.trace.model import Ints8
 from memviz.trace.unpickle.rows import Kind, RowKind
 
 
@@ -118,16 +115,15 @@ LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", r
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
 BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
 """As far as it was looked at, where it is no such list."""
-_REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
-_LONG_ONES = re.compile(rb"\(?(?>(?:j....)+)[ea]", re.DOTALL)
+_REFERENCES = re.compile(_REFERENCE, re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""
 
 
-def places_of(row: bytes) -> Ints8:
-    """The places in the memo that a row of references names, with its '(' or without."""
-    start = 1 if row[:1] == b"(" else 0
-    if _LONG_ONES.fullmatch(row):
-        return np.frombuffer(row[start:-1], dtype=[("code", "u1"), ("place", "<u4")])["place"].astype(np.int64)
-    found = _REFERENCES.findall(row, start)
-    return np.array([int.from_bytes(short or long, "little") for short, long in found], dtype=np.int64)
+def references_in(row: bytes) -> list[bytes]:
+    """Of a list of references, with its '(' or without."""
+    return _REFERENCES.findall(row, 1 if row[:1] == b"(" else 0)
+
+
+def place_of(reference: bytes) -> int:
+    return int.from_bytes(reference[1:], "little")
