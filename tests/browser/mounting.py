@@ -53,7 +53,7 @@ def mount(
     """`folder` names the component and its JavaScript object, as `event_list` does memvizEventList."""
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
-    style = (UI / "styles" / "frame.css").read_text() + (UI / "components" / folder / f"{folder}.css").read_text()
+    style = (UI / "shell" / "page_frame.css").read_text() + (UI / "components" / folder / f"{folder}.css").read_text()
     style += (UI / "components" / "memory_timeline" / "timeline.css").read_text()
     name = "memviz" + "".join(part.capitalize() for part in folder.split("_"))
     for function in serve:

@@ -1,4 +1,4 @@
-// A form whose HTML is made by memviz/ui/views, which escapes every text. See __init__.py for its value.
+// A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
 (() => {
   "use strict";
   const REST_MS = 250;

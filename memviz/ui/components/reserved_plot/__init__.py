@@ -20,7 +20,7 @@ def style() -> str:
 
 
 class ReservedPlot(gr.HTML):
-    """`value` is what `memviz.ui.views.reserved_plot.plot_value` makes; `select` carries the event that was chosen."""
+    """`value` is what `what_if.reserved_plot.plot_value` makes; `select` carries the event that was chosen."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(

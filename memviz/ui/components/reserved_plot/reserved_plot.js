@@ -1,5 +1,5 @@
 // Live bytes as an area, reserved bytes as lines over the same events: as recorded dashed, as replayed thick, the limit
-// red, and a mark where memory runs out. The value is made by memviz/ui/views/reserved_plot.py.
+// red, and a mark where memory runs out. The value is made by memviz/ui/what_if/reserved_plot.py.
 (() => {
   "use strict";
   const { el, shape, clamp, spread } = globalThis.memvizTimeline;

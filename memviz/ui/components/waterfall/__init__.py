@@ -9,13 +9,13 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.analysis.alike import Pair, alike
-from memviz.analysis.changes import changes
+from memviz.analysis.comparing.changes import changes
+from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import MemvizError, UsageError
 from memviz.figures.packed_timeline import Packed, pack_rows
 from memviz.figures.report import report_page
-from memviz.ui.views.changes_csv import changes_csv
+from memviz.ui.compare.changes_csv import changes_csv
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], Pair | None]
@@ -28,7 +28,7 @@ def scripts() -> str:
 
 
 class WaterfallTable(gr.HTML):
-    """`value` is what `views.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
+    """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
 
     def __init__(self, find: Find, **options: Any) -> None:
         super().__init__(
