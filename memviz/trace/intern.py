@@ -19,7 +19,7 @@ MOST_FRAMES = 2000
 """Of one stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
 _INT4_MAX = 2**31 - 1
 _NUMBER_BYTES = 4
-_TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 40
+_TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 100
 """In memory, with what is computed from them later."""
 
 
