@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right, insort
+from bisect import bisect_right
 from dataclasses import replace
 
 import numpy as np
@@ -82,15 +82,12 @@ class AsRecorded(Replay):
         failed = source.steps.out_of_memory
         self.forced = {each.first: each.malloc for each in source.steps.forced if each.malloc not in failed}
         self.unsaid = _unsaid(source)
-        self._expandable: list[int] = []
-        """Where spaces that expand begin, in order: those there at the start, and whatever is added."""
         self.mismatches = 0
         self.first: Mismatch | None = None
 
     def result(self, progress: Progress | None = None) -> Replayed:
         self.progress = progress
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
-        self._expandable = sorted(space.address for space in self.allocator.expandable_segments)
         self.allocator.statistics.reset_peak()
         self.allocator.record = self.history.add
         self.run()
@@ -227,7 +224,6 @@ class AsRecorded(Replay):
             if address in self.allocator.segments or space < size:
                 return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
             block = add_expandable(self.allocator, ExpandableSegment(address, space, page), stream, blocks)
-            insort(self._expandable, address)
         if block.mapped or block.address != address or size > block.size:
             return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
         map_block(self.allocator, block, size)
@@ -245,13 +241,14 @@ class AsRecorded(Replay):
 
     def _space_before(self, address: int) -> Block | None:
         """The first block of the last space that begins there or before; those that are gone are forgotten."""
-        before = bisect_right(self._expandable, address)
+        begins = self.allocator.expandable_begins
+        before = bisect_right(begins, address)
         while before:
-            block = self.allocator.segments.get(self._expandable[before - 1])
+            block = self.allocator.segments.get(begins[before - 1])
             if block is not None and block.expandable is not None:
                 return block
             before -= 1
-            del self._expandable[before]
+            del begins[before]
         return None
 
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:

@@ -328,3 +328,9 @@ def test_texts_too_long_for_a_row_are_read_event_by_event(protocol: int) -> None
     rows = [alloc(512 * i, 512, user_metadata="x" * (1000 + i)) for i in range(60)]
     fast, slow = both(pickle.dumps(snapshot(rows), protocol))
     assert described(fast) == described(slow) and fast.event_count == 60
+
+
+def test_an_address_of_an_event_that_found_no_memory_is_no_free_memory() -> None:
+    rows = [{"action": "oom" if i % 3 else "alloc", "addr": 512 * i, "size": 512, "stream": 0} for i in range(60)]
+    fast, slow = both(pickle.dumps(snapshot(rows)))
+    assert described(fast) == described(slow)

@@ -13,6 +13,7 @@ from memviz.trace.model import (
     ACTION_NAMES,
     EMPTY_TEXT,
     NO_STACK,
+    Action,
     AnnotationRows,
     BlockRows,
     Columns,
@@ -54,9 +55,12 @@ def _events(columns: Decoded, count: int, intern: Interner) -> Events:
         known = ACTION_NAMES.get(name)
         return known if known is not None else intern.other_action(name)
 
+    actions = translated(columns["action"], action).astype(np.uint8)
+    # What the driver had free stands under another key, and such an event is in no run.
+    address = np.where(actions == Action.OOM, 0, _number(columns, "addr", count))
     return Events(
-        action=translated(columns["action"], action).astype(np.uint8),
-        address=_number(columns, "addr", count),
+        action=actions,
+        address=address,
         size=_number(columns, "size", count),
         stream=translated(_number(columns, "stream", count), intern.stream).astype(np.int32),
         time_us=_number(columns, "time_us", count),

@@ -281,7 +281,7 @@ class _Run:
         if number is None:
             raw = lists.raw[content]
             number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
-            self.owner.reader.cost += 200 + 12 * len(raw)
+            self.owner.reader.cost += 200
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
