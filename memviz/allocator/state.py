@@ -29,7 +29,6 @@ class SegmentRequest:
     requested: int
     size: int
     asked_of_device: int
-    expands: bool
 
 
 class AllocatorState:
@@ -45,9 +44,7 @@ class AllocatorState:
         self.statistics = statistics
         self.default_pool = PoolPair(DEFAULT_POOL)
         self.private_pools: dict[PoolId, PoolPair] = {}
-        self.captures: list[tuple[PoolId, Callable[[int], bool]]] = []
-        """Pools that allocations are directed to now, and for which streams; the newest is asked first."""
-        self.pending = PendingFrees(self.captures, self.complete_free)
+        self.pending = PendingFrees(self.complete_free)
         self.segments: dict[int, Block] = {}
         """First block of each segment, by the segment's address."""
         self.expandable_segments: list[ExpandableSegment] = []

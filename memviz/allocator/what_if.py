@@ -240,19 +240,3 @@ def smallest_card(
 
 def _is_limited(source: Source, settings: Settings | None) -> bool:
     return (source.recorded if settings is None else settings).per_process_memory_fraction < 1
-
-
-def least_memory(source: Source, settings: Settings | None = None, *, step_bytes: int = 64 * MiB) -> int:
-    """Bytes that the process needs, to within a step: with so much it runs to its end, with a step less it runs out.
-
-    Found by halving. More memory can in principle fit worse, so this is one such boundary, not a proof.
-    """
-    free = figures_on(source, settings)
-    enough, short = free.peak_reserved_bytes, max(0, free.peak_requested_bytes - step_bytes)
-    while enough - short > step_bytes:
-        middle = (enough + short) // 2
-        if figures_on(source, settings, Card(middle, 0)).oom is None:
-            enough = middle
-        else:
-            short = middle
-    return enough

@@ -43,10 +43,6 @@ class WhoFreed:
         return bool(self.short or self.out_of_memory)
 
     @property
-    def first_short(self) -> int:
-        return min([each.first for each in self.short] + list(self.out_of_memory))
-
-    @property
     def retries(self) -> int:
         """Mallocs that had to free everything cached first."""
         return len({each.malloc for each in self.short}.union(self.out_of_memory))

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import torch
 
-from memviz.allocator.settings import parse_settings
+from memviz.allocator.settings import settings_from_environment
 from memviz.errors import UsageError
 from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.measure.accelerator import find_accelerator
@@ -74,8 +74,7 @@ def predict(plan: Plan, tell: Tell) -> Executed:
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
-    conf = plan.environment.get("PYTORCH_CUDA_ALLOC_CONF")
-    settings = parse_settings(conf) if conf else None
+    settings = settings_from_environment(plan.environment)
     with PretendedDevice(plan.card, settings=settings, release=plan.request.release) as device:
         work = _Work(device)
         with keeping_what_was_recorded(device):

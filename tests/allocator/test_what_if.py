@@ -19,7 +19,6 @@ from memviz.allocator.what_if import (
     OVERHEAD_BYTES,
     Card,
     figures_on,
-    least_memory,
     replay_on,
     smallest_card,
     what_if,
@@ -205,14 +204,6 @@ def test_no_card_may_be_large_enough():
     run = Recorder()
     run.malloc(max(CARD_BYTES))
     assert smallest_card(source_of(run.trace())) is None
-
-
-def test_the_least_memory_is_a_boundary(growing):
-    source, step = source_of(growing.trace()), 2 * MiB
-    needed = least_memory(source, step_bytes=step)
-    assert replay(growing.trace(), memory=needed).oom is None
-    assert replay(growing.trace(), memory=needed - step).oom is not None
-    assert needed - 104 * MiB < step
 
 
 @settings(max_examples=30, deadline=None)

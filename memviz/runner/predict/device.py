@@ -17,7 +17,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.settings import Settings
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.runner.device import TakesInputs
 from memviz.runner.predict.autocast import Autocast, followed
@@ -149,8 +150,16 @@ class PretendedDevice:
         self._highest_reserved = self.highest_reserved_bytes
         self.recorder.ledger.allocator.statistics.reset_peak()
 
+    def set_allocator_settings(self, text: str) -> None:
+        """As a program may say while it runs; what is laid out already stays as it is."""
+        self.settings = parse_settings(text)
+        self.recorder.ledger.allocator.set_settings(self.settings)
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._statistics.as_dict()
+
     @property
-    def _statistics(self) -> Any:
+    def _statistics(self) -> Statistics:
         return self.recorder.ledger.allocator.statistics
 
     @property

@@ -74,6 +74,7 @@ def spoken(device: PretendedDevice) -> Iterator[None]:
         _move_modules(patches, device, named)
         for name, answer in _answers(device, named).items():
             patches.replace(torch.cuda, name, answer)
+        patches.replace(torch.cuda.memory, "_set_allocator_settings", device.set_allocator_settings)
         # Without one there would be a warning; recurrent layers are predicted step by step.
         patches.replace(getattr(torch.backends.cudnn, "m", torch.backends.cudnn), "is_acceptable", lambda tensor: False)
         _make_wrappers_here(patches, named)
@@ -170,6 +171,7 @@ def _answers(device: PretendedDevice, named: NamedDevices) -> dict[str, Any]:
         "memory_reserved": lambda: device.reserved_bytes,
         "max_memory_allocated": lambda: device.peak_allocated_bytes,
         "max_memory_reserved": lambda: device.peak_reserved_bytes,
+        "memory_stats": device.memory_stats,
         "reset_peak_memory_stats": device.reset_peak,
         "mem_get_info": lambda: (card.memory_bytes - device.reserved_bytes, card.memory_bytes),
     }
