@@ -167,7 +167,7 @@ class BlockPool:
     def add_unmapped(self, block: Block) -> None:
         ranges = self.unmapped.setdefault(block.stream, [])
         ranges.append(block)
-        ranges.sort(key=lambda each: each.address)
+        ranges.sort(key=lambda unmapped: unmapped.address)
 
     def remove_unmapped(self, block: Block) -> None:
         self.unmapped[block.stream].remove(block)

@@ -8,7 +8,7 @@ segment to out of memory), `_split_and_hand_out` and `complete_free` in `state` 
 from __future__ import annotations
 
 from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeList, PoolId, PoolPair
-from memviz.allocator.device import Device, OutOfMemory
+from memviz.allocator.device import AllocationFailed, DeviceMemory
 from memviz.allocator.expandable import allocate_expandable
 from memviz.allocator.release import collect_garbage, release_cached, release_enough
 from memviz.allocator.settings import Settings
@@ -26,13 +26,13 @@ class CachingAllocator(AllocatorState):
     def __init__(
         self,
         settings: Settings | None = None,
-        device: Device | None = None,
+        device: DeviceMemory | None = None,
         record: Record | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         super().__init__(
             Settings() if settings is None else settings,
-            Device() if device is None else device,
+            DeviceMemory() if device is None else device,
             unrecorded if record is None else record,
             Statistics() if statistics is None else statistics,
         )
@@ -233,9 +233,11 @@ class CachingAllocator(AllocatorState):
         free = self.device.free_bytes
         self.record(Action.OOM, free, request.size, request.stream, request.pool.owner.id)
 
-    def _out_of_memory(self, requested: int, asked: int) -> OutOfMemory:
+    def _out_of_memory(self, requested: int, asked: int) -> AllocationFailed:
         now = self.statistics
-        return OutOfMemory(requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved)
+        return AllocationFailed(
+            requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved
+        )
 
 
 def _place_among_expandable(free: FreeList, place: int, expands: bool) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, ExpandableSegment, PoolId, PoolPair, merge
-from memviz.allocator.device import Device
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.pending import PendingFrees
 from memviz.allocator.settings import Settings
 from memviz.allocator.statistics import Statistics
@@ -37,7 +37,7 @@ class AllocatorState:
     limit: int | None = None
     """Of reserved bytes, where the settings allow only a fraction of the card."""
 
-    def __init__(self, settings: Settings, device: Device, record: Record, statistics: Statistics) -> None:
+    def __init__(self, settings: Settings, device: DeviceMemory, record: Record, statistics: Statistics) -> None:
         self.settings = settings
         self.device = device
         self.record = record

@@ -46,14 +46,14 @@ def _print(seed: Any, rows: list[dict[str, Any]]) -> None:
     print(f"{seed.title}\npublished in {seed.source}; ours predicted. {seed.window}\n")
     cells = [
         [
-            each["case"],
-            each["figure"],
-            _number(each["published"], each["figure"]),
-            _number(each["ours"], each["figure"]),
-            "" if each["difference_percent"] is None else f"{each['difference_percent']:+.2f} %",
-            each["note"],
+            row["case"],
+            row["figure"],
+            _number(row["published"], row["figure"]),
+            _number(row["ours"], row["figure"]),
+            "" if row["difference_percent"] is None else f"{row['difference_percent']:+.2f} %",
+            row["note"],
         ]
-        for each in rows
+        for row in rows
     ]
     print_table(["case", "figure", "published", "ours", "difference", ""], cells, left=0)
     print()

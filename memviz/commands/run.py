@@ -78,8 +78,8 @@ def _request(args: argparse.Namespace) -> Request:
 
     return Request(
         workload=args.workload,
-        settings=dict(_pair(each) for each in args.set),
-        optimizations=tuple(_named(each) for each in args.optimizations),
+        settings=dict(_pair(text) for text in args.set),
+        optimizations=tuple(_named(optimization) for optimization in args.optimizations),
         on=args.on,
         card=args.card or DEFAULT_CARD,
         optimizer=args.optimizer,
@@ -131,10 +131,10 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float | None
 def _last(happened: Any) -> Happened:
     last: Happened | None = None
     try:
-        for each in happened:
-            last = each
-            if each.phase:
-                progress(f"{each.phase} ...")
+        for event in happened:
+            last = event
+            if event.phase:
+                progress(f"{event.phase} ...")
     finally:
         progress("")
     assert last is not None
@@ -176,8 +176,8 @@ def _print(run: Run, path: Path | None) -> None:
         print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
     _print_numerics(run)
-    for each in run.notes:
-        print(f"- {printable(each)}")
+    for note in run.notes:
+        print(f"- {printable(note)}")
     if path:
         print(f"\nThe trace is in {printable(str(path))}; look at it with python -m memviz open {printable(str(path))}")
 
@@ -205,8 +205,10 @@ def _print_numerics(run: Run) -> None:
         print(f"\nThe outputs could not be compared: {printable(str(run.numerics['error']))}")
         return
     print(f"\nOutputs, on {printable(str(run.numerics['on']))}: {printable(str(run.numerics['verdict']['words']))}")
-    found = [each["difference"] for each in run.numerics.get("outputs", ()) if "relative_absmax" in each["difference"]]
-    if worst := max(found, key=lambda each: float(each["relative_l2"]), default=None):
+    found = [
+        output["difference"] for output in run.numerics.get("outputs", ()) if "relative_absmax" in output["difference"]
+    ]
+    if worst := max(found, key=lambda difference: float(difference["relative_l2"]), default=None):
         absmax, scale, l2 = (float(worst[key]) for key in ("absmax", "relative_absmax", "relative_l2"))
         print(f"Differs by {absmax:.1e} at most, {scale:.1e} of the output's largest value; relative L2 {l2:.1e}.")
 
@@ -221,16 +223,16 @@ def _print_listing() -> None:
     found = _listing()
     for kind in ("workloads", "optimizations"):
         print(kind.upper())
-        for each in found[kind]:
-            print(f"  {each['name']}  {each['title']}. {each['sentence']}")
-            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in each["knobs"]]
+        for row in found[kind]:
+            print(f"  {row['name']}  {row['title']}. {row['sentence']}")
+            rows = [[f"    {knob['name']}", _default(knob), _help(knob)] for knob in row["knobs"]]
             if rows:
                 print_table(["    knob", "default", ""], rows, left=0)
         print()
     print("CARDS")
     print_table(
         ["  name", "memory"],
-        [[f"  {each['name']}", bytes_text(each["memory_bytes"])] for each in found["cards"]],
+        [[f"  {card['name']}", bytes_text(card["memory_bytes"])] for card in found["cards"]],
         left=0,
     )
 

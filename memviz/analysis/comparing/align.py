@@ -96,7 +96,7 @@ def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Alig
 def _marked(side: Pair, way: Way) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
     if way.kind == "step":
-        found = [(each.start_event, each.end_event) for each in steps(*side)][way.number : way.number + 1]
+        found = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
     else:
         found = [events for name, events in _spans_by_name(side) if name == way.name][:1]
     if not found:

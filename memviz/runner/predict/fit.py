@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import Card, replay_on
+from memviz.allocator.what_if import CardMemory, replay_on
 from memviz.runner.predict import cards
 from memviz.runner.run import Fit
 from memviz.trace.model import Trace
@@ -12,7 +12,7 @@ from memviz.trace.model import Trace
 
 def fit_on(trace: Trace, named: cards.Card, peak_reserved_bytes: int) -> Fit:
     """`peak_reserved_bytes` is what the run reserves where nothing limits it."""
-    card = Card(named.memory_bytes, overhead_on(named.name))
+    card = CardMemory(named.memory_bytes, overhead_on(named.name))
     usable = card.usable_bytes
     replayed = replay_on(source_of(trace, trace.devices[0]), None, card)
     out = replayed.oom
