@@ -21,7 +21,7 @@ from memviz.commands.command import (
     print_table,
     printable,
 )
-from memviz.headlines.elsewhere import ran_out_elsewhere
+from memviz.headlines.names import ran_out_elsewhere
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text, percent_text
 

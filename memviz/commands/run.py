@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from memviz.runner.run import Run
 
 
-class RunFailed(MemvizError):
+class CommandedRunFailed(MemvizError):
     """What a run ended in, with all that is known of it."""
 
 
@@ -122,7 +122,7 @@ def run_one(request: Request, *, keep: Path | None = None, timeout: float | None
         with Worker(Path(folder), timeout=timeout, environment=environment_of(request)) as worker:
             last = _last(worker.run([request]))
         if last.kind == "failed" or last.run is None:
-            raise RunFailed(_failure(last))
+            raise CommandedRunFailed(_failure(last))
         if keep is not None and last.file is not None:
             _move(last.file, keep)
         return last.run, keep

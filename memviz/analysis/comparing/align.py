@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.annotations import Step, annotated, steps
+from memviz.analysis.annotations import StepRange, annotated, steps
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.timeline import timeline
@@ -76,7 +76,7 @@ def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
     )
 
 
-def _has_events(step: Step) -> bool:
+def _has_events(step: StepRange) -> bool:
     return step.end_event >= step.start_event
 
 
