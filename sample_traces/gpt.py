@@ -42,7 +42,7 @@ class FeedForward(nn.Module):
         return down
 
 
-class Block(nn.Module):
+class TransformerBlock(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.norm1 = nn.LayerNorm(WIDTH)
@@ -62,7 +62,7 @@ class GPT(nn.Module):
         self.checkpointed = checkpointed
         self.token_embedding = nn.Embedding(VOCABULARY, WIDTH)
         self.position_embedding = nn.Embedding(LONGEST, WIDTH)
-        self.blocks = nn.ModuleList([Block() for _ in range(LAYERS)])
+        self.blocks = nn.ModuleList([TransformerBlock() for _ in range(LAYERS)])
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
 

@@ -31,7 +31,7 @@ RELEASE = (2, 13)
 
 
 @dataclass(frozen=True)
-class Sample:
+class Recipe:
     name: str
     about: str
     lengths: Sequence[int]
@@ -44,10 +44,10 @@ class Sample:
 
 
 SAMPLES = (
-    Sample("training", "three steps, no activation checkpointing", [512] * 3),
-    Sample("training-checkpointed", "the same three steps, every block checkpointed", [512] * 3, checkpointed=True),
-    Sample("late-start", "five steps, of which the last 4,600 entries are left", [512] * 5, keep_last=4600),
-    Sample(
+    Recipe("training", "three steps, no activation checkpointing", [512] * 3),
+    Recipe("training-checkpointed", "the same three steps, every block checkpointed", [512] * 3, checkpointed=True),
+    Recipe("late-start", "five steps, of which the last 4,600 entries are left", [512] * 5, keep_last=4600),
+    Recipe(
         "out-of-memory",
         "batches of changing length in 2,400 MiB, until one does not fit",
         [384, 512, 448, 576],
@@ -56,7 +56,7 @@ SAMPLES = (
 )
 
 
-def trace_of(sample: Sample) -> Trace:
+def trace_of(sample: Recipe) -> Trace:
     facts = {
         "what": f"A small GPT in float32 with AdamW: {sample.about}.",
         "again": "python -m sample_traces.make",
@@ -88,7 +88,7 @@ def _last_rows(columns: Any, count: int) -> Any:
     return replace(columns, **{name: column[-count:] for name, column in columns.columns()})
 
 
-def write(sample: Sample, folder: Path) -> Path:
+def write(sample: Recipe, folder: Path) -> Path:
     path = folder / f"{sample.name}.pickle.gz"
     packed = BytesIO()
     write_pickle(trace_of(sample), packed)

@@ -54,7 +54,7 @@ def _mapped(trace: Trace, device: DeviceTrace) -> list[tuple[Group, int, int]]:
     events = device.events
     maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
     columns = (unsigned(events.address), events.size, events.stream, events.pool)
-    rows = zip(*(each[maps].tolist() for each in columns), strict=True)
+    rows = zip(*(column[maps].tolist() for column in columns), strict=True)
     # A small block never needs more than one page.
     return [((stream, trace.pools[pool], size == SMALL_SEGMENT), at, at + size) for at, size, stream, pool in rows]
 

@@ -33,7 +33,7 @@ def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[st
         "overhead_bytes": card.overhead_bytes if card else None,
         "memory_bytes": card.usable_bytes if card else None,
         "smallest_card_bytes": found.smallest_card.total_bytes if found.smallest_card else None,
-        "notes": [{"code": each.code, "level": each.level, "text": each.text} for each in ours.trace.notes],
+        "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
         **(_search(searched) if searched else {}),
     }
 
@@ -88,7 +88,7 @@ def _oom(replayed: Figures | Tried) -> dict[str, int] | None:
 
 def _search(searched: Search) -> dict[str, Any]:
     return {
-        "search": [_tried(each) for each in searched.tried],
+        "search": [_tried(outcome) for outcome in searched.tried],
         "advice": searched.advice,
         "advised_settings": searched.advised.text,
         "environment": environment(searched.advised.text),
@@ -113,5 +113,5 @@ def _tried(each: Tried) -> dict[str, Any]:
 
 def environment(text: str) -> str:
     """As a shell takes it: brackets and > mean something there."""
-    quoted = f'"{text}"' if any(each in text for each in "[]>") else text
+    quoted = f'"{text}"' if any(letter in text for letter in "[]>") else text
     return f"PYTORCH_CUDA_ALLOC_CONF={quoted}"

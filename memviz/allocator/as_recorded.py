@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from memviz.allocator.blocks import Block, ExpandableSegment, PoolId
-from memviz.allocator.device import OutOfMemory
+from memviz.allocator.device import AllocationFailed
 from memviz.allocator.expandable import add_expandable, map_block, unmap_range
 from memviz.allocator.lay_out import FIRST_START_CAUSE, lay_out_as_recorded
 from memviz.allocator.recorded_device import Entry, RecordedDevice
@@ -17,7 +17,7 @@ from memviz.allocator.replayed import Agreement, Mismatch, RanOut, Replayed
 from memviz.allocator.replayer import Progress, Replay, Source
 from memviz.allocator.sizes import segment_size
 from memviz.allocator.start_layout import unsigned
-from memviz.allocator.steps import Step
+from memviz.allocator.steps import ReplayStep
 from memviz.trace.model import Action
 from memviz.trace.rounding import MIN_BLOCK, SMALL_SEGMENT, SMALL_SIZE
 
@@ -80,7 +80,7 @@ class AsRecorded(Replay):
         self.after_ladder: dict[int, bool] = {}
         self.needless: set[int] = set()
         failed = source.steps.out_of_memory
-        self.forced = {each.first: each.malloc for each in source.steps.forced if each.malloc not in failed}
+        self.forced = {step.first: step.malloc for step in source.steps.forced if step.malloc not in failed}
         self.unsaid = _unsaid(source)
         self.mismatches = 0
         self.first: Mismatch | None = None
@@ -109,12 +109,12 @@ class AsRecorded(Replay):
         mark, grown = len(self.history), self.grown.get(event, 0)
         if grown:
             there = self.allocator.segments
-            self.recording.offer(each for each in self._recorded(event - grown, event) if each[1] not in there)
+            self.recording.offer(piece for piece in self._recorded(event - grown, event) if piece[1] not in there)
         try:
             block = self._cut_off(event, address, size, stream, pool) or self.allocator.malloc(
                 size, stream, pool, search=self.after_ladder.pop(event, True)
             )
-        except OutOfMemory:
+        except AllocationFailed:
             self.mismatches += 1
             return self._note(event, self._recorded(event - grown, event + 1), [], _IMPOSSIBLE)
         block.cause = event
@@ -170,7 +170,7 @@ class AsRecorded(Replay):
     def _recorded(self, first: int, last: int) -> list[Entry]:
         events = self.source.device.events
         columns = (events.action, unsigned(events.address), events.size)
-        return list(zip(*(each[first:last].tolist() for each in columns), strict=True))
+        return list(zip(*(column[first:last].tolist() for column in columns), strict=True))
 
     def _reconsider(self, event: int, block: Block) -> None:
         """The model used what lies behind a block of unknown size; the recording did not, so less was free there."""
@@ -274,7 +274,7 @@ def _why(recorded: list[Entry], ours: list[Entry]) -> str:
 def _unsaid(source: Source) -> str:
     """What a file of more streams than one may leave out that decides where memory is free."""
     streams = len(np.unique(source.device.events.stream))
-    if streams < 2 or not (source.steps.step == Step.LET_GO).any():
+    if streams < 2 or not (source.steps.step == ReplayStep.LET_GO).any():
         return ""
     return f" It leaves out when frees were complete: of its {streams} streams it does not say which one waited."
 

@@ -10,7 +10,6 @@ PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
 _ADDRESS_BITS = 64
-_ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
 
 
 @dataclass(eq=False)
@@ -168,7 +167,7 @@ class BlockPool:
     def add_unmapped(self, block: Block) -> None:
         ranges = self.unmapped.setdefault(block.stream, [])
         ranges.append(block)
-        ranges.sort(key=lambda each: each.address)
+        ranges.sort(key=lambda unmapped: unmapped.address)
 
     def remove_unmapped(self, block: Block) -> None:
         self.unmapped[block.stream].remove(block)
@@ -181,22 +180,15 @@ class BlockPool:
 class PoolPair:
     """The small and the large blocks of one pool: the default one, a CUDA graph's or a MemPool."""
 
-    __slots__ = ("has_own_allocator", "id", "large", "segments", "small", "split", "use_count", "use_on_oom")
+    __slots__ = ("id", "large", "segments", "small", "use_count")
 
-    def __init__(self, pool_id: PoolId, *, has_own_allocator: bool = False) -> None:
+    def __init__(self, pool_id: PoolId) -> None:
         self.id = pool_id
         self.small = BlockPool(self, is_small=True)
         self.large = BlockPool(self, is_small=False)
         self.use_count = 1
         """Graphs and owners; at 0 its cached memory may go back to the device."""
         self.segments = 0
-        self.has_own_allocator = has_own_allocator
-        self.split = True
-        self.use_on_oom = False
-
-    @property
-    def is_private(self) -> bool:
-        return self.id != DEFAULT_POOL
 
 
 def merge(block: Block) -> tuple[Block, int]:

@@ -8,7 +8,7 @@ segment to out of memory), `_split_and_hand_out` and `complete_free` in `state` 
 from __future__ import annotations
 
 from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeList, PoolId, PoolPair
-from memviz.allocator.device import Device, OutOfMemory
+from memviz.allocator.device import AllocationFailed, DeviceMemory
 from memviz.allocator.expandable import allocate_expandable
 from memviz.allocator.release import collect_garbage, release_cached, release_enough
 from memviz.allocator.settings import Settings
@@ -26,13 +26,13 @@ class CachingAllocator(AllocatorState):
     def __init__(
         self,
         settings: Settings | None = None,
-        device: Device | None = None,
+        device: DeviceMemory | None = None,
         record: Record | None = None,
         statistics: Statistics | None = None,
     ) -> None:
         super().__init__(
             Settings() if settings is None else settings,
-            Device() if device is None else device,
+            DeviceMemory() if device is None else device,
             unrecorded if record is None else record,
             Statistics() if statistics is None else statistics,
         )
@@ -70,24 +70,22 @@ class CachingAllocator(AllocatorState):
         """
         if requested >= LARGEST_REQUEST:
             raise self._out_of_memory(requested, requested)
-        if self.pending.blocks and not self.captures:
+        if self.pending.blocks:
             self.pending.process()
         size = self.round_size(requested)
-        blocks = self._pool_for(size, stream, pool)
-        expands = self._expandable and not blocks.owner.has_own_allocator
-        block = self._take_cached(blocks, size, stream, expands) if search else None
+        blocks = self._pool_for(size, pool)
+        block = self._take_cached(blocks, size, stream) if search else None
         if block is None:
             asked = segment_size(size, self.settings.large_segment_size)
-            request = SegmentRequest(blocks, stream, requested, size, asked, expands)
+            request = SegmentRequest(blocks, stream, requested, size, asked)
             block = self._take_new(request)
-            expands = request.expands
-        return self._split_and_hand_out(block, size, requested, self._should_split(block, size, expands))
+        return self._split_and_hand_out(block, size, requested)
 
     def would_serve(self, requested: int, stream: int, pool: PoolId) -> bool:
         """Whether something cached is large enough now."""
         size = self.round_size(requested)
-        blocks = self._pool_for(size, stream, pool)
-        block = self._take_cached(blocks, size, stream, self._expandable and not blocks.owner.has_own_allocator)
+        blocks = self._pool_for(size, pool)
+        block = self._take_cached(blocks, size, stream)
         if block is not None:
             blocks.add(block)
         return block is not None
@@ -96,8 +94,7 @@ class CachingAllocator(AllocatorState):
         """For a replay that begins within a malloc: the segment was made for it, and is handed out whatever it is."""
         size = self.round_size(requested)
         segment.pool.remove(segment)
-        expands = self._expandable and not segment.pool.owner.has_own_allocator
-        return self._split_and_hand_out(segment, size, requested, self._should_split(segment, size, expands))
+        return self._split_and_hand_out(segment, size, requested)
 
     def free(self, block: Block) -> None:
         self.request_free(block)
@@ -118,7 +115,6 @@ class CachingAllocator(AllocatorState):
         """Another stream uses it, so its free has to wait for that one."""
         if stream != block.stream:
             block.streams_used = (block.streams_used or set()) | {stream}
-            self.pending.note_use(block, stream)
 
     def empty_cache(self) -> None:
         release_cached(self)
@@ -126,13 +122,8 @@ class CachingAllocator(AllocatorState):
     def collect_garbage(self) -> None:
         collect_garbage(self)
 
-    def _pool_for(self, size: int, stream: int, pool_id: PoolId | None) -> BlockPool:
-        pair = self.default_pool
-        if pool_id is not None:
-            pair = self.pool(pool_id)
-        elif self.captures:
-            wanted = next((each for each, matches in reversed(self.captures) if matches(stream)), DEFAULT_POOL)
-            pair = self.pool(wanted)
+    def _pool_for(self, size: int, pool_id: PoolId | None) -> BlockPool:
+        pair = self.default_pool if pool_id is None else self.pool(pool_id)
         return pair.small if size <= SMALL_SIZE else pair.large
 
     def pool(self, pool_id: PoolId) -> PoolPair:
@@ -143,7 +134,7 @@ class CachingAllocator(AllocatorState):
             pair = self.private_pools[pool_id] = PoolPair(pool_id)
         return pair
 
-    def _take_cached(self, pool: BlockPool, size: int, stream: int, expands: bool) -> Block | None:
+    def _take_cached(self, pool: BlockPool, size: int, stream: int) -> Block | None:
         """The smallest cached block of the stream that is large enough; lowest address among equals."""
         if self.counts_age:
             pool.age += 1
@@ -155,7 +146,7 @@ class CachingAllocator(AllocatorState):
             return None
         block = free.blocks[place]
         if block.expandable is not None:
-            place = _place_among_expandable(free, place, expands)
+            place = _place_among_expandable(free, place, self._expandable)
             if place == len(free.blocks):
                 return None
             block = free.blocks[place]
@@ -171,11 +162,9 @@ class CachingAllocator(AllocatorState):
         if self.counts_age:
             collect_garbage(self)
         block = self._allocate(request)
-        if block is None and not request.pool.owner.is_private:
-            block = self._borrow(request)
         if block is None and release_enough(self, request):
             block = self._allocate(request)
-        if block is None and not self.captures:
+        if block is None:
             release_cached(self)
             self.statistics.num_alloc_retries += 1
             block = self._allocate(request)
@@ -194,7 +183,7 @@ class CachingAllocator(AllocatorState):
                 self._record_out_of_memory(request)
                 raise self._out_of_memory(request.requested, asked)
             return None
-        if request.expands:
+        if self._expandable:
             return allocate_expandable(self, request)
         address = self.device.malloc(asked)
         return None if address is None else self.add_segment(address, asked, request.stream, request.pool)
@@ -211,25 +200,10 @@ class CachingAllocator(AllocatorState):
         self.record(Action.SEGMENT_ALLOC, address, size, stream, pool.owner.id)
         return block
 
-    def _borrow(self, request: SegmentRequest) -> Block | None:
-        """From a MemPool that its owner offered for this case."""
-        for pair in self.private_pools.values():
-            if pair.use_on_oom:
-                pool = pair.small if request.pool.is_small else pair.large
-                block = self._take_cached(pool, request.size, request.stream, False)
-                if block is not None:
-                    request.pool, request.expands = pool, False
-                    return block
-        return None
-
-    def hand_out_exactly(self, block: Block, size: int, requested: int) -> Block:
-        """Whatever the rules of splitting say now: a layout that was possible once is rebuilt."""
-        return self._split_and_hand_out(block, size, requested, block.size > size)
-
-    def _split_and_hand_out(self, block: Block, size: int, requested: int, split: bool) -> Block:
+    def _split_and_hand_out(self, block: Block, size: int, requested: int) -> Block:
         pool = block.pool
         was_split = block.prev is not None or block.next is not None
-        if split:
+        if self._should_split(block, size):
             rest = block.cut(size)
             pool.add(rest)
             if block.expandable is None:
@@ -248,20 +222,22 @@ class CachingAllocator(AllocatorState):
             self.statistics.oversize_allocations.increase(pool.kind, 1)
         return block
 
-    def _should_split(self, block: Block, size: int, expands: bool) -> bool:
+    def _should_split(self, block: Block, size: int) -> bool:
         rest = block.size - size
-        if block.pool.is_small or expands:
-            return rest >= MIN_BLOCK and block.pool.owner.split
-        return rest > SMALL_SIZE and (self._max_split is None or size < self._max_split) and block.pool.owner.split
+        if block.pool.is_small or self._expandable:
+            return rest >= MIN_BLOCK
+        return rest > SMALL_SIZE and (self._max_split is None or size < self._max_split)
 
     def _record_out_of_memory(self, request: SegmentRequest) -> None:
         # PyTorch puts what the driver calls free where other entries have an address.
         free = self.device.free_bytes
         self.record(Action.OOM, free, request.size, request.stream, request.pool.owner.id)
 
-    def _out_of_memory(self, requested: int, asked: int) -> OutOfMemory:
+    def _out_of_memory(self, requested: int, asked: int) -> AllocationFailed:
         now = self.statistics
-        return OutOfMemory(requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved)
+        return AllocationFailed(
+            requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved
+        )
 
 
 def _place_among_expandable(free: FreeList, place: int, expands: bool) -> int:

@@ -24,7 +24,7 @@ class Seen:
 
     @property
     def text(self) -> str:
-        least, most = (f"{each / (1 << 30):.2f}" for each in (self.least_bytes, self.most_bytes))
+        least, most = (f"{size / (1 << 30):.2f}" for size in (self.least_bytes, self.most_bytes))
         return f"{least} to {most} GiB on an {self.kind}, {self.source}"
 
 
@@ -41,7 +41,7 @@ _WHAT = "The CUDA context and loaded kernels lie beside PyTorch's allocator and 
 
 def seen_on(card: str) -> Seen | None:
     """By the card's name."""
-    return next((each for each in SEEN if each.kind in card.split()), None)
+    return next((context for context in SEEN if context.kind in card.split()), None)
 
 
 def overhead_on(card: str) -> int:

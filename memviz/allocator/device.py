@@ -18,7 +18,7 @@ _UNKNOWN_CARD = 1 << 40
 """Address space for an expandable segment is reserved by the card's size; without one, more than any has."""
 
 
-class OutOfMemory(Exception):
+class AllocationFailed(Exception):
     """PyTorch would raise OutOfMemoryError here. The figures are those after everything was tried."""
 
     def __init__(self, *, requested: int, asked_of_device: int, allocated: int, reserved: int) -> None:
@@ -33,7 +33,7 @@ class OutOfMemory(Exception):
         )
 
 
-class Device:
+class DeviceMemory:
     """`memory` is what this process can have of it, in bytes; None is without limit."""
 
     def __init__(self, memory: int | None = None, *, total: int | None = None) -> None:
@@ -73,7 +73,7 @@ class Device:
 
     def begin_after(self, addresses: Iterable[int]) -> None:
         """What is given from now on lies above, with room for what expands below it."""
-        highest = max((each for each in addresses if each < _UPPER_HALF), default=0)
+        highest = max((address for address in addresses if address < _UPPER_HALF), default=0)
         self._next_address = max(self._next_address, (highest + 2 * self.card_bytes) & -_GRANULE)
 
     def _new_range(self, size: int) -> int:

@@ -10,7 +10,7 @@ from memviz.allocator.blocks import PoolId
 from memviz.trace.model import Action, Ints8
 
 
-class History:
+class ModelHistory:
     """Grows by one entry a call of `add`, which is what an allocator's `record` wants."""
 
     __slots__ = ("action", "address", "cause", "now", "pool", "size", "stream")

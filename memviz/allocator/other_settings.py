@@ -5,7 +5,7 @@ from __future__ import annotations
 from memviz.allocator.as_recorded import with_needless
 from memviz.allocator.blocks import PoolId
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import Device, OutOfMemory
+from memviz.allocator.device import AllocationFailed, DeviceMemory
 from memviz.allocator.lay_out import lay_out_afresh, lay_out_as_recorded
 from memviz.allocator.release import release_cached
 from memviz.allocator.replayed import Figures, RanOut, Replayed
@@ -20,7 +20,7 @@ class OtherSettings(Replay):
         self, source: Source, settings: Settings, *, memory: int | None, total: int | None, afresh: bool = False
     ) -> None:
         """`afresh` even where the settings would allow the recorded layout: to compare with some that do not."""
-        super().__init__(source, settings, Device(memory, total=total))
+        super().__init__(source, settings, DeviceMemory(memory, total=total))
         self.emptied = with_needless(source).freed.emptied
         self.starts_afresh = afresh or changes_layout(source.recorded, settings)
 
@@ -39,7 +39,7 @@ class OtherSettings(Replay):
             self._start()
             self.allocator.record = record
             self.run()
-        except OutOfMemory as error:
+        except AllocationFailed as error:
             figures = (error.requested, error.asked_of_device, error.allocated, error.reserved)
             self.oom = RanOut(self.history.now, *figures)
 
@@ -53,7 +53,7 @@ class OtherSettings(Replay):
 
     def _start_as_recorded(self) -> None:
         memory, self.device.memory = self.device.memory, None
-        self.device.begin_after(each.end for each in self.source.layout.segments)
+        self.device.begin_after(segment.end for segment in self.source.layout.segments)
         self.live = lay_out_as_recorded(self.allocator, self.source.layout, self.source.spaces)
         self.device.memory = memory
         if self._holds_too_much():
@@ -80,7 +80,9 @@ class OtherSettings(Replay):
         emptied = self.emptied.get(event)
         if emptied is None:
             return
-        private = [self.allocator.private_pools[each] for each in emptied if each in self.allocator.private_pools]
+        private = [
+            self.allocator.private_pools[pool_id] for pool_id in emptied if pool_id in self.allocator.private_pools
+        ]
         for pair in private:
             # It gave memory back, so by then nobody held it.
             pair.use_count = 0

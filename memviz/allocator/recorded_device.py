@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 
 from memviz.allocator.address_spaces import AddressSpaces
-from memviz.allocator.device import Device
+from memviz.allocator.device import DeviceMemory
 from memviz.trace.model import Action
 
 Entry = tuple[int, int, int]
@@ -15,7 +15,7 @@ Entry = tuple[int, int, int]
 _BEYOND_REAL_ADDRESSES = 1 << 62
 
 
-class RecordedDevice(Device):
+class RecordedDevice(DeviceMemory):
     """Where the recording has no segment for what is asked, an address that no device has."""
 
     def __init__(self, spaces: AddressSpaces, memory: int | None = None, *, total: int | None = None) -> None:

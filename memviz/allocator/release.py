@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, PoolId, PoolPair
+from memviz.allocator.blocks import Block, BlockPool
 from memviz.allocator.expandable import unmap_block
 from memviz.allocator.state import AllocatorState, SegmentRequest
 from memviz.trace.model import Action
@@ -63,26 +63,19 @@ def release_enough(allocator: AllocatorState, request: SegmentRequest) -> bool:
     return released >= wanted
 
 
-def release_cached(allocator: AllocatorState, pool_id: PoolId = DEFAULT_POOL) -> None:
+def release_cached(allocator: AllocatorState) -> None:
     """`empty_cache`: waits for the other streams, then frees every whole segment and every whole page."""
-    if pool_id == DEFAULT_POOL and not allocator.captures:
-        _synchronize(allocator)
-        _release_blocks(allocator, allocator.default_pool.large)
-        _release_blocks(allocator, allocator.default_pool.small)
+    allocator.statistics.num_sync_all_streams += 1
+    allocator.pending.synchronize()
+    _release_blocks(allocator, allocator.default_pool.large)
+    _release_blocks(allocator, allocator.default_pool.small)
     for pair in list(allocator.private_pools.values()):
-        if pair.use_count or pool_id not in (DEFAULT_POOL, pair.id):
+        if pair.use_count:
             continue
-        if pool_id == pair.id:
-            _synchronize(allocator, pair)
         _release_blocks(allocator, pair.small)
         _release_blocks(allocator, pair.large)
         if not pair.segments:
             del allocator.private_pools[pair.id]
-
-
-def _synchronize(allocator: AllocatorState, pool: PoolPair | None = None) -> None:
-    allocator.statistics.num_sync_all_streams += 1
-    allocator.pending.synchronize(pool)
 
 
 def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.final_state import NOTHING, final_state
-from memviz.allocator.history import History
+from memviz.allocator.history import ModelHistory
 from memviz.allocator.lay_out import FIRST_START_CAUSE
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout
@@ -28,7 +28,7 @@ from memviz.trace.model import (
 
 
 def replayed_trace(
-    trace: Trace, device: DeviceTrace, layout: StartLayout, allocator: CachingAllocator, history: History
+    trace: Trace, device: DeviceTrace, layout: StartLayout, allocator: CachingAllocator, history: ModelHistory
 ) -> Trace:
     """One device, with the recorded stacks, times and texts at what each recorded event caused."""
     events = _events(trace, device, history)
@@ -55,7 +55,7 @@ def described(trace: Trace, settings: Settings, memory: int | None, notes: list[
     return replace(trace, settings=settings.to_snapshot(), about=about, notes=(*trace.notes, *notes))
 
 
-def _events(trace: Trace, device: DeviceTrace, history: History) -> Events:
+def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
     recorded, cause = device.events, history.causes()
     pools = {pool: index for index, pool in enumerate(trace.pools)}
     return Events(

@@ -10,8 +10,8 @@ import numpy as np
 from memviz.allocator.address_spaces import address_spaces
 from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import Device
-from memviz.allocator.history import History
+from memviz.allocator.device import DeviceMemory
+from memviz.allocator.history import ModelHistory
 from memviz.allocator.notes import of_mismatch, of_settings, of_start, of_streams
 from memviz.allocator.recorded_settings import settings_of
 from memviz.allocator.replayed import Agreement, Figures, RanOut, Replayed
@@ -20,7 +20,7 @@ from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
 from memviz.allocator.state import unrecorded
 from memviz.allocator.statistics import Tally
-from memviz.allocator.steps import Step, Steps, pools_of_events, steps_of
+from memviz.allocator.steps import ReplayStep, Steps, pools_of_events, steps_of
 from memviz.allocator.who_freed import WhoFreed, who_freed
 from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
 
@@ -82,11 +82,11 @@ class Replay:
     """Whether what was live before the first event is placed anew."""
     progress: Progress | None = None
 
-    def __init__(self, source: Source, settings: Settings, device: Device) -> None:
+    def __init__(self, source: Source, settings: Settings, device: DeviceMemory) -> None:
         self.source = source
         self.settings = settings
         self.device = device
-        self.history = History()
+        self.history = ModelHistory()
         self.allocator = CachingAllocator(settings, device, statistics=Tally())
         self.live: dict[int, Block] = {}
         self.oom: RanOut | None = None
@@ -100,24 +100,24 @@ class Replay:
                 self.progress(first, len(events))
             part = first + np.flatnonzero(steps[first : first + _CHUNK])
             columns = (part, steps[part], addresses[part], events.size[part], events.stream[part], pools[part])
-            for event, step, address, size, stream, pool in zip(*(each.tolist() for each in columns), strict=True):
+            for event, step, address, size, stream, pool in zip(*(column.tolist() for column in columns), strict=True):
                 history.now = event
                 handlers[step](event, address, size, stream, names[pool])
 
     def _handlers(self) -> list[Handler]:
         by_step: dict[int, Handler] = {
-            Step.MALLOC: self.malloc,
-            Step.FREE: self.free,
-            Step.REQUEST_FREE: self.request_free,
-            Step.COMPLETE_FREE: self.complete_free,
-            Step.RELEASE: self.release,
-            Step.GROW: self.grow,
-            Step.OUT_OF_MEMORY: self.out_of_memory,
-            Step.COPY: self.copy,
-            Step.ANNOTATE: self.annotate,
-            Step.LET_GO: self.let_go,
+            ReplayStep.MALLOC: self.malloc,
+            ReplayStep.FREE: self.free,
+            ReplayStep.REQUEST_FREE: self.request_free,
+            ReplayStep.COMPLETE_FREE: self.complete_free,
+            ReplayStep.RELEASE: self.release,
+            ReplayStep.GROW: self.grow,
+            ReplayStep.OUT_OF_MEMORY: self.out_of_memory,
+            ReplayStep.COPY: self.copy,
+            ReplayStep.ANNOTATE: self.annotate,
+            ReplayStep.LET_GO: self.let_go,
         }
-        return [by_step.get(step, self.copy) for step in range(len(Step))]
+        return [by_step.get(step, self.copy) for step in range(len(ReplayStep))]
 
     def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         raise NotImplementedError

@@ -15,7 +15,7 @@ from memviz.allocator.recorded_device import Entry, RecordedDevice
 from memviz.allocator.replayed import Replayed, reserved_after_events
 from memviz.allocator.replayer import Source
 from memviz.allocator.start_layout import unsigned
-from memviz.allocator.steps import Step
+from memviz.allocator.steps import ReplayStep
 from memviz.allocator.who_freed import reserved_after
 from memviz.trace.model import Action
 from memviz.units import bytes_text, count_text
@@ -51,8 +51,8 @@ def parting(source: Source, replayed: Replayed, total: int | None = None) -> Par
 
 def _begin(source: Source, malloc: int) -> int:
     """What a malloc gave back in the recording stands before it."""
-    ladders = (each for each in source.steps.forced if each.malloc not in source.steps.out_of_memory)
-    return next((each.first for each in ladders if each.malloc == malloc), malloc)
+    ladders = (ladder for ladder in source.steps.forced if ladder.malloc not in source.steps.out_of_memory)
+    return next((ladder.first for ladder in ladders if ladder.malloc == malloc), malloc)
 
 
 def _parted(source: Source, event: int) -> Parting:
@@ -83,7 +83,15 @@ def why_parted(source: Source, recorded: Replayed, base: Replayed, total: int | 
 
 PLACED_ANEW = "what was cached before its first event is left out of the comparison"
 _SETTLED = np.array(
-    [Step.MALLOC, Step.FREE, Step.REQUEST_FREE, Step.COMPLETE_FREE, Step.LET_GO, Step.OUT_OF_MEMORY], np.uint8
+    [
+        ReplayStep.MALLOC,
+        ReplayStep.FREE,
+        ReplayStep.REQUEST_FREE,
+        ReplayStep.COMPLETE_FREE,
+        ReplayStep.LET_GO,
+        ReplayStep.OUT_OF_MEMORY,
+    ],
+    np.uint8,
 )
 
 
@@ -112,7 +120,7 @@ class _Again(OtherSettings):
         self.device = self.allocator.device = self.recording
         events = source.device.events
         columns = (events.action, unsigned(events.address), events.size)
-        self.entries: list[Entry] = list(zip(*(each.tolist() for each in columns), strict=True))
+        self.entries: list[Entry] = list(zip(*(column.tolist() for column in columns), strict=True))
         self.compared: list[int] = np.flatnonzero(np.isin(events.action, np.array(_COMPARED, np.uint8))).tolist()
         self.reached = 0
 
@@ -138,7 +146,7 @@ class _Again(OtherSettings):
 
     def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         grown, there = int(self.source.steps.grown[event]), self.allocator.segments
-        self.recording.offer(each for each in self.entries[event - grown : event] if each[1] not in there)
+        self.recording.offer(entry for entry in self.entries[event - grown : event] if entry[1] not in there)
         super().malloc(event, address, size, stream, pool)
 
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:

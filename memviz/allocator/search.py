@@ -12,7 +12,7 @@ from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, figures_on, never_short, smallest_card
+from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, figures_on, never_short, smallest_card
 from memviz.trace.model import Action
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import percent_text
@@ -62,7 +62,7 @@ class Tried:
     """On the card, where there is one; so are the next two."""
     oom: RanOut | None
     reserved_on_card_bytes: int
-    smallest_card: Card | None
+    smallest_card: CardMemory | None
     """Of the usual sizes; None where none is large enough."""
 
     @property
@@ -87,7 +87,7 @@ class Search:
 
     @property
     def recorded(self) -> Tried:
-        return next(each for each in self.tried if each.is_recorded)
+        return next(outcome for outcome in self.tried if outcome.is_recorded)
 
     @property
     def saved_by(self) -> Tried | None:
@@ -97,7 +97,7 @@ class Search:
 
 def search(
     source: Source,
-    card: Card | None = None,
+    card: CardMemory | None = None,
     *,
     also: Settings | None = None,
     release: Release = NEWEST,
@@ -112,7 +112,7 @@ def search(
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
     parts = [part_of(progress, number, len(wanted)) for number in range(len(wanted))]
-    found = [_tried(source, each, card, overhead_bytes, part) for each, part in zip(wanted, parts, strict=True)]
+    found = [_tried(source, settings, card, overhead_bytes, part) for settings, part in zip(wanted, parts, strict=True)]
     tried = sorted(found, key=_rank)
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
@@ -123,9 +123,10 @@ def settings_to_try(source: Source, release: Release = NEWEST) -> list[Settings]
     wanted = dict.fromkeys(replace(source.recorded, **changes) for changes in _TRIED)
     largest = _largest_segment(source)
     return [
-        each
-        for each in wanted
-        if each == source.recorded or (_known_to(each, release) and not _is_idle(each, source.recorded, largest))
+        settings
+        for settings in wanted
+        if settings == source.recorded
+        or (_known_to(settings, release) and not _is_idle(settings, source.recorded, largest))
     ]
 
 
@@ -150,7 +151,7 @@ def _largest_segment(source: Source) -> int:
 
 
 def _tried(
-    source: Source, settings: Settings, card: Card | None, overhead_bytes: int, progress: Progress | None
+    source: Source, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
 ) -> Tried:
     # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
     on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
@@ -191,12 +192,12 @@ def _advised(ranked: list[Tried]) -> Tried:
     """Fewer keys are easier to explain, to keep and to take out again."""
     best = ranked[0]
     enough = (1 + _WORTH_SAYING) * best.peak_reserved_bytes
-    as_good = [each for each in ranked if each.fits == best.fits and each.peak_reserved_bytes <= enough]
-    return min(as_good, key=lambda each: (not each.is_recorded, each.text.count(":")))
+    as_good = [outcome for outcome in ranked if outcome.fits == best.fits and outcome.peak_reserved_bytes <= enough]
+    return min(as_good, key=lambda outcome: (not outcome.is_recorded, outcome.text.count(":")))
 
 
-def _advice(ranked: list[Tried], advised: Tried, card: Card | None) -> str:
-    recorded = next(each for each in ranked if each.is_recorded)
+def _advice(ranked: list[Tried], advised: Tried, card: CardMemory | None) -> str:
+    recorded = next(outcome for outcome in ranked if outcome.is_recorded)
     name = advised.text or "PyTorch's default settings"
     if card and advised.peak_requested_bytes > card.usable_bytes:
         return "No settings can make it fit: what the program holds at its peak is more than this card has."

@@ -49,7 +49,10 @@ class Settings:
             "max_split_size": -1 if self.max_split_size is None else self.max_split_size,
             "garbage_collection_threshold": self.garbage_collection_threshold,
             "expandable_segments": self.expandable_segments,
-            "roundup_power2_divisions": {str(1 << at): each for at, each in enumerate(self.roundup_power2_divisions)},
+            "roundup_power2_divisions": {
+                str(1 << at): roundup_power2_division
+                for at, roundup_power2_division in enumerate(self.roundup_power2_divisions)
+            },
             "graph_capture_record_stream_reuse": self.graph_capture_record_stream_reuse,
         }
 
@@ -131,7 +134,7 @@ def _divisions(table: Mapping[Any, Any], written: Settings) -> tuple[int, ...]:
 
 def changes_layout(one: Settings, other: Settings) -> bool:
     """Whether the two would place the same requests differently, memory being plenty."""
-    names = {each.name for each in fields(Settings)} - {
+    names = {known.name for known in fields(Settings)} - {
         "garbage_collection_threshold",
         "per_process_memory_fraction",
         "throw_on_cudamalloc_oom",

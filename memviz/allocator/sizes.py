@@ -23,7 +23,7 @@ Rounding = Callable[[int], int]
 
 def rounding(divisions: Sequence[int]) -> Rounding:
     """`round_size` under these divisions of each power of two."""
-    if not any(each > 1 for each in divisions):
+    if not any(division > 1 for division in divisions):
         return round_to_block
     table = tuple(divisions)
 

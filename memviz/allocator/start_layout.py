@@ -73,12 +73,12 @@ def start_layout(
     trace: Trace, device: DeviceTrace, settings: Settings, known_sizes: Mapping[int, int] | None = None
 ) -> StartLayout:
     """`known_sizes`: of blocks by address, from whoever knows more than the file shows at first sight."""
-    segments = sorted(_segments_before(trace, device, settings.large_segment_size), key=lambda each: each.address)
-    blocks = sorted(_live_before(device, settings), key=lambda each: each.address)
+    segments = sorted(_segments_before(trace, device, settings.large_segment_size), key=lambda segment: segment.address)
+    blocks = sorted(_live_before(device, settings), key=lambda block: block.address)
     placed = _place(_apart(segments), blocks)
     finder = _GapFinder(device, settings, known_sizes or {})
     whole = tuple(replace(segment, blocks=tuple(finder.sized(segment))) for segment in placed)
-    return StartLayout(whole, len(blocks) - sum(len(each.blocks) for each in whole))
+    return StartLayout(whole, len(blocks) - sum(len(segment.blocks) for segment in whole))
 
 
 def _apart(segments: list[StartSegment]) -> list[StartSegment]:
@@ -118,7 +118,7 @@ def _segments_before(trace: Trace, device: DeviceTrace, large_page: int) -> list
 def _segments_at_end(trace: Trace, device: DeviceTrace) -> Iterable[StartSegment]:
     rows = device.segments
     columns = (unsigned(rows.address), rows.size, rows.stream, rows.pool, rows.is_large, rows.is_expandable)
-    for address, size, stream, pool, is_large, expands in zip(*(each.tolist() for each in columns), strict=True):
+    for address, size, stream, pool, is_large, expands in zip(*(column.tolist() for column in columns), strict=True):
         yield StartSegment(address, size, stream, trace.pools[pool], not is_large, expands)
 
 
@@ -126,7 +126,7 @@ def _segment_events(trace: Trace, device: DeviceTrace, large_page: int) -> list[
     events = device.events
     found = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
     columns = (events.action, unsigned(events.address), events.size, events.stream, events.pool)
-    rows = zip(*(each[found].tolist() for each in columns), strict=True)
+    rows = zip(*(column[found].tolist() for column in columns), strict=True)
     return [
         (
             action,
@@ -160,19 +160,19 @@ class _Ranges:
     def remove(self, start: int, end: int) -> None:
         first = max(bisect_left(self._starts, start) - 1, 0)
         last = bisect_left(self._starts, end)
-        kept = [part for each in self._ranges[first:last] for part in _without(each, start, end)]
+        kept = [part for segment in self._ranges[first:last] for part in _without(segment, start, end)]
         self._ranges[first:last] = kept
-        self._starts[first:last] = [each.address for each in kept]
+        self._starts[first:last] = [segment.address for segment in kept]
 
     def joined(self) -> list[StartSegment]:
         ranges: list[StartSegment] = []
-        for each in self._ranges:
+        for mapped in self._ranges:
             last = ranges[-1] if ranges else None
-            if last and last.end == each.address and (last.stream, last.pool) == (each.stream, each.pool):
+            if last and last.end == mapped.address and (last.stream, last.pool) == (mapped.stream, mapped.pool):
                 # Small pages that were given back by the dozen may look like large ones by themselves.
-                ranges[-1] = replace(last, size=last.size + each.size, is_small=last.is_small or each.is_small)
+                ranges[-1] = replace(last, size=last.size + mapped.size, is_small=last.is_small or mapped.is_small)
             else:
-                ranges.append(each)
+                ranges.append(mapped)
         return ranges
 
 
@@ -211,7 +211,7 @@ def _active_at_end(device: DeviceTrace) -> dict[int, StartBlock]:
     columns = (unsigned(rows.address), rows.size, rows.requested, rows.state, rows.stack)
     return {
         address: StartBlock(address, size, requested, state != State.ACTIVE_ALLOCATED, stack, len(device.events), True)
-        for address, size, requested, state, stack in zip(*(each[active].tolist() for each in columns), strict=True)
+        for address, size, requested, state, stack in zip(*(column[active].tolist() for column in columns), strict=True)
     }
 
 
@@ -234,7 +234,7 @@ def _freed_first(device: DeviceTrace) -> dict[int, tuple[int, int, int]]:
         # This file leaves the asking out (`skip_actions`): nothing was waiting. A ring of one holds no such proof.
         asked = completed
     columns = (address[first], asked, completed, sizes)
-    return {a: (b, c, d) for a, b, c, d in zip(*(each.tolist() for each in columns), strict=True)}
+    return {a: (b, c, d) for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True)}
 
 
 def _place(segments: list[StartSegment], blocks: list[StartBlock]) -> list[StartSegment]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, ExpandableSegment, PoolId, PoolPair, merge
-from memviz.allocator.device import Device
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.pending import PendingFrees
 from memviz.allocator.settings import Settings
 from memviz.allocator.statistics import Statistics
@@ -29,7 +29,6 @@ class SegmentRequest:
     requested: int
     size: int
     asked_of_device: int
-    expands: bool
 
 
 class AllocatorState:
@@ -38,16 +37,14 @@ class AllocatorState:
     limit: int | None = None
     """Of reserved bytes, where the settings allow only a fraction of the card."""
 
-    def __init__(self, settings: Settings, device: Device, record: Record, statistics: Statistics) -> None:
+    def __init__(self, settings: Settings, device: DeviceMemory, record: Record, statistics: Statistics) -> None:
         self.settings = settings
         self.device = device
         self.record = record
         self.statistics = statistics
         self.default_pool = PoolPair(DEFAULT_POOL)
         self.private_pools: dict[PoolId, PoolPair] = {}
-        self.captures: list[tuple[PoolId, Callable[[int], bool]]] = []
-        """Pools that allocations are directed to now, and for which streams; the newest is asked first."""
-        self.pending = PendingFrees(self.captures, self.complete_free)
+        self.pending = PendingFrees(self.complete_free)
         self.segments: dict[int, Block] = {}
         """First block of each segment, by the segment's address."""
         self.expandable_segments: list[ExpandableSegment] = []

@@ -18,7 +18,7 @@ from memviz.allocator.blocks import DEFAULT_POOL, PoolId
 from memviz.trace.model import NO_STACK, Action, Bools, Bytes1, DeviceTrace, Events, Ints4, Ints8, State, Trace
 
 
-class Step(IntEnum):
+class ReplayStep(IntEnum):
     NOTHING = 0
     MALLOC = 1
     FREE = 2
@@ -72,7 +72,7 @@ class Steps:
     @property
     def retries(self) -> int:
         """Mallocs that had to free everything cached first, if every one that can have did."""
-        return len({each.malloc for each in self.forced}.union(self.out_of_memory))
+        return len({free.malloc for free in self.forced}.union(self.out_of_memory))
 
 
 def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
@@ -84,9 +84,9 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
     _join_frees(device, step)
     grows = _is_one_of(action, Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
     grown = _run_before(grows)
-    step[grows & ~_leads_to(grows, action == Action.ALLOC)] = Step.GROW
+    step[grows & ~_leads_to(grows, action == Action.ALLOC)] = ReplayStep.GROW
     within = _within_malloc(events)
-    waited = int(np.count_nonzero(step == Step.REQUEST_FREE))
+    waited = int(np.count_nonzero(step == ReplayStep.REQUEST_FREE))
     return Steps(
         step=step,
         grown=grown,
@@ -99,27 +99,27 @@ def steps_of(trace: Trace, device: DeviceTrace) -> Steps:
 
 
 _PLAIN = {
-    Action.ALLOC: Step.MALLOC,
-    Action.FREE_REQUESTED: Step.REQUEST_FREE,
-    Action.FREE_COMPLETED: Step.COMPLETE_FREE,
-    Action.SEGMENT_FREE: Step.RELEASE,
-    Action.SEGMENT_UNMAP: Step.RELEASE,
-    Action.OOM: Step.OUT_OF_MEMORY,
-    Action.SNAPSHOT: Step.COPY,
-    Action.ANNOTATE: Step.ANNOTATE,
+    Action.ALLOC: ReplayStep.MALLOC,
+    Action.FREE_REQUESTED: ReplayStep.REQUEST_FREE,
+    Action.FREE_COMPLETED: ReplayStep.COMPLETE_FREE,
+    Action.SEGMENT_FREE: ReplayStep.RELEASE,
+    Action.SEGMENT_UNMAP: ReplayStep.RELEASE,
+    Action.OOM: ReplayStep.OUT_OF_MEMORY,
+    Action.SNAPSHOT: ReplayStep.COPY,
+    Action.ANNOTATE: ReplayStep.ANNOTATE,
 }
 
 
 def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
     events, states = device.events, device.blocks.state
-    asked, done = step == Step.REQUEST_FREE, step == Step.COMPLETE_FREE
+    asked, done = step == ReplayStep.REQUEST_FREE, step == ReplayStep.COMPLETE_FREE
     waiting = (states == State.ACTIVE_PENDING_FREE) | (states == State.ACTIVE_AWAITING_FREE)
     if asked.any() and not done.any() and not waiting.any():
-        step[asked] = Step.LET_GO
+        step[asked] = ReplayStep.LET_GO
         return
     together = asked[:-1] & done[1:] & (events.address[:-1] == events.address[1:])
-    step[:-1][together] = Step.FREE
-    step[1:][together] = Step.NOTHING
+    step[:-1][together] = ReplayStep.FREE
+    step[1:][together] = ReplayStep.NOTHING
 
 
 def _within_malloc(events: Events) -> Bools:
@@ -153,9 +153,9 @@ def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
         if not within[start:malloc].any():
             # What was released led to running out, some time before.
             continue
-        if events.action[start] == Action.FREE_COMPLETED and step[start] == Step.NOTHING:
+        if events.action[start] == Action.FREE_COMPLETED and step[start] == ReplayStep.NOTHING:
             # It looked like a free of its own, complete at once; the malloc may as well have waited for it.
-            step[start - 1 : start + 1] = (Step.REQUEST_FREE, Step.COMPLETE_FREE)
+            step[start - 1 : start + 1] = (ReplayStep.REQUEST_FREE, ReplayStep.COMPLETE_FREE)
         starts[start] = malloc
     return starts
 
@@ -163,7 +163,7 @@ def _ladders(events: Events, step: Bytes1, within: Bools) -> dict[int, int]:
 def _belongs_to_ladder(events: Events, step: Bytes1, within: Bools, event: int) -> bool:
     action = events.action[event]
     if Action.SEGMENT_ALLOC <= action <= Action.SEGMENT_UNMAP:
-        return bool(step[event] != Step.RELEASE or within[event])
+        return bool(step[event] != ReplayStep.RELEASE or within[event])
     return bool(action == Action.FREE_COMPLETED)
 
 

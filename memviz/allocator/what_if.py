@@ -29,7 +29,7 @@ CARD_BYTES = tuple(size * GiB for size in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 
 
 
 @dataclass(frozen=True)
-class Card:
+class CardMemory:
     total_bytes: int
     overhead_bytes: int = OVERHEAD_BYTES
 
@@ -54,7 +54,7 @@ class WhatIf:
     rival: Replayed
     """What `replayed` is compared with: the recorded settings in the same memory and from the same start."""
     replayed: Replayed
-    card: Card | None
+    card: CardMemory | None
     recorded_peak_bytes: int
     """Of what was reserved, by the file itself."""
     parted: str
@@ -62,7 +62,7 @@ class WhatIf:
     device: str = "0"
     devices: int = 1
     """How many the trace has: where there are several, whatever is said of one names it."""
-    smallest_card: Card | None = None
+    smallest_card: CardMemory | None = None
     """Of the usual sizes, the smallest on which `replayed` would have run to its end; None where none is large
     enough, or nobody asked."""
 
@@ -70,7 +70,7 @@ class WhatIf:
     def why_not_as_recorded(self) -> str:
         """Why what `replayed` is compared with is not the recording itself; empty where it is."""
         reasons = [self.parted] if self.rival is self.base else [self.parted, PLACED_ANEW]
-        return "; ".join(dict.fromkeys(each for each in reasons if each))
+        return "; ".join(dict.fromkeys(reason for reason in reasons if reason))
 
     @property
     def change_bytes(self) -> int:
@@ -78,7 +78,7 @@ class WhatIf:
         return self.replayed.peak_reserved_bytes - self.rival.peak_reserved_bytes
 
 
-ReplayOn = Callable[[Settings, Card | None, bool, Progress | None], Replayed]
+ReplayOn = Callable[[Settings, CardMemory | None, bool, Progress | None], Replayed]
 """Under these settings, on this card, and whether what was live before the first event is placed anew."""
 
 
@@ -87,7 +87,7 @@ def what_if(
     device: DeviceTrace | None = None,
     *,
     settings: Settings | None = None,
-    card: Card | None = None,
+    card: CardMemory | None = None,
     overhead_bytes: int | None = None,
     progress: Progress | None = None,
     source: Source | None = None,
@@ -102,7 +102,7 @@ def what_if(
         check_share(wanted, card)
     recorded = replay_as_recorded(source, part_of(progress, 0, 5))
 
-    def replay(settings: Settings, card: Card | None, afresh: bool, progress: Progress | None) -> Replayed:
+    def replay(settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None) -> Replayed:
         return replay_on(source, settings, card, afresh=afresh, progress=progress)
 
     found = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
@@ -116,7 +116,7 @@ def answered(
     source: Source,
     recorded: Replayed,
     wanted: Settings,
-    card: Card | None,
+    card: CardMemory | None,
     *,
     replay: ReplayOn,
     progress: Progress | None = None,
@@ -146,7 +146,7 @@ def answered(
 
 def smallest_for(
     source: Source, replayed: Replayed, overhead_bytes: int = OVERHEAD_BYTES, progress: Progress | None = None
-) -> Card | None:
+) -> CardMemory | None:
     """The smallest card for settings that were replayed already."""
     was_free = replayed.memory is None and replayed.agreement is None
     free = replayed if was_free or never_short(replayed) else None
@@ -163,7 +163,7 @@ def never_short(on_card: Figures) -> bool:
     return on_card.oom is None and on_card.retries == 0 and not gives_back
 
 
-def check_share(settings: Settings, card: Card | None) -> None:
+def check_share(settings: Settings, card: CardMemory | None) -> None:
     if card is None and settings.per_process_memory_fraction < 1:
         raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
 
@@ -171,7 +171,7 @@ def check_share(settings: Settings, card: Card | None) -> None:
 def replay_on(
     source: Source,
     settings: Settings | None = None,
-    card: Card | None = None,
+    card: CardMemory | None = None,
     *,
     afresh: bool = False,
     progress: Progress | None = None,
@@ -183,7 +183,7 @@ def replay_on(
 def figures_on(
     source: Source,
     settings: Settings | None = None,
-    card: Card | None = None,
+    card: CardMemory | None = None,
     *,
     afresh: bool = False,
     progress: Progress | None = None,
@@ -192,7 +192,7 @@ def figures_on(
     return _replay_of(source, settings, card, afresh).only_figures(progress)
 
 
-def _replay_of(source: Source, settings: Settings | None, card: Card | None, afresh: bool) -> OtherSettings:
+def _replay_of(source: Source, settings: Settings | None, card: CardMemory | None, afresh: bool) -> OtherSettings:
     wanted = source.recorded if settings is None else settings
     if card is None:
         # Of memory without end there is no share.
@@ -215,7 +215,7 @@ def smallest_card(
     afresh: bool = False,
     free: Figures | None = None,
     progress: Progress | None = None,
-) -> Card | None:
+) -> CardMemory | None:
     """The smallest of the usual sizes on which it runs to its end; None where none of them does.
 
     `free` is the same with memory without end, for whoever has it already.
@@ -228,7 +228,7 @@ def smallest_card(
             tell(total, 2 * total)
 
     endless = figures_on(source, settings, afresh=afresh, progress=part_of(tell, 0, 2)) if free is None else free
-    for card in (Card(size, overhead_bytes) for size in CARD_BYTES):
+    for card in (CardMemory(size, overhead_bytes) for size in CARD_BYTES):
         if card.usable_bytes < endless.peak_requested_bytes:
             continue
         if card.usable_bytes >= endless.peak_reserved_bytes and not _is_limited(source, settings):
@@ -240,19 +240,3 @@ def smallest_card(
 
 def _is_limited(source: Source, settings: Settings | None) -> bool:
     return (source.recorded if settings is None else settings).per_process_memory_fraction < 1
-
-
-def least_memory(source: Source, settings: Settings | None = None, *, step_bytes: int = 64 * MiB) -> int:
-    """Bytes that the process needs, to within a step: with so much it runs to its end, with a step less it runs out.
-
-    Found by halving. More memory can in principle fit worse, so this is one such boundary, not a proof.
-    """
-    free = figures_on(source, settings)
-    enough, short = free.peak_reserved_bytes, max(0, free.peak_requested_bytes - step_bytes)
-    while enough - short > step_bytes:
-        middle = (enough + short) // 2
-        if figures_on(source, settings, Card(middle, 0)).oom is None:
-            enough = middle
-        else:
-            short = middle
-    return enough

@@ -43,13 +43,9 @@ class WhoFreed:
         return bool(self.short or self.out_of_memory)
 
     @property
-    def first_short(self) -> int:
-        return min([each.first for each in self.short] + list(self.out_of_memory))
-
-    @property
     def retries(self) -> int:
         """Mallocs that had to free everything cached first."""
-        return len({each.malloc for each in self.short}.union(self.out_of_memory))
+        return len({free.malloc for free in self.short}.union(self.out_of_memory))
 
 
 def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: Collection[int]) -> WhoFreed:
@@ -62,10 +58,10 @@ def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: C
         there_was_more = 0 < each.grown_bytes <= peak - int(reserved[each.first]) and not collects
         return there_was_more or each.malloc in needless
 
-    unsure = [each for each in steps.forced if not each.is_sure]
+    unsure = [free for free in steps.forced if not free.is_sure]
     by_program = unsure if any(map(had_no_need, unsure)) else []
-    short = [each for each in steps.forced if each not in by_program]
-    emptied = {**steps.emptied, **{each.first: each.pools for each in by_program}}
+    short = [free for free in steps.forced if free not in by_program]
+    emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
     memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
     return WhoFreed(emptied, tuple(short), steps.out_of_memory, memory)
 
@@ -86,7 +82,7 @@ def _memory(device: DeviceTrace, reserved: Ints8, short: list[Forced], failed: t
         # PyTorch writes there what the driver calls free.
         exact = int(reserved[failed[0] + 1]) + int(device.events.address[failed[0]])
         return Memory(exact, exact) if exact >= peak else None
-    refused = [int(reserved[each.first]) + each.grown_bytes for each in short if each.grown_bytes]
+    refused = [int(reserved[free.first]) + free.grown_bytes for free in short if free.grown_bytes]
     if not refused or min(refused) <= peak:
         return None
     return Memory(peak, min(refused) - 1)

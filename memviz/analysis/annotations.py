@@ -153,7 +153,7 @@ def _innermost(device: DeviceTrace) -> Ints8:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepRange:
     name: str
     start_event: int
     end_event: int
@@ -161,7 +161,7 @@ class Step:
     """Cut off by the end of the recording."""
 
 
-def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
+def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     """What the profiler called steps; without it, what lies between one end of an optimizer's step and the next."""
     intervals = annotated(device).intervals
     names = [trace.strings[code] for code in intervals.name]
@@ -169,7 +169,8 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
     if profiled:
         found = zip(profiled, intervals.is_open[profiled].tolist(), strict=True)
         return tuple(
-            Step(names[i], int(intervals.start_event[i]), int(intervals.end_event[i]), is_open) for i, is_open in found
+            StepRange(names[i], int(intervals.start_event[i]), int(intervals.end_event[i]), is_open)
+            for i, is_open in found
         )
     optimized = [i for i, name in enumerate(names) if name.startswith("Optimizer.step#") and not intervals.is_open[i]]
     # With several optimizers the first one sets the pace.
@@ -177,4 +178,4 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[Step, ...]:
     ends = intervals.end_event[optimized]
     begins = [0, *(ends[:-1] + 1)] if optimized else []
     spans = zip(begins, ends, strict=True)
-    return tuple(Step(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans, start=1))
+    return tuple(StepRange(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans, start=1))

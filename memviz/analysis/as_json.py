@@ -18,8 +18,8 @@ _FRAME = 50
 
 def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> dict[str, Any]:
     """The smaller groups come without their stacks where those of the larger ones fill the answer already."""
-    stacks = _stacks_that_fit(trace, [each.stack for each in live.live.groups if each.stack is not None])
-    left_out = sum(each.stack is not None and each.stack not in stacks for each in live.live.groups)
+    stacks = _stacks_that_fit(trace, [group.stack for group in live.live.groups if group.stack is not None])
+    left_out = sum(group.stack is not None and group.stack not in stacks for group in live.live.groups)
     return {
         "device": device_number(device),
         "event": live.event,
@@ -30,14 +30,16 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
         "by": live.live.by,
         "rows": [
             {
-                "site" if live.live.by == "site" else "key": each.label,
-                "bytes": each.bytes,
-                "count": each.count,
+                "site" if live.live.by == "site" else "key": group.label,
+                "bytes": group.bytes,
+                "count": group.count,
                 **(
-                    {"stack": frames_json(trace, each.stack)} if each.stack is not None and each.stack in stacks else {}
+                    {"stack": frames_json(trace, group.stack)}
+                    if group.stack is not None and group.stack in stacks
+                    else {}
                 ),
             }
-            for each in live.live.groups
+            for group in live.live.groups
         ],
         "rest_bytes": live.live.rest_bytes,
         "rest_count": live.live.rest_count,
@@ -81,7 +83,7 @@ def _pair(found: Changes, settings: Sequence[Setting], other: int, top: int | No
         "delta_bytes": found.delta(other),
         "rows": [_row(row, found.by, other) for row in found.rows[:top]],
         "rest_bytes": found.after(top).delta(other),
-        "settings": {each.name: [each.values[0], each.values[other]] for each in settings},
+        "settings": {setting.name: [setting.values[0], setting.values[other]] for setting in settings},
     }
 
 

@@ -63,7 +63,7 @@ def by_time(
 
 def _columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
     """Rows `bounds[i]` to `bounds[i + 1] - 1` for column i; where that is none, the row before."""
-    spans = _Spans(bounds)
+    spans = _EventSpans(bounds)
     live_max = spans.reduced(np.maximum, rows.live)
     return DecimatedTimeline(
         first_event=spans.first - 1,
@@ -78,7 +78,7 @@ def _columns(rows: Timeline, bounds: Ints8) -> DecimatedTimeline:
     )
 
 
-class _Spans:
+class _EventSpans:
     """Rows that follow one another, cut into columns of which some may be empty."""
 
     def __init__(self, bounds: Ints8) -> None:

@@ -17,7 +17,7 @@ from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace
 
 
 @dataclass(frozen=True)
-class Happened:
+class EventSummary:
     event: int
     action: str
     bytes: int
@@ -35,7 +35,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Moment:
+class EventState:
     event: int
     """-1 is before the first."""
     microseconds: int | None
@@ -46,24 +46,26 @@ class Moment:
     largest_free: int
     """The largest piece of reserved memory that is free in one stretch."""
     annotation: str
-    around: tuple[Happened, ...]
+    around: tuple[EventSummary, ...]
     """This event with its neighbours, in order."""
     failed: Failed | None
 
 
-def moment(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2, rule: SiteRule = DEFAULT_RULE) -> Moment:
+def moment(
+    trace: Trace, device: DeviceTrace, event: int, *, around: int = 2, rule: SiteRule = DEFAULT_RULE
+) -> EventState:
     check_event(device, event)
     tiles = segments_at(trace, device, event).tiles
     near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
     times = clock(device) if has_times(device) else None
-    return Moment(
+    return EventState(
         event=event,
         microseconds=None if times is None else int(times[max(event, 0)] - times[0]),
         count=len(live_rows(device, event)),
         bytes=fragmentation_at(trace, device, event),
         largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
         annotation=_annotation(trace, device, event),
-        around=tuple(_happened(trace, device, each, rule) for each in near),
+        around=tuple(_happened(trace, device, neighbour, rule) for neighbour in near),
         failed=_failed(device, event),
     )
 
@@ -75,10 +77,10 @@ def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
     return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
 
 
-def _happened(trace: Trace, device: DeviceTrace, event: int, rule: SiteRule) -> Happened:
+def _happened(trace: Trace, device: DeviceTrace, event: int, rule: SiteRule) -> EventSummary:
     events, stack = device.events, int(device.events.stack[event])
     site = "" if stack == NO_STACK else sites(trace, rule).of(stack).label
-    return Happened(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
+    return EventSummary(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
 
 
 def _failed(device: DeviceTrace, event: int) -> Failed | None:

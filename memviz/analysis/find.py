@@ -66,22 +66,22 @@ class FoundSite:
 
 
 @dataclass(frozen=True)
-class Found:
+class FindResult:
     event: int
     sites: tuple[FoundSite, ...]
     """By live bytes, then by all bytes, largest first."""
 
     @property
     def live_bytes(self) -> int:
-        return sum(each.live_bytes for each in self.sites)
+        return sum(site.live_bytes for site in self.sites)
 
     @property
     def live_count(self) -> int:
-        return sum(each.live_count for each in self.sites)
+        return sum(site.live_count for site in self.sites)
 
     @property
     def count(self) -> int:
-        return sum(each.count for each in self.sites)
+        return sum(site.count for site in self.sites)
 
 
 def parse_query(text: str) -> Query:
@@ -125,7 +125,7 @@ def rows_found(trace: Trace, device: DeviceTrace, text: str) -> Ints8:
     return np.flatnonzero(hit)
 
 
-def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> Found:
+def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> FindResult:
     check_event(device, event)
     all_rows, table = lifetimes(device), sites(trace)
     rows = rows_found(trace, device, text)
@@ -147,14 +147,16 @@ def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> Fou
         )
         for code in np.flatnonzero(count).tolist()
     ]
-    return Found(event, tuple(sorted(found, key=lambda each: (-each.live_bytes, -each.bytes, each.label, each.key))))
+    return FindResult(
+        event, tuple(sorted(found, key=lambda match: (-match.live_bytes, -match.bytes, match.label, match.key)))
+    )
 
 
 def _mentions(trace: Trace, device: DeviceTrace, word: str) -> Bools:
-    frames = np.array([word in each for each in _frame_texts(trace)], dtype=np.bool_)
+    frames = np.array([word in frame_text for frame_text in _frame_texts(trace)], dtype=np.bool_)
     stacks = np.append(first_in_stack(trace.stacks, frames) >= 0, False)
     hit = stacks[lifetimes(device).stack]
-    named = [each for each in Category if word in each.label]
+    named = [category for category in Category if word in category.label]
     hit = hit | np.isin(categories(trace, device).category, named)
     modules = label_of_rows(device, "module")
     if modules is not None:

@@ -71,7 +71,7 @@ def grouped(
     found, codes = np.unique(keyed.codes, return_inverse=True)
     totals, counts = sum_by(codes, size, len(found)), np.bincount(codes, minlength=len(found))
     named = [(*keyed.name(int(code)), i) for i, code in enumerate(found)]
-    order = sorted(named, key=lambda each: (-int(totals[each[2]]), each[1], each[0]))
+    order = sorted(named, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
     shown = order if top is None else order[:top]
     heaviest = _heaviest_stacks(codes, stack, size)
     last = np.full(len(found), BEFORE)
@@ -81,8 +81,8 @@ def grouped(
         for key, label, i in shown
     )
     total, count = int(size.sum()), len(rows)
-    rest_bytes = total - sum(each.bytes for each in groups)
-    return Groups(by, groups, total, count, rest_bytes, count - sum(each.count for each in groups))
+    rest_bytes = total - sum(group.bytes for group in groups)
+    return Groups(by, groups, total, count, rest_bytes, count - sum(group.count for group in groups))
 
 
 def _heaviest_stacks(codes: Ints8, stack: npt.NDArray[Any], size: Ints8) -> Ints8:

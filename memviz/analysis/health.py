@@ -44,7 +44,7 @@ def history(device: DeviceTrace) -> History:
 
 def health(trace: Trace) -> tuple[Note, ...]:
     """Notes on the whole trace first, then device by device."""
-    return (*_on_trace(trace), *(note for each in trace.devices for note in _on_device(trace, each)))
+    return (*_on_trace(trace), *(note for device in trace.devices for note in _on_device(trace, device)))
 
 
 def _on_trace(trace: Trace) -> Iterator[Note]:

@@ -36,9 +36,9 @@ def _size(value: Any, seen: set[int]) -> float:
         return own + _row(value, len(value), seen)
     fields = getattr(value, "__dict__", None)
     slots = [getattr(value, name, None) for name in getattr(type(value), "__slots__", ())]
-    inside = sum(_size(each, seen) for each in slots) if slots else 0
+    inside = sum(_size(slot, seen) for slot in slots) if slots else 0
     # The fields' names are the class's.
-    return own + inside + (sum(_size(each, seen) for each in fields.values()) if type(fields) is dict else 0)
+    return own + inside + (sum(_size(known, seen) for known in fields.values()) if type(fields) is dict else 0)
 
 
 def _array(array: np.ndarray[Any, Any], seen: set[int]) -> float:
@@ -55,10 +55,10 @@ def _array(array: np.ndarray[Any, Any], seen: set[int]) -> float:
 
 def _row(items: Iterable[Any], count: int, seen: set[int]) -> float:
     if count <= 2 * _ALIKE:
-        return sum(_size(each, seen) for each in items)
+        return sum(_size(item, seen) for item in items)
     row = list(items)
-    if all(type(each) is str for each in row):
+    if all(type(cell) is str for cell in row):
         return sum(map(sys.getsizeof, row))
     step = count // _ALIKE
     chosen = row[::step]
-    return sum(_size(each, seen) for each in chosen) * count / len(chosen)
+    return sum(_size(item, seen) for item in chosen) * count / len(chosen)

@@ -21,7 +21,7 @@ _LEAST_SHARE = 0.2
 
 
 @dataclass(frozen=True)
-class RanOut:
+class FailedRequest:
     """The last allocation that failed."""
 
     times: int
@@ -54,7 +54,7 @@ class Overview:
     """In which the peak comes; empty where no steps are known."""
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
-    ran_out: RanOut | None
+    ran_out: FailedRequest | None
 
 
 def overview(trace: Trace, device: DeviceTrace) -> Overview:
@@ -73,7 +73,7 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
 
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
-    around = [each.name for each in steps(trace, device) if each.start_event <= event <= each.end_event]
+    around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
     if not around or event < 0:
         return ""
     # Counted by us, from where the recording begins.
@@ -82,20 +82,20 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
-    for each in peak(trace, device, "category", top=1).live.groups:
-        if each.key not in SAYS_NOTHING and each.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
-            return MostOfIt(each.label, each.bytes)
+    for group in peak(trace, device, "category", top=1).live.groups:
+        if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
+            return MostOfIt(group.label, group.bytes)
     return None
 
 
-def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> RanOut | None:
+def _ran_out(trace: Trace, device: DeviceTrace, rule: SiteRule = DEFAULT_RULE) -> FailedRequest | None:
     events, line = device.events, timeline(device)
     failed = np.flatnonzero(events.action == Action.OOM).tolist()
     if not failed:
         return None
     last = failed[-1]
     site = sites(trace, rule).of(int(events.stack[last])).label
-    return RanOut(
+    return FailedRequest(
         times=len(failed),
         event=last,
         asked_bytes=int(events.size[last]),

@@ -24,13 +24,13 @@ class RunningTotal:
 
     @property
     def events(self) -> int:
-        return max((each.events for each in self._of.values()), default=0)
+        return max((total.events for total in self._of.values()), default=0)
 
     def largest(self, columns: int) -> Ints8:
         """The most bytes in each of so many equal stretches, or in fewer where there are few events."""
         if not self._of:
             return np.zeros(0, dtype=np.int64)
-        return max(self._of.values(), key=lambda each: each.events).largest(columns)
+        return max(self._of.values(), key=lambda total: total.events).largest(columns)
 
 
 class _Device:

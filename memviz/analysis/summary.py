@@ -16,8 +16,8 @@ def summary(trace: Trace, devices: tuple[DeviceTrace, ...] | None = None) -> dic
         "file": trace.about.source,
         "format": trace.about.format,
         "origin": trace.about.label,
-        "devices": [_device(trace, each) for each in (trace.devices if devices is None else devices)],
-        "notes": [_note(each) for each in (*trace.notes, *health(trace))],
+        "devices": [_device(trace, device) for device in (trace.devices if devices is None else devices)],
+        "notes": [_note(note) for note in (*trace.notes, *health(trace))],
     }
 
 

@@ -30,12 +30,13 @@ def chosen_device(trace: Trace, name: str | None = None) -> DeviceTrace:
     """The named one; else the one that ran out of memory, else the one whose memory went highest."""
     if name is None:
         return max(
-            trace.devices, key=lambda each: (each.kind == "gpu", ran_out_of_memory(each), timeline(each).peak_bytes)
+            trace.devices,
+            key=lambda device: (device.kind == "gpu", ran_out_of_memory(device), timeline(device).peak_bytes),
         )
-    for each in trace.devices:
-        if each.name == name:
-            return each
-    names = ", ".join(each.name for each in trace.devices)
+    for device in trace.devices:
+        if device.name == name:
+            return device
+    names = ", ".join(device.name for device in trace.devices)
     raise UsageError(f"{trace.about.source} has no device {name}. Its devices: {names}.")
 
 
@@ -45,4 +46,4 @@ def ran_out_of_memory(device: DeviceTrace) -> bool:
 
 def others_out_of_memory(trace: Trace, device: DeviceTrace) -> tuple[str, ...]:
     """Names of the other devices that ran out of memory: whoever looks at this one should know."""
-    return tuple(each.name for each in trace.devices if each.name != device.name and ran_out_of_memory(each))
+    return tuple(other.name for other in trace.devices if other.name != device.name and ran_out_of_memory(other))

@@ -14,7 +14,7 @@ from memviz.trace.model import Category, DeviceTrace, Ints4, Labels, Phase, Trac
 def write_allocations(trace: Trace, file: TextIO) -> None:
     """One row per allocation. Event -1 is before the first event; an empty one never came."""
     cells = Cells(trace)
-    pairs = ((each, rows) for each in trace.devices for rows in slices(lifetimes(each)))
+    pairs = ((device, rows) for device in trace.devices for rows in slices(lifetimes(device)))
     write_tables(file, (_allocations(cells, device, rows) for device, rows in pairs))
 
 
@@ -63,5 +63,5 @@ def _labels(cells: Cells, device: DeviceTrace, lives: Lifetimes) -> Table:
 
 
 def _names(kind: type[Category] | type[Phase], codes: Ints4) -> list[str]:
-    names = [each.name.lower().replace("_", " ") for each in kind]
+    names = [member.name.lower().replace("_", " ") for member in kind]
     return [names[code] for code in codes.tolist()]

@@ -41,7 +41,7 @@ def diff(
 
 
 def _pairs(traces: Sequence[Trace], device: str | None) -> list[Pair]:
-    return [(each, chosen_device(each, device)) for each in traces]
+    return [(trace, chosen_device(trace, device)) for trace in traces]
 
 
 def _print(sides: Sequence[Pair], found: Changes, top: int | None) -> None:
@@ -56,7 +56,7 @@ def _print(sides: Sequence[Pair], found: Changes, top: int | None) -> None:
     _print_rows(found, top)
     for setting in setting_differences([trace for trace, _ in sides]):
         if setting.is_known_to_differ:
-            values = ("not said" if each is None else each or "not set" for each in setting.values)
+            values = ("not said" if value is None else value or "not set" for value in setting.values)
             print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
 
 
@@ -66,10 +66,10 @@ def _print_rows(found: Changes, top: int | None) -> None:
     rest = found.after(top)
     if any(rest.counts):
         rows.append(_cells(rest.bytes, [rest.delta(other) for other in others], "(all others)"))
-    peaks = [each.live_bytes for each in found.moments]
+    peaks = [moment.live_bytes for moment in found.moments]
     rows.append(_cells(peaks, [found.delta(other) for other in others], "peak"))
     letters = [letter(number) for number in range(len(found.moments))]
-    head = [*letters, *(f"{each} - A" for each in letters[1:]), found.by]
+    head = [*letters, *(f"{other} - A" for other in letters[1:]), found.by]
     print_table(head, rows, left=len(head) - 1)
 
 

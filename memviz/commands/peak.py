@@ -21,7 +21,7 @@ from memviz.commands.command import (
     print_table,
     printable,
 )
-from memviz.headlines.elsewhere import ran_out_elsewhere
+from memviz.headlines.names import ran_out_elsewhere
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -42,8 +42,8 @@ def print_live(device: DeviceTrace, live: LiveSet, words: str) -> None:
         f"{bytes_text(live.reserved_bytes)} reserved\n"
     )
     rows = [
-        [bytes_text(each.bytes), percent_text(each.bytes, live.live_bytes), count_text(each.count), each.label]
-        for each in live.live.groups
+        [bytes_text(group.bytes), percent_text(group.bytes, live.live_bytes), count_text(group.count), group.label]
+        for group in live.live.groups
     ]
     if live.live.rest_count:
         rest = live.live

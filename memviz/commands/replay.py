@@ -18,7 +18,7 @@ from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, what_if
+from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, WhatIf, what_if
 from memviz.analysis.summary import device_number
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
@@ -52,7 +52,7 @@ class Question:
     """What is asked of a recording; each part may be left out."""
 
     settings: Settings | None = None
-    card: Card | None = None
+    card: CardMemory | None = None
     release: Release = NEWEST
     search: bool = False
     overhead: int = OVERHEAD_BYTES
@@ -85,7 +85,7 @@ def replay(
     """
     question = Question(
         settings=None if settings is None else parse_settings(settings),
-        card=None if memory is None else Card(memory, overhead),
+        card=None if memory is None else CardMemory(memory, overhead),
         search=search,
         overhead=overhead,
     )
@@ -169,7 +169,7 @@ def _print_beside(found: WhatIf) -> None:
         print(f"  recorded settings, replayed alike: {bytes_text(found.rival.peak_reserved_bytes)} reserved {words}")
 
 
-def _where(card: Card | None) -> str:
+def _where(card: CardMemory | None) -> str:
     if card is None:
         return ", memory without end"
     usable = bytes_text(card.usable_bytes)
@@ -179,7 +179,7 @@ def _where(card: Card | None) -> str:
     return f", in {usable} of a card of {card.name}: {taken}"
 
 
-def _assumed(card: Card) -> str:
+def _assumed(card: CardMemory) -> str:
     return "an assumption" if card.overhead_bytes == OVERHEAD_BYTES else "as you said"
 
 
@@ -195,7 +195,7 @@ def _print_oom(ours: Replayed) -> None:
 
 def _print_search(found: WhatIf, searched: Search) -> None:
     card = found.card
-    cells = [[each.reserved, each.retries, each.ends, each.fits_on, each.called] for each in rows(found, searched)]
+    cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in rows(found, searched)]
     where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
     print(f"\n{about_rows(found, searched)}")
     print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
@@ -254,7 +254,7 @@ def _release(text: str) -> Release:
 def _run(args: argparse.Namespace) -> int:
     question = Question(
         settings=None if args.settings is None else parse_settings(args.settings, args.release),
-        card=None if args.memory is None else Card(args.memory, args.overhead),
+        card=None if args.memory is None else CardMemory(args.memory, args.overhead),
         release=args.release,
         search=args.search,
         overhead=args.overhead,

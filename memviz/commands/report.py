@@ -15,7 +15,7 @@ from memviz.ui.saved.report import report_page
 
 def report(traces: Sequence[Trace], device: str | None = None) -> str:
     """The page as HTML."""
-    return report_page([(each, chosen_device(each, device)) for each in traces])
+    return report_page([(trace, chosen_device(trace, device)) for trace in traces])
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

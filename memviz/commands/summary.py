@@ -34,10 +34,10 @@ def summary(trace: Trace, device: str | None = None) -> dict[str, Any]:
 
 def _print(result: dict[str, Any]) -> None:
     print(f"{printable(result['file'])}: {result['format']}, {printable(result['origin'])}")
-    for each in result["devices"]:
-        print(printable(f"{each['headline']['answer']} {each['headline']['reason']}"))
-    for each in result["devices"]:
-        _print_device(each)
+    for device in result["devices"]:
+        print(printable(f"{device['headline']['answer']} {device['headline']['reason']}"))
+    for device in result["devices"]:
+        _print_device(device)
     for note in result["notes"]:
         mark = "!" if note["level"] == "warning" else "-"
         print(f"\n{mark} {printable(note['text'])}" + (f"\n  {printable(note['remedy'])}" if note["remedy"] else ""))

@@ -35,9 +35,9 @@ _UNUSUAL = re.compile(r"[^\n\t -~]")
 
 def harmless(text: str, keep: str = "\n\t") -> str:
     """As it stands, but for what is not printed: control characters, marks of direction, halves of a character."""
-    if not _UNUSUAL.search(text) and all(each in keep or each not in text for each in "\n\t"):
+    if not _UNUSUAL.search(text) and all(letter in keep or letter not in text for letter in "\n\t"):
         return text
-    return "".join(each if each.isprintable() or each in keep else _escaped(each) for each in text)
+    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
 
 
 def _escaped(each: str) -> str:
@@ -77,8 +77,8 @@ class _Stream:
             self._fault(error)
 
     def writelines(self, lines: Any) -> None:
-        for each in lines:
-            self.write(each)
+        for line in lines:
+            self.write(line)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

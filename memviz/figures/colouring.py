@@ -75,18 +75,18 @@ def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category") -> C
 
 def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
     place = np.zeros(len(KINDS), dtype=np.uint8)
-    for i, each in enumerate(_CATEGORY_ORDER):
-        place[each] = i + 1
+    for i, category in enumerate(_CATEGORY_ORDER):
+        place[category] = i + 1
     group = place[kinds(trace, device)]
-    labels = (BEFORE_RECORDING, *(each.label for each in _CATEGORY_ORDER))
-    return Colouring("category", labels, group, ("before", *(each.name for each in _CATEGORY_ORDER)))
+    labels = (BEFORE_RECORDING, *(category.label for category in _CATEGORY_ORDER))
+    return Colouring("category", labels, group, ("before", *(category.name for category in _CATEGORY_ORDER)))
 
 
 def _by_size(device: DeviceTrace) -> Colouring:
     """Large ones below: they are few, and what they stand on does not move."""
     steps = np.array(_SIZE_STEPS)
     group = len(steps) - np.searchsorted(steps, lifetimes(device).size, side="right")
-    bounds = [bytes_text(each) for each in _SIZE_STEPS]
+    bounds = [bytes_text(size_step) for size_step in _SIZE_STEPS]
     labels = (f"{bounds[-1]} and more", *(f"{bounds[i]} to {bounds[i + 1]}" for i in reversed(range(len(bounds) - 1))))
     shares = tuple(1 - i / len(steps) for i in range(len(steps) + 1))
     return Colouring("size", (*labels, f"under {bounds[0]}"), group.astype(np.uint8), shares)
@@ -99,8 +99,8 @@ def _by_key(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     largest = _largest_at_peak(device, code, len(found))[: len(_HUES)]
     group_of = np.full(len(found), len(largest), dtype=np.uint8)
     group_of[largest] = np.arange(len(largest))
-    labels = (*(keyed.name(int(found[each]))[1] for each in largest), OTHER)
-    colours = (*(each.name for each in _HUES[: len(largest)]), Category.UNKNOWN.name)
+    labels = (*(keyed.name(int(found[row]))[1] for row in largest), OTHER)
+    colours = (*(hue.name for hue in _HUES[: len(largest)]), Category.UNKNOWN.name)
     return Colouring(meaning, labels, group_of[code], colours)
 
 

@@ -55,7 +55,8 @@ def plot_peak(result: LiveSet, *, dark: bool = False) -> go.Figure:
 def _rows(result: LiveSet, colours: Palette) -> list[_Row]:
     live = result.live
     rows = [
-        _Row(each.label, each.bytes, each.count, _colour(each, live.by, colours)) for each in live.groups[:MOST_ROWS]
+        _Row(group.label, group.bytes, group.count, _colour(group, live.by, colours))
+        for group in live.groups[:MOST_ROWS]
     ]
     count = live.count - sum(row.count for row in rows)
     if count:
@@ -70,7 +71,7 @@ def _colour(group: Group, by: str, colours: Palette) -> str:
         return colours.ink_3
     if group.label == BEFORE_RECORDING:
         return colours.before
-    return colours.category(next(each for each in Category if each.label == group.label))
+    return colours.category(next(category for category in Category if category.label == group.label))
 
 
 def _hover(row: _Row, whole: int) -> str:

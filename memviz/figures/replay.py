@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.reserved.reserved_lines import Line, ReservedLines
+from memviz.analysis.reserved.reserved_lines import ReservedLine, ReservedLines
 from memviz.figures.text import byte_axis, moment, plain
 from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette
 from memviz.units import bytes_text
@@ -43,7 +43,7 @@ def _top(result: ReservedLines) -> int:
     columns = result.columns
     if not len(columns):
         return 0
-    most = [int(each.reserved.max()) for each in result.lines]
+    most = [int(line.reserved.max()) for line in result.lines]
     return max(int(columns.live_max.max()), int(columns.reserved_max.max()), result.limit or 0, *most, 0)
 
 
@@ -53,7 +53,7 @@ def _steps(x: list[int], values: list[int], name: str) -> dict[str, Any]:
     return {"x": x, "y": y, "name": name, "mode": "lines", "text": [*map(bytes_text, y)], "hovertemplate": "%{text}"}
 
 
-def _draw_line(drawing: go.Figure, x: list[int], line: Line, *, number: int, colours: Palette) -> None:
+def _draw_line(drawing: go.Figure, x: list[int], line: ReservedLine, *, number: int, colours: Palette) -> None:
     reached = line.last_column + 1
     drawing.add_scatter(**_steps(x[: reached + 1], line.reserved[:reached].tolist(), plain(line.name)))
     dash = _DASHES[number % len(_DASHES)]

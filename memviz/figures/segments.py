@@ -147,10 +147,10 @@ def _bars(result: SegmentsAt, layer: _Layer, places: _Places) -> dict[str, Any]:
         "width": _BAR,
         "name": layer.name,
         "marker": layer.marker,
-        "base": [places.before[each] + offset for each, offset in zip(segment.tolist(), inside, strict=True)],
+        "base": [places.before[number] + offset for number, offset in zip(segment.tolist(), inside, strict=True)],
         "x": tiles.size[layer.tiles].tolist(),
-        "y": [places.row[each] for each in segment.tolist()],
-        "hovertext": [_tile_text(tiles, each, layer.name) for each in layer.tiles.tolist()],
+        "y": [places.row[number] for number in segment.tolist()],
+        "hovertext": [_tile_text(tiles, tile, layer.name) for tile in layer.tiles.tolist()],
         "hovertemplate": "%{hovertext}<extra></extra>",
     }
 

@@ -24,7 +24,7 @@ def plain(text: str, longest: int = LONGEST) -> str:
     """The text as it stands, for plotly to show as it stands. The tail is kept: it holds file and line."""
     short = text if len(text) <= longest else "…" + text[1 - longest :]
     # Line breaks, marks that turn the writing direction round and lone surrogates are not for display.
-    visible = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in short)
+    visible = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in short)
     return escape(visible, quote=False).replace("$", "&#36;")
 
 
@@ -43,7 +43,7 @@ def byte_axis(top: int, bottom: int = 0) -> dict[str, Any]:
     # There are no half bytes; of larger units there are.
     step = _round_step((top - bottom) / unit, 1 if unit == 1 else 0.1)
     first, last = int(bottom / unit / step), int(top / unit / step)
-    values = [each * step for each in range(first, last + 1)]
+    values = [number * step for number in range(first, last + 1)]
     texts = [f"{value:,g}".replace("-", "−") for value in values]
     texts[-1] += f" {unit_text(unit)}"
     return {"tickmode": "array", "tickvals": [round(value * unit) for value in values], "ticktext": texts}
@@ -70,7 +70,7 @@ def _unit(size: int) -> int:
 def _round_step(span: float, least: float) -> float:
     rough = max(span / _TICKS, least)
     scale = 10.0 ** _floor_log10(rough)
-    return next(each * scale for each in _STEPS if each * scale >= rough)
+    return next(step * scale for step in _STEPS if step * scale >= rough)
 
 
 def _floor_log10(value: float) -> int:

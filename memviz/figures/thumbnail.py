@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import base64
+import struct
+import zlib
+
+import numpy as np
+import numpy.typing as npt
 
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.figures.packed_timeline import spans
-from memviz.figures.png import png
 from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
 from memviz.trace.model import DeviceTrace, Trace
 
 _CLEAR = 0xFF00FF
 """A colour that no palette has."""
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
 def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int = 52, top: int | None = None) -> bytes:
@@ -22,8 +27,26 @@ def thumbnail(trace: Trace, device: DeviceTrace, *, width: int = 92, height: int
     view = View(0, len(line.live), width, height, float(top or max(line.peak_bytes, 1)))
     grid = allocation_grid(spans(lifetimes(device), colours), column_instants(line.live, view), view)
     pixels = colour_grid(grid, colours.group, pixel_palette(colours, dark=False), _CLEAR)
-    return png(pixels, clear=_CLEAR)
+    return _png(pixels, clear=_CLEAR)
 
 
 def data_address(picture: bytes) -> str:
     return f"data:image/png;base64,{base64.b64encode(picture).decode('ascii')}"
+
+
+def _png(pixels: npt.NDArray[np.uint32], *, clear: int | None = None) -> bytes:
+    """`pixels` are 0xRRGGBB, the first row at the bottom. Those equal to `clear` are transparent."""
+    rows = pixels[::-1]
+    alpha = np.where(rows == clear, 0, 255) if clear is not None else np.full(rows.shape, 255)
+    channels = np.stack([rows >> 16 & 255, rows >> 8 & 255, rows & 255, alpha], axis=-1).astype(np.uint8)
+    height, width = rows.shape
+    # Each line starts with the number of its filter: none.
+    lines = np.concatenate([np.zeros((height, 1), np.uint8), channels.reshape(height, -1)], axis=1)
+    header = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    return b"".join(
+        (_SIGNATURE, _chunk(b"IHDR", header), _chunk(b"IDAT", zlib.compress(lines.tobytes())), _chunk(b"IEND", b""))
+    )
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -93,7 +93,7 @@ def _draw_bytes(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colo
     """A column's area goes up to its most, darker up to its least; hatched from there to what is reserved."""
     x = [*axis.starts, axis.end]
     step = {"x": x, "mode": "lines", "line_shape": "hv"}
-    most, least, reserved = (_closed(each) for each in (result.live_max, result.live_min, result.reserved_max))
+    most, least, reserved = (_closed(series) for series in (result.live_max, result.live_min, result.reserved_max))
     live_texts = [_range_text(low, high) for low, high in zip(least, most, strict=True)]
     soft, firm = (mixed(colours.ink_3, colours.page, share) for share in (0.55, 0.2))
     hover = {"hovertemplate": "%{text}"}
@@ -153,18 +153,18 @@ def _mark_peak(drawing: go.Figure, result: DecimatedTimeline, axis: _Axis, colou
 
 
 def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _Axis, colours: Palette) -> None:
-    placed = [(axis.place(each.then.event, each.then.time_us), each) for each in failures]
-    shown = [(x, each) for x, each in placed if x is not None and axis.starts[0] <= x <= axis.end]
+    placed = [(axis.place(failure.then.event, failure.then.time_us), failure) for failure in failures]
+    shown = [(x, failure) for x, failure in placed if x is not None and axis.starts[0] <= x <= axis.end]
     if not shown:
         return
     drawing.add_scatter(
         x=[x for x, _ in shown],
-        y=[each.then.reserved_bytes for _, each in shown],
+        y=[failure.then.reserved_bytes for _, failure in shown],
         mode="markers",
         name="out of memory",
         cliponaxis=False,
         marker={"symbol": "x", "size": 11, "color": colours.bad, "line": {"width": 1, "color": colours.page}},
-        text=[_failure_text(each) for _, each in shown],
+        text=[_failure_text(failure) for _, failure in shown],
         hovertemplate="%{text}<extra></extra>",
     )
 

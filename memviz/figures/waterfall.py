@@ -61,7 +61,7 @@ def plot_waterfall(result: Changes, *, other: int = 1, dark: bool = False) -> go
 
 
 def _title(result: Changes, other: int) -> str:
-    names = [plain(result.moments[each].source, 40) for each in (0, other)]
+    names = [plain(result.moments[side].source, 40) for side in (0, other)]
     return f"{delta_text(result.delta(other))} from {names[0]} to {names[1]}, by {result.by}"
 
 
@@ -74,7 +74,7 @@ def _steps(result: Changes, other: int) -> list[_Step]:
         _Step(row.thing.name, (row.bytes[0], row.counts[0]), (row.bytes[other], row.counts[other])) for row in shown
     ]
     left = [row for row in result.rows if row not in shown]
-    rest = _Step("everything else", *(_sums(left, each) for each in (0, other)))
+    rest = _Step("everything else", *(_sums(left, side) for side in (0, other)))
     return [*steps, rest] if rest.change else steps
 
 

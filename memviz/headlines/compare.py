@@ -53,9 +53,9 @@ def _called(found: Changes, names: Sequence[str]) -> list[str]:
     """With the device, where a trace has several it could be."""
     called = told_apart(names or [moment.source for moment in found.moments])
     devices = [moment.which for moment in found.moments]
-    if not any(each.is_one_of_several for each in devices):
+    if not any(device.is_one_of_several for device in devices):
         return called
-    return [f"{name} ({device_name(each)})" for name, each in zip(called, devices, strict=True)]
+    return [f"{name} ({device_name(device)})" for name, device in zip(called, devices, strict=True)]
 
 
 def _many(names: Sequence[str], peaks: Sequence[int], verb: str) -> Headline:
@@ -89,7 +89,7 @@ def _as_low(names: Sequence[str], peaks: Sequence[int]) -> str:
 def _balanced(found: Changes) -> str:
     """What grew and what shrank, where the sum of it is nothing."""
     deltas = [row.delta(1) for row in found.rows if row.delta(1)]
-    grown, shrunk = [each for each in deltas if each > 0], [each for each in deltas if each < 0]
+    grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
     if not deltas:
         return f"Every {found.by} holds as many bytes in both."
     words = _plural(found.by) if len(grown) > 1 else found.by

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.analysis.overview import Overview, RanOut
+from memviz.analysis.overview import FailedRequest, Overview
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import counted, device_name, kind_name, of_device
 from memviz.units import bytes_text, count_text, percent_text
@@ -20,7 +20,7 @@ def explore(found: Overview) -> Headline:
     return Headline(f"The peak{of_device(found.device)} is {bytes_text(found.peak_bytes)}{made_of}.", _when(found))
 
 
-def _ran_out(found: Overview, failed: RanOut) -> Headline:
+def _ran_out(found: Overview, failed: FailedRequest) -> Headline:
     who = device_name(found.device) if found.device.is_one_of_several else "it"
     site = f" in {failed.site}" if failed.site else ""
     times = "" if failed.times == 1 else f" {counted(failed.times, 'time')}, at last when"

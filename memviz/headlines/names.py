@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.analysis.comparing.changes import letter
-from memviz.analysis.which_device import Which
+from memviz.analysis.which_device import Which, others_out_of_memory
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import count_text
 
 LONGEST = 60
@@ -55,3 +56,13 @@ def told_apart(names: Sequence[str]) -> list[str]:
     """Short names; with their letters where two would read the same."""
     cut = [short(name) for name in names]
     return [f"{name} ({letter(i)})" if cut.count(name) > 1 else name for i, name in enumerate(cut)]
+
+
+def ran_out_elsewhere(trace: Trace, device: DeviceTrace) -> str:
+    """Whoever looks at one device should know of others that failed; empty where none did."""
+    names = others_out_of_memory(trace, device)
+    if not names:
+        return ""
+    if len(names) == 1:
+        return f"Device {names[0]} ran out of memory."
+    return f"Devices {', '.join(names[:-1])} and {names[-1]} ran out of memory."

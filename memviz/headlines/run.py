@@ -13,10 +13,10 @@ from memviz.units import bytes_text, percent_text
 
 def base_of(variants: Sequence[Variant], number: int) -> int:
     """Which variant this one is held against: the same workload with nothing switched on, or else the first."""
-    if not any(each.request.optimizations for each in variants):
+    if not any(variant.request.optimizations for variant in variants):
         return 0
     settings = variants[number].request.settings
-    plain = (at for at, each in enumerate(variants) if not each.request.optimizations)
+    plain = (at for at, variant in enumerate(variants) if not variant.request.optimizations)
     return next((at for at in plain if variants[at].request.settings == settings), 0)
 
 
@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 
 @dataclass(frozen=True)
-class Said:
+class RunHeadline:
     """The headline, and the variant that it speaks of: its code and its command stand below."""
 
     headline: Headline
@@ -41,22 +41,24 @@ def run(variants: Sequence[Variant]) -> Headline:
     return said_of(variants).headline
 
 
-def said_of(variants: Sequence[Variant]) -> Said:
+def said_of(variants: Sequence[Variant]) -> RunHeadline:
     """Of what is known by now; the baseline is the first."""
-    known = [number for number, each in enumerate(variants) if each.run is not None]
+    known = [number for number, variant in enumerate(variants) if variant.run is not None]
     for number in known:
         bad = variants[number].run
         if bad is not None and is_bug(bad):
-            return Said(Headline(f"{variants[number].label} does not keep its word.", _finding(bad)), number)
+            return RunHeadline(Headline(f"{variants[number].label} does not keep its word.", _finding(bad)), number)
     if not known:
-        failed = [each for each in variants if each.state == "failed"]
-        return Said(_not_run(failed), 0)
+        failed = [variant for variant in variants if variant.state == "failed"]
+        return RunHeadline(_not_run(failed), 0)
     pairs = list(_pairs(variants))
     first = variants[known[0]].run
     if not pairs and first is not None:
-        return Said(_alone(first), known[0])
+        return RunHeadline(_alone(first), known[0])
     pressed = [pair for pair in pairs if pair.base.fit is not None and not pair.base.fit.fits]
-    others_fit = any(each.run is not None and each.run.fit is not None and each.run.fit.fits for each in variants)
+    others_fit = any(
+        variant.run is not None and variant.run.fit is not None and variant.run.fit.fits for variant in variants
+    )
     return _made_to_fit(pressed, others_fit=others_fit) if pressed else _best_of(pairs)
 
 
@@ -67,14 +69,14 @@ def _not_run(failed: Sequence[Variant]) -> Headline:
     return Headline("Nothing was run.", words) if failed[0].what == "refused" else Headline(words)
 
 
-def _best_of(pairs: Sequence[_Pair]) -> Said:
-    best = max(pairs, key=lambda each: each.saved / each.base.peak_reserved_bytes)
+def _best_of(pairs: Sequence[_Pair]) -> RunHeadline:
+    best = max(pairs, key=lambda pair: pair.saved / pair.base.peak_reserved_bytes)
     if best.saved <= 0:
         reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
-        return Said(Headline(f"Nothing here saves memory: {reserves}{_stepping(best.base)}."), best.base_number)
+        return RunHeadline(Headline(f"Nothing here saves memory: {reserves}{_stepping(best.base)}."), best.base_number)
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
     answer = f"{best.label} saves {bytes_text(best.saved)}, {share} of what is reserved{_stepping(best.base)}."
-    return Said(Headline(answer, _cost(best.base, best.run)), best.number)
+    return RunHeadline(Headline(answer, _cost(best.base, best.run)), best.number)
 
 
 def is_training(run: Run) -> bool:
@@ -118,11 +120,11 @@ class _Pair:
 
 
 def _pairs(variants: Sequence[Variant]) -> Iterator[_Pair]:
-    for number, each in enumerate(variants):
+    for number, variant in enumerate(variants):
         at = base_of(variants, number)
         base = variants[at].run
-        if at != number and base is not None and base.peak_reserved_bytes and each.run is not None:
-            yield _Pair(number, at, variants[at].label, each.label, base, each.run)
+        if at != number and base is not None and base.peak_reserved_bytes and variant.run is not None:
+            yield _Pair(number, at, variants[at].label, variant.label, base, variant.run)
 
 
 def step_word(run: Run) -> str:
@@ -142,29 +144,29 @@ def _alone(run: Run) -> Headline:
     return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
 
 
-def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> Said:
+def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Of what fits the one that costs least."""
-    fitting = [each for each in pairs if each.run.fit is not None and each.run.fit.fits]
+    fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
     step = step_word(pairs[0].base)
     if not fitting:
         return _nothing_fits(pairs, others_fit=others_fit)
-    best = min(fitting, key=lambda each: (each.run.flops or 0, each.run.peak_reserved_bytes))
+    best = min(fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
     answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
-    return Said(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+    return RunHeadline(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
 
 
-def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> Said:
+def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     """Where another size of the workload does fit, it is said which one does not."""
     first = pairs[0]
-    theirs = [each for each in pairs if each.base_number == first.base_number]
-    tried = {each.number: each.run for each in theirs} | {first.base_number: first.base}
+    theirs = [pair for pair in pairs if pair.base_number == first.base_number]
+    tried = {choice.number: choice.run for choice in theirs} | {first.base_number: first.base}
     least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
     words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
     answer = f"Nothing here makes {what} fit in {words}{with_optimizer(first.base)}."
     reserves = bytes_text(tried[least].peak_reserved_bytes)
-    return Said(
+    return RunHeadline(
         Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least
     )
 

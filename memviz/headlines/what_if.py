@@ -174,4 +174,4 @@ def _advised(found: WhatIf, searched: Search | None) -> str:
 
 
 def _joined(*sentences: str) -> str:
-    return " ".join(each for each in sentences if each)
+    return " ".join(sentence for sentence in sentences if sentence)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memviz.allocator.blocks import Block, PoolId
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import Device
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import parse_settings
 from memviz.trace.model import Action
 
@@ -17,7 +17,7 @@ class Driver:
 
     def __init__(self, settings: str = "", *, card: int | None = None) -> None:
         self.history: list[tuple[str, int]] = []
-        self.allocator = CachingAllocator(parse_settings(settings), Device(card), self._record)
+        self.allocator = CachingAllocator(parse_settings(settings), DeviceMemory(card), self._record)
 
     def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         self.history.append((action.name.lower(), size))

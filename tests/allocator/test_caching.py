@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.device import OutOfMemory
+from memviz.allocator.device import AllocationFailed
 from memviz.allocator.settings import parse_settings
 from tests.allocator.driver import Driver, GiB, MiB
 
@@ -95,7 +95,7 @@ def test_the_ladder_ends_with_what_it_knows():
     run = Driver(card=100 * MiB)
     run.malloc(30 * MiB)
     run.cached(40 * MiB)
-    with pytest.raises(OutOfMemory) as caught:
+    with pytest.raises(AllocationFailed) as caught:
         run.malloc(80 * MiB)
     error = caught.value
     assert (error.requested, error.allocated, error.reserved) == (80 * MiB, 30 * MiB, 30 * MiB)
@@ -108,7 +108,7 @@ def test_a_split_segment_cannot_go_back():
     blocks = [run.malloc(40 * MiB), run.malloc(40 * MiB)]
     run.free(*blocks)
     held = run.malloc(4 * MiB)
-    with pytest.raises(OutOfMemory) as caught:
+    with pytest.raises(AllocationFailed) as caught:
         run.malloc(90 * MiB)
     assert (caught.value.reserved, held.size) == (40 * MiB, 4 * MiB)
 
@@ -137,7 +137,7 @@ def test_an_early_refusal_skips_the_ladder():
     run.allocator.device.total = 200 * MiB
     run.allocator.set_settings(parse_settings("throw_on_cudamalloc_oom:True,per_process_memory_fraction:0.5"))
     run.cached(60 * MiB)
-    with pytest.raises(OutOfMemory) as caught:
+    with pytest.raises(AllocationFailed) as caught:
         run.malloc(80 * MiB)
     assert (caught.value.reserved, run.stat("num_oom_rejections")) == (60 * MiB, 1)
 
@@ -176,7 +176,7 @@ def test_pieces_mapped_before_running_out_stay_as_cached_memory():
     run.free(first)
     run.allocator.empty_cache()
     assert (run.reserved, second.size) == (40 * MiB, 40 * MiB)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(AllocationFailed):
         run.malloc(80 * MiB)
     assert run.reserved == 40 * MiB
 
@@ -191,7 +191,7 @@ def test_gaps_of_address_space_are_filled_before_the_end_grows():
 
 def test_a_request_beyond_the_reserved_address_space_fails():
     run = Driver("expandable_segments:True,expandable_segments_reserve:1G", card=80 * GiB)
-    with pytest.raises(OutOfMemory):
+    with pytest.raises(AllocationFailed):
         run.malloc(2 * GiB)
 
 

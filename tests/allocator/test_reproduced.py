@@ -12,7 +12,7 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Source
 from memviz.allocator.reproduced import Parting, parting, why_parted
-from memviz.allocator.what_if import Card, replay_on, what_if
+from memviz.allocator.what_if import CardMemory, replay_on, what_if
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action
 from tests.allocator.driver import MiB
@@ -22,7 +22,7 @@ from tests.real import real_files, requires_real
 
 
 def limited(source: Source, memory: int | None) -> Replayed:
-    return replay_on(source, None, None if memory is None else Card(memory, 0))
+    return replay_on(source, None, None if memory is None else CardMemory(memory, 0))
 
 
 def short() -> Recorder:
@@ -65,7 +65,7 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
         run.malloc(80 * MiB)
     run.malloc(10 * MiB)
     trace = run.trace()
-    assert what_if(trace, card=Card(100 * MiB, 0)).parted == ""
+    assert what_if(trace, card=CardMemory(100 * MiB, 0)).parted == ""
     assert what_if(trace).parted == "it ran out of memory at event 2, which without a limit it does not"
 
 
@@ -80,7 +80,7 @@ def test_what_is_called_as_recorded_has_the_recorded_history(text: str, mebibyte
     if not run.events:
         return
     for memory in (None, mebibytes * MiB, 2 * mebibytes * MiB):
-        found = what_if(run.trace(), card=None if memory is None else Card(memory, 0))
+        found = what_if(run.trace(), card=None if memory is None else CardMemory(memory, 0))
         recorded, ours = found.recorded.trace.devices[0].events, found.base.trace.devices[0].events
         plain = recorded.action != Action.OOM
         if found.base.oom is not None:
@@ -100,4 +100,4 @@ def test_real_recordings_are_as_recorded_without_a_limit_and_not_in_less_than_th
     source = source_of(trace)
     assert parting(source, limited(source, None)) is None
     if len(source.device.events) > 1:
-        assert what_if(trace, card=Card(replay_as_recorded(source).peak_reserved_bytes * 9 // 10, 0)).parted
+        assert what_if(trace, card=CardMemory(replay_as_recorded(source).peak_reserved_bytes * 9 // 10, 0)).parted

@@ -7,7 +7,7 @@ import pytest
 from memviz.allocator.replay import source_of
 from memviz.allocator.search import Tried, search, settings_to_try
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import Card
+from memviz.allocator.what_if import CardMemory
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 
@@ -59,7 +59,7 @@ def tried(found: object, text: str) -> Tried:
 
 def test_what_is_reserved_without_limit_is_so_although_blocks_were_given_back_without_a_retry():
     run = recorded(100, 130, 160)
-    found = search(source_of(run.trace()), Card(260 * MiB, 0))
+    found = search(source_of(run.trace()), CardMemory(260 * MiB, 0))
     one = tried(found, "max_split_size_mb:64")
     assert (one.retries, one.reserved_on_card_bytes, one.peak_reserved_bytes) == (0, 230 * MiB, 390 * MiB)
 
@@ -79,14 +79,14 @@ def test_each_says_on_which_card_it_would_have_fitted():
     run.cached(5 * GiB)
     run.cached(6 * GiB)
     found = search(source_of(run.trace()))
-    assert tried(found, "").smallest_card == Card(8 * GiB)
+    assert tried(found, "").smallest_card == CardMemory(8 * GiB)
     assert tried(found, "").peak_reserved_bytes == 11 * GiB
 
 
 def test_progress_covers_all_of_it_and_may_end_it():
     seen: list[float] = []
     source = source_of(recorded(100, 130).trace())
-    search(source, Card(200 * MiB, 0), progress=lambda done, total: seen.append(done / total))
+    search(source, CardMemory(200 * MiB, 0), progress=lambda done, total: seen.append(done / total))
     assert seen == sorted(seen)
     assert 0 <= seen[0] <= seen[-1] < 1
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.steps import Step, Steps, steps_of
+from memviz.allocator.steps import ReplayStep, Steps, steps_of
 from tests.allocator.driver import MiB
 from tests.traces import alloc, event, frame, free, segment, trace_of
 
@@ -15,7 +15,7 @@ def steps(*events) -> Steps:
 
 
 def names(found: Steps) -> list[str]:
-    return [Step(step).name for step in found.step.tolist()]
+    return [ReplayStep(step).name for step in found.step.tolist()]
 
 
 def gives_back(address: int = A, **more) -> dict:

@@ -10,7 +10,7 @@ from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import Card, figures_on
+from memviz.allocator.what_if import CardMemory, figures_on
 from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
 from tests.real import real_files, requires_real
@@ -32,7 +32,10 @@ def row(path: Path) -> str:
     asked = ["–", "–", "–"]
     if len(source.device.events) > 1:
         # Nine tenths of the recorded peak, and no overhead: it is the process's own memory.
-        card, expandable = Card(recorded.peak_reserved_bytes * 9 // 10, 0), parse_settings("expandable_segments:True")
+        card, expandable = (
+            CardMemory(recorded.peak_reserved_bytes * 9 // 10, 0),
+            parse_settings("expandable_segments:True"),
+        )
         free = figures_on(source, expandable)
         asked = [f"{free.peak_reserved_bytes // MiB:,}"]
         asked += [fate(figures_on(source, None, card)), fate(figures_on(source, expandable, card))]

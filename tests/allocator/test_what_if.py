@@ -17,9 +17,8 @@ from memviz.allocator.statistics import Tally
 from memviz.allocator.what_if import (
     CARD_BYTES,
     OVERHEAD_BYTES,
-    Card,
+    CardMemory,
     figures_on,
-    least_memory,
     replay_on,
     smallest_card,
     what_if,
@@ -183,36 +182,28 @@ def test_what_was_live_before_may_not_fit_at_all():
 
 
 def test_the_overhead_is_taken_from_the_card(growing):
-    result = what_if(growing.trace(), settings=EXPANDABLE, card=Card(2 * GiB))
+    result = what_if(growing.trace(), settings=EXPANDABLE, card=CardMemory(2 * GiB))
     assert (result.replayed.memory, result.recorded.exact) == (2 * GiB - OVERHEAD_BYTES, True)
     assert what_if(growing.trace()).replayed.exact
 
 
 def test_a_card_that_the_overhead_fills_is_refused(growing):
     with pytest.raises(UsageError, match="nothing left"):
-        what_if(growing.trace(), card=Card(100 * MiB))
+        what_if(growing.trace(), card=CardMemory(100 * MiB))
 
 
 def test_the_smallest_card_is_the_first_on_which_it_ends():
     run = Recorder()
     run.malloc(9 * GiB)
     source = source_of(run.trace())
-    assert smallest_card(source) == Card(10 * GiB)
-    assert smallest_card(source, overhead_bytes=2 * GiB) == Card(11 * GiB, 2 * GiB)
+    assert smallest_card(source) == CardMemory(10 * GiB)
+    assert smallest_card(source, overhead_bytes=2 * GiB) == CardMemory(11 * GiB, 2 * GiB)
 
 
 def test_no_card_may_be_large_enough():
     run = Recorder()
     run.malloc(max(CARD_BYTES))
     assert smallest_card(source_of(run.trace())) is None
-
-
-def test_the_least_memory_is_a_boundary(growing):
-    source, step = source_of(growing.trace()), 2 * MiB
-    needed = least_memory(source, step_bytes=step)
-    assert replay(growing.trace(), memory=needed).oom is None
-    assert replay(growing.trace(), memory=needed - step).oom is not None
-    assert needed - 104 * MiB < step
 
 
 @settings(max_examples=30, deadline=None)
@@ -223,7 +214,7 @@ def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
         take(run, live, step)
     if run.events:
         source, wanted = source_of(run.trace()), replace(parse_settings(text), per_process_memory_fraction=1.0)
-        card = None if memory is None else Card(memory, 0)
+        card = None if memory is None else CardMemory(memory, 0)
         whole = replay_on(source, wanted, card)
         assert figures_on(source, wanted, card) == Figures(
             **{each.name: getattr(whole, each.name) for each in fields(Figures)}
@@ -250,11 +241,11 @@ def test_the_answer_says_on_which_card_it_fits_and_how_much_of_the_peak_is_unuse
     run.cached(5 * GiB)
     run.cached(6 * GiB)
     found = what_if(run.trace())
-    assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (Card(8 * GiB), 5 * GiB)
+    assert (found.smallest_card, found.replayed.unused_at_peak_bytes) == (CardMemory(8 * GiB), 5 * GiB)
     assert found.replayed.fragmentation == pytest.approx(5 / 11)
-    assert what_if(run.trace(), settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == Card(8 * GiB, GiB)
+    assert what_if(run.trace(), settings=EXPANDABLE, overhead_bytes=GiB).smallest_card == CardMemory(8 * GiB, GiB)
     # What is asked of a card does not change which one is large enough.
-    assert what_if(run.trace(), card=Card(2 * GiB)).smallest_card == Card(8 * GiB)
+    assert what_if(run.trace(), card=CardMemory(2 * GiB)).smallest_card == CardMemory(8 * GiB)
 
 
 def test_the_search_ranks_by_peak_reserved_and_says_what_to_set(growing):
@@ -272,7 +263,7 @@ def test_on_a_card_what_fits_comes_first():
     for size in (30, 31, 32, 33):
         run.cached(size * MiB)
     held = [run.malloc(size * MiB) for size in (4, 33, 60)]
-    found = search(source_of(run.trace()), Card(120 * MiB, 0))
+    found = search(source_of(run.trace()), CardMemory(120 * MiB, 0))
     recorded = next(each for each in found.tried if each.is_recorded)
     assert (found.best.text, found.best.fits, recorded.fits) == ("expandable_segments:True", True, False)
     assert found.advice.startswith("Set expandable_segments:True: with it this run fits")
@@ -285,10 +276,10 @@ def test_what_would_have_saved_it_is_named_only_where_something_had_to():
         run.cached(size * MiB)
     held = [run.malloc(size * MiB) for size in (4, 33, 60)]
     source = source_of(run.trace())
-    saved_by = search(source, Card(120 * MiB, 0)).saved_by
+    saved_by = search(source, CardMemory(120 * MiB, 0)).saved_by
     assert saved_by is not None and saved_by.text == "expandable_segments:True"
-    assert search(source, Card(8 * GiB)).saved_by is None
-    assert search(source, Card(50 * MiB, 0)).saved_by is None
+    assert search(source, CardMemory(8 * GiB)).saved_by is None
+    assert search(source, CardMemory(50 * MiB, 0)).saved_by is None
     assert len(held) == 3
 
 
@@ -302,7 +293,7 @@ def test_settings_are_compared_from_the_same_start():
 def test_what_no_setting_can_help_is_said():
     run = Recorder()
     run.malloc(200 * MiB)
-    found = search(source_of(run.trace()), Card(100 * MiB, 0))
+    found = search(source_of(run.trace()), CardMemory(100 * MiB, 0))
     assert found.advice == (
         "No settings can make it fit: what the program holds at its peak is more than this card has."
     )

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.annotations import NO_INTERVAL, Annotated, Step, annotated, annotation_of_events, steps
+from memviz.analysis.annotations import NO_INTERVAL, Annotated, StepRange, annotated, annotation_of_events, steps
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace, Trace
 from tests.traces import alloc, free, trace_of
@@ -144,7 +144,10 @@ def test_the_profilers_steps_are_steps():
         ("x", "START", 25),
     ]
     trace = annotated_trace(rows, [10, 20, 30])
-    assert steps(trace, trace.devices[0]) == (Step("ProfilerStep#3", 0, 1), Step("ProfilerStep#4", 2, 2, is_open=True))
+    assert steps(trace, trace.devices[0]) == (
+        StepRange("ProfilerStep#3", 0, 1),
+        StepRange("ProfilerStep#4", 2, 2, is_open=True),
+    )
 
 
 def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
@@ -154,7 +157,7 @@ def test_without_a_profiler_a_step_ends_where_the_first_optimizers_does():
         for stage, time in (("START", at), ("END", at + 1))
     ]
     trace = annotated_trace([*rows, ("Optimizer.step#A", "START", 45)], [10, 20, 30, 40, 50])
-    assert steps(trace, trace.devices[0]) == (Step("step 1", 0, 0), Step("step 2", 1, 2))
+    assert steps(trace, trace.devices[0]) == (StepRange("step 1", 0, 0), StepRange("step 2", 1, 2))
 
 
 def test_a_trace_without_either_has_no_steps():

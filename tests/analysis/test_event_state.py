@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.analysis.event_state import Failed, Happened, Moment, moment
+from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
 from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.errors import UsageError
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
@@ -15,7 +15,7 @@ MODEL = frame("forward", "/p/model.py", 3)
 def test_an_event_is_told_with_its_neighbours_and_the_bytes_after_it():
     events = [alloc(0, 512, frames=[MODEL], time_us=10), alloc(1024, 512, time_us=30), *free(0, 512, time_us=40)]
     trace = trace_of(events, segments=[segment(0, 2 * MiB, [block(1024, 512)])])
-    assert moment(trace, trace.devices[0], 1, around=1) == Moment(
+    assert moment(trace, trace.devices[0], 1, around=1) == EventState(
         event=1,
         microseconds=20,
         count=2,
@@ -23,9 +23,9 @@ def test_an_event_is_told_with_its_neighbours_and_the_bytes_after_it():
         largest_free=2 * MiB - 1536,
         annotation="",
         around=(
-            Happened(0, "alloc", 512, "model.py:3 forward"),
-            Happened(1, "alloc", 512, ""),
-            Happened(2, "free_requested", 512, ""),
+            EventSummary(0, "alloc", 512, "model.py:3 forward"),
+            EventSummary(1, "alloc", 512, ""),
+            EventSummary(2, "free_requested", 512, ""),
         ),
         failed=None,
     )
@@ -38,7 +38,7 @@ def test_before_the_first_event_there_is_a_moment_too():
         -1,
         0,
         None,
-        (Happened(0, "alloc", 512, ""),),
+        (EventSummary(0, "alloc", 512, ""),),
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from memviz.analysis.find import Found, FoundSite, Limit, Query, parse_query, rows_found, sites_found
+from memviz.analysis.find import FindResult, FoundSite, Limit, Query, parse_query, rows_found, sites_found
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.trace.model import Category, Labels, Trace
@@ -113,7 +113,7 @@ def test_words_are_no_patterns(trace):
 
 def test_sites_say_what_is_live_then_and_what_ever_was(trace):
     model, train = "/p/Model.py:36 forward", "/p/train.py:9 step"
-    assert sites_found(trace, trace.devices[0], "py", 1) == Found(
+    assert sites_found(trace, trace.devices[0], "py", 1) == FindResult(
         1,
         (
             FoundSite(model, "Model.py:36 forward", 3 * MiB, 1, 3 * MiB + 10, 2),

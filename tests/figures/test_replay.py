@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.reserved.reserved_lines import Replay, ReservedLines, reserved_by_event
+from memviz.analysis.reserved.reserved_lines import ReplayedBytes, ReservedLines, reserved_by_event
 from memviz.figures.replay import plot_replay
 from memviz.trace.model import DeviceTrace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, trace_named
@@ -17,12 +17,12 @@ def device() -> DeviceTrace:
     return trace_of(events).devices[0]
 
 
-def lines(device: DeviceTrace, *replays: Replay, limit: int | None = None) -> ReservedLines:
+def lines(device: DeviceTrace, *replays: ReplayedBytes, limit: int | None = None) -> ReservedLines:
     return reserved_by_event(device, replays, limit=limit)
 
 
-def replayed(*mebibytes: int, name: str = "replayed", stopped: bool = False) -> Replay:
-    return Replay(name, np.array(mebibytes, dtype=np.int64) * MiB, stopped)
+def replayed(*mebibytes: int, name: str = "replayed", stopped: bool = False) -> ReplayedBytes:
+    return ReplayedBytes(name, np.array(mebibytes, dtype=np.int64) * MiB, stopped)
 
 
 def test_live_bytes_are_one_area_and_what_is_reserved_one_line_each(device):
@@ -60,4 +60,4 @@ def test_a_thousand_columns_stay_small():
     events = [alloc(4096 * i, 3000) for i in range(3000)]
     device = trace_of(events).devices[0]
     column = np.arange(3001, dtype=np.int64) * 123_456_789
-    spec(plot_replay(lines(device, *(Replay(str(i), column, False) for i in range(3)))))
+    spec(plot_replay(lines(device, *(ReplayedBytes(str(i), column, False) for i in range(3)))))

@@ -10,7 +10,7 @@ from memviz.allocator.agreement import exactness
 from memviz.allocator.replay import source_of
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import Card, what_if
+from memviz.allocator.what_if import CardMemory, what_if
 from memviz.headlines.what_if import what_if as headline
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
@@ -29,7 +29,7 @@ def growing() -> Recorder:
 
 
 def words(run: Recorder, mebibytes: int | None = None, text: str | None = None, *, searched: bool = False) -> str:
-    trace, card = run.trace(), None if mebibytes is None else Card(mebibytes * MiB, 0)
+    trace, card = run.trace(), None if mebibytes is None else CardMemory(mebibytes * MiB, 0)
     settings = None if text is None else parse_settings(text)
     found = search(source_of(trace), card, also=settings) if searched else None
     return str(headline(what_if(trace, settings=settings, card=card), found))
@@ -189,7 +189,9 @@ def test_of_several_devices_the_one_meant_is_named():
     one = run.trace()
     two = replace(one, devices=(one.devices[0], replace(one.devices[0], device=1)))
     assert headline(what_if(two, two.devices[1])).answer.startswith("On device 1, this run reserves 30.0 MiB")
-    assert headline(what_if(two, two.devices[1], card=Card(50 * MiB, 0))).answer.startswith("On device 1, in 50.0 MiB")
+    assert headline(what_if(two, two.devices[1], card=CardMemory(50 * MiB, 0))).answer.startswith(
+        "On device 1, in 50.0 MiB"
+    )
 
 
 def test_how_exact_it_is_is_always_said(growing):

@@ -12,7 +12,7 @@ from memviz.allocator.agreement import addresses
 from memviz.allocator.replay import source_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import Card, WhatIf, what_if
+from memviz.allocator.what_if import CardMemory, WhatIf, what_if
 from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import what_if as headline
 from memviz.trace.load import load_trace
@@ -29,7 +29,7 @@ from tests.real import real_files
 ASKED = (None, "expandable_segments:True", "max_split_size_mb:24", "roundup_power2_divisions:4")
 
 
-def check(trace: Trace, settings: Settings | None, card: Card | None) -> None:
+def check(trace: Trace, settings: Settings | None, card: CardMemory | None) -> None:
     source = source_of(trace)
     found = what_if(trace, settings=settings, card=card, source=source)
     if not addresses(found.recorded):
@@ -137,7 +137,7 @@ def test_what_is_said_of_generated_recordings_is_what_stands_beside_it() -> None
         text = draw.choice(ASKED)
         memory = draw.choice([None, None, card, card // 2, 2 * card])
         settings = None if text is None else parse_settings(text)
-        check(trace, settings, None if memory is None else Card(memory, 0))
+        check(trace, settings, None if memory is None else CardMemory(memory, 0))
 
 
 FILES = [*real_files(), *sorted(SAMPLES.glob("*.gz"))]
@@ -147,7 +147,7 @@ FILES = [*real_files(), *sorted(SAMPLES.glob("*.gz"))]
 def test_what_is_said_of_real_recordings_is_what_stands_beside_it(path) -> None:
     trace = load_trace(path)
     peak = int(timeline(trace.devices[0]).reserved.max())
-    check(trace, parse_settings("expandable_segments:True"), Card(peak * 9 // 10, 0))
+    check(trace, parse_settings("expandable_segments:True"), CardMemory(peak * 9 // 10, 0))
     if len(trace.devices[0].events) < 3000:
         check(trace, parse_settings("expandable_segments:True"), None)
-        check(trace, None, Card(peak, 0))
+        check(trace, None, CardMemory(peak, 0))

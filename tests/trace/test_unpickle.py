@@ -179,6 +179,26 @@ def test_many_items_are_counted() -> None:
     )
 
 
+def test_as_many_items_as_are_allowed_are_read_and_one_more_is_not() -> None:
+    values = list(range(1000))
+    assert read(pickle.dumps(values), Limits(items=1000)) == values
+    assert "It holds more than 999 objects" in refusal(pickle.dumps(values), Limits(items=999))
+
+
+def test_nesting_is_read_as_deep_as_is_allowed_and_no_deeper() -> None:
+    nested: list[object] = []
+    for _ in range(31):
+        nested = [nested]
+    assert read(pickle.dumps(nested)) == nested
+    assert "It nests deeper than 32" in refusal(pickle.dumps([nested]))
+
+
+def test_lists_that_hold_no_others_cost_nothing_for_their_depth() -> None:
+    rows = [[number] for number in range(100_000)]
+    # 13 MiB are enough. A place among the depths is counted as 100 bytes, which would be 9.5 MiB more.
+    assert read(pickletools.optimize(pickle.dumps(rows)), Limits(memory_bytes=18 << 20)) == rows
+
+
 @pytest.mark.parametrize(
     "head", [b"\x8d" + struct.pack("<Q", 2**40), b"\x8e" + struct.pack("<Q", 2**62), b"X\xff\xff\xff\xff"]
 )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.what_if import Card
+from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Trace
 from memviz.ui.what_if.kept_replays import Terms
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
 
 EXPANDABLE = parse_settings("expandable_segments:True")
-SMALL = Terms(Card(120 * MiB, 0))
+SMALL = Terms(CardMemory(120 * MiB, 0))
 
 
 def growing() -> Trace:

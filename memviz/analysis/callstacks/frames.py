@@ -85,7 +85,7 @@ class SiteRule:
         own = f" Counted as yours: {', '.join(self.mine)}." if self.mine else ""
         return (
             "The call site is the innermost frame that is neither C++, nor torch's, nor Python's own, nor below "
-            f"{' or '.join(each.strip('/') for each in self.libraries)}.{own} Where there is none: the innermost frame "
+            f"{' or '.join(path.strip('/') for path in self.libraries)}.{own} Where there is none: the innermost frame "
             "of another library, then torch's outermost, then the backward node, then the operator."
         )
 
@@ -164,21 +164,21 @@ def _file_kind(path: str, rule: SiteRule) -> FrameKind | None:
     if path.endswith(_INTERPRETER_ENDINGS):
         return FrameKind.PLUMBING
     generated = path.startswith("/<")
-    if not generated and not path.endswith(_PYTHON_ENDINGS) and not any(each in path for each in _LAUNCHERS):
+    if not generated and not path.endswith(_PYTHON_ENDINGS) and not any(launcher in path for launcher in _LAUNCHERS):
         return None
-    if any(each in path for each in (*rule.mine, *_INTERACTIVE)):
+    if any(part in path for part in (*rule.mine, *_INTERACTIVE)):
         return FrameKind.USER
-    if any(each in path for each in rule.torch):
+    if any(part in path for part in rule.torch):
         return FrameKind.TORCH
-    if any(each in path for each in rule.libraries) or path.endswith(".pyx"):
+    if any(library in path for library in rule.libraries) or path.endswith(".pyx"):
         return FrameKind.LIBRARY
-    if generated or any(each in path for each in (*rule.standard, *_LAUNCHERS)):
+    if generated or any(part in path for part in (*rule.standard, *_LAUNCHERS)):
         return FrameKind.RELAY
     return FrameKind.USER
 
 
 def _native_kind(name: str) -> FrameKind:
-    if name.startswith(_NODE_NAMES) and any(each in name for each in _NODE_CALLS):
+    if name.startswith(_NODE_NAMES) and any(node_call in name for node_call in _NODE_CALLS):
         return FrameKind.NODE
     if name.startswith(_ENGINE_NAMES):
         return FrameKind.ENGINE

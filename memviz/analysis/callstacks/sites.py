@@ -91,9 +91,9 @@ def _interned(trace: Trace, rule: SiteRule) -> Sites:
     frame = np.append(_site_frames(trace, rule), -1).astype(np.int32)
     chosen, inverse = np.unique(frame, return_inverse=True)
     unnamed = [site_of_frame(trace, int(code), rule) if code >= 0 else NO_SITE for code in chosen]
-    short = shortest_tails({each.path for each in unnamed})
+    short = shortest_tails({site.path for site in unnamed})
     numbers: dict[Site, int] = {}
-    of_chosen = [numbers.setdefault(_labelled(each, short), len(numbers)) for each in unnamed]
+    of_chosen = [numbers.setdefault(_labelled(site, short), len(numbers)) for site in unnamed]
     return Sites(tuple(numbers), np.array(of_chosen, dtype=np.int32)[inverse], frame)
 
 

@@ -49,10 +49,10 @@ def stack_breakdown(
 def parse_path(trace: Trace, text: str) -> Path:
     """'12,45,3', as `path_text` writes it. It comes back from a browser, so it may be anything."""
     try:
-        path = tuple(int(each) for each in text.split(",")) if text else ()
+        path = tuple(int(number) for number in text.split(",")) if text else ()
     except ValueError:
         path = (len(trace.stacks.frames),)
-    if path != (NO_FRAMES,) and not all(0 <= each < len(trace.stacks.frames) for each in path):
+    if path != (NO_FRAMES,) and not all(0 <= frame < len(trace.stacks.frames) for frame in path):
         raise UsageError("This trace has no such path of frames.")
     return path
 

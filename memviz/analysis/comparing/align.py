@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.annotations import Step, annotated, steps
+from memviz.analysis.annotations import StepRange, annotated, steps
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.timeline import timeline
@@ -76,7 +76,7 @@ def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
     )
 
 
-def _has_events(step: Step) -> bool:
+def _has_events(step: StepRange) -> bool:
     return step.end_event >= step.start_event
 
 
@@ -101,7 +101,7 @@ def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Alig
 def _marked(side: Pair, way: Way) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
     if way.kind == "step":
-        found = [(each.start_event, each.end_event) for each in steps(*side)][way.number : way.number + 1]
+        found = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
     else:
         found = [events for name, events in _spans_by_name(side) if name == way.name][:1]
     if not found:

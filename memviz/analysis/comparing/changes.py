@@ -92,8 +92,8 @@ def changes(
     moments = tuple(_moment(side) for side in sides)
     found = alike(sides, by, rule=rule)
     held = [_held(found, number, side, moments[number].event) for number, side in enumerate(sides)]
-    totals = np.stack([each.bytes for each in held])
-    counts = np.stack([each.counts for each in held])
+    totals = np.stack([sums.bytes for sums in held])
+    counts = np.stack([sums.counts for sums in held])
     kind = _most_of(found, held, sides) if with_kinds else np.zeros(len(found.things), np.int64)
     rows = [
         Change(found.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
@@ -135,14 +135,14 @@ def _held(found: Alike, number: int, side: Pair, event: int) -> _Held:
 def _most_of(found: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
     many, width = len(found.things), len(KINDS)
     by_kind = [
-        sum_by(each.thing * width + kinds(*side, each.rows), each.size, many * width).reshape(many, width)
-        for each, side in zip(held, sides, strict=True)
+        sum_by(at_peak.thing * width + kinds(*side, at_peak.rows), at_peak.size, many * width).reshape(many, width)
+        for at_peak, side in zip(held, sides, strict=True)
     ]
     return np.asarray(np.maximum.reduce(by_kind).argmax(axis=1), dtype=np.int64)
 
 
 def _by_difference(row: Change) -> tuple[int, str, str]:
-    largest = max(abs(each - row.bytes[0]) for each in row.bytes)
+    largest = max(abs(size - row.bytes[0]) for size in row.bytes)
     return -largest, row.thing.label, row.thing.key
 
 

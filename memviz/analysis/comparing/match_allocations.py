@@ -101,7 +101,7 @@ def has_modules(side: Pair) -> bool:
 
 
 def _by_category(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
-    return [(np.arange(len(KINDS)), [Thing(each, each) for each in KINDS]) for _ in sides]
+    return [(np.arange(len(KINDS)), [Thing(kind, kind) for kind in KINDS]) for _ in sides]
 
 
 def _by_module(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
@@ -120,7 +120,7 @@ def _modules(trace: Trace, device: DeviceTrace) -> Named:
 def _by_stack(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
     traces = [trace for trace, _ in sides]
     found = stack_names(traces, _operators_of(traces, rule), rule)
-    return [(of_stack, [Thing(each.key, each.label, each.operator) for each in names]) for of_stack, names in found]
+    return [(of_stack, [Thing(name.key, name.label, name.operator) for name in names]) for of_stack, names in found]
 
 
 def _by_site(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
@@ -141,8 +141,8 @@ def _sites(number: int, naming: _Naming) -> Named:
 def _operators_of(traces: Sequence[Trace], rule: SiteRule) -> list[Ints8]:
     """Per trace and stack. A trace without C++ frames would share no site with the others, if they counted."""
     found = [operators(trace, rule) for trace in traces]
-    seen_by_all = all((each != NO_OPERATOR).any() for each in found)
-    return found if seen_by_all else [np.full(len(each), NO_OPERATOR) for each in found]
+    seen_by_all = all((codes != NO_OPERATOR).any() for codes in found)
+    return found if seen_by_all else [np.full(len(codes), NO_OPERATOR) for codes in found]
 
 
 class _Naming:
@@ -153,10 +153,10 @@ class _Naming:
         self.rule = rule
         self.operators = _operators_of(self.traces, rule)
         used = [_used_sites(*side, rule) for side in sides]
-        self.tails = common_tails([{_place(site) for site in each} for each in used])
+        self.tails = common_tails([{_place(site) for site in of_side} for of_side in used])
         lines: dict[Place, list[set[int]]] = {}
-        for number, each in enumerate(used):
-            for site in each:
+        for number, of_side in enumerate(used):
+            for site in of_side:
                 lines.setdefault(self._home(site), [set() for _ in sides])[number].add(site.line)
         self.moved = moved(lines)
         self.lines = {home: set().union(*lines[home]) for home in self.moved}
@@ -192,7 +192,7 @@ def _place(site: Site) -> Place:
 def _by_line(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
     """A line of a file, whatever function and operator; one that has moved is another."""
     used = [_used_sites(*side, rule) for side in sides]
-    tails = common_tails([{(site.path, "") for site in each if site.path} for each in used])
+    tails = common_tails([{(site.path, "") for site in of_side if site.path} for of_side in used])
     found = []
     for trace, _ in sides:
         table = sites(trace, rule)
@@ -215,7 +215,7 @@ class _OwnNames:
 def _by_own_names(sides: Sequence[Pair], by: str, rule: SiteRule) -> list[Named]:
     """Groups that are called the same in every trace."""
     found = [_own_names(side, by, rule) for side in sides]
-    return [(np.arange(len(each.things)), each.things) for each in found]
+    return [(np.arange(len(side.things)), side.things) for side in found]
 
 
 def _own_names(side: Pair, by: str, rule: SiteRule) -> _OwnNames:

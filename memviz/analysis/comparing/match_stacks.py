@@ -34,12 +34,12 @@ def stack_names(
     frames = [_own_frames(trace, rule) for trace in traces]
     calls = [_calls(trace, own) for trace, own in zip(traces, frames, strict=True)]
     lines: Lines = {}
-    for number, each in enumerate(calls):
-        for home, line in each.values():
+    for number, call in enumerate(calls):
+        for home, line in call.values():
             lines.setdefault(home, [set() for _ in traces])[number].add(line)
     gone = moved(lines)
     texts = [
-        {frame: home if home in gone else f"{home}:{line}" for frame, (home, line) in each.items()} for each in calls
+        {frame: home if home in gone else f"{home}:{line}" for frame, (home, line) in call.items()} for call in calls
     ]
     return [
         _named(trace, _sequences(trace, own), text, operator, rule)

@@ -19,7 +19,7 @@ def moved(lines: Mapping[Home, Sequence[set[int]]]) -> set[Home]:
 
 
 def _alike(found: Sequence[set[int]]) -> bool:
-    by_size = sorted((each for each in found if each), key=len)
+    by_size = sorted((lines for lines in found if lines), key=len)
     pairs = zip(by_size, by_size[1:], strict=False)
     return all(2 * len(small & large) > len(small) for small, large in pairs)
 

@@ -23,9 +23,9 @@ class Setting:
 
 def setting_differences(traces: Sequence[Trace]) -> tuple[Setting, ...]:
     flat = [dict(_flat(trace.settings)) for trace in traces]
-    names = sorted({name for each in flat for name in each})
-    every = (Setting(name, tuple(each.get(name) for each in flat)) for name in names)
-    return tuple(each for each in every if len(set(each.values)) > 1)
+    names = sorted({name for values in flat for name in values})
+    every = (Setting(name, tuple(values.get(name) for values in flat)) for name in names)
+    return tuple(setting for setting in every if len(set(setting.values)) > 1)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

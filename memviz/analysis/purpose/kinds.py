@@ -11,7 +11,7 @@ from memviz.analysis.purpose.categories import categories
 from memviz.trace.model import NO_STACK, Category, DeviceTrace, Ints8, Trace
 
 BEFORE_RECORDING = "before recording"
-KINDS = (*(each.label for each in Category), BEFORE_RECORDING)
+KINDS = (*(category.label for category in Category), BEFORE_RECORDING)
 """What a row of `kinds` means."""
 SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
 """Kinds that explain nothing."""

@@ -76,7 +76,7 @@ def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
 
 
 @dataclass(frozen=True)
-class _ByAddress:
+class _LivesByAddress:
     """Who was live at an address at a moment."""
 
     addresses: Ints8
@@ -93,10 +93,10 @@ class _ByAddress:
 
 
 @remembered
-def _by_address(device: DeviceTrace) -> _ByAddress:
+def _by_address(device: DeviceTrace) -> _LivesByAddress:
     lives = lifetimes(device)
     addresses, place = np.unique(in_order(lives.address), return_inverse=True)
     stride = len(device.events) + 2
     began = place * stride + lives.start + 1
     order = np.argsort(began, kind="stable")
-    return _ByAddress(addresses=addresses, began=began[order], end=lives.end[order], stride=stride)
+    return _LivesByAddress(addresses=addresses, began=began[order], end=lives.end[order], stride=stride)

@@ -71,7 +71,7 @@ def fragmentation_over(trace: Trace, device: DeviceTrace, events: Ints8) -> Frag
     A map of a million events with 1,800 blocks takes about 1 ms.
     """
     rows = [fragmentation_at(trace, device, event) for event in events.tolist()]
-    names = [each.name for each in fields(FragmentationSeries)]
+    names = [known.name for known in fields(FragmentationSeries)]
     return FragmentationSeries(**{name: np.array([getattr(row, name) for row in rows], np.int64) for name in names})
 
 

@@ -19,7 +19,7 @@ NOTHING = -1
 
 
 @dataclass(frozen=True)
-class Replay:
+class ReplayedBytes:
     name: str
     reserved: Ints8
     """After each recorded event; row 0 is before the first. Shorter than the recording where memory ran out."""
@@ -31,7 +31,7 @@ class Replay:
 
 
 @dataclass(frozen=True)
-class Line:
+class ReservedLine:
     name: str
     reserved: Ints8
     """Per column the most of its events, or NOTHING."""
@@ -45,28 +45,28 @@ class Line:
 class ReservedLines:
     columns: DecimatedTimeline
     """Live and reserved bytes as recorded."""
-    lines: tuple[Line, ...]
+    lines: tuple[ReservedLine, ...]
     limit: int | None
 
 
 def reserved_by_event(
-    device: DeviceTrace, replays: Sequence[Replay], *, limit: int | None = None, columns: int = 1000
+    device: DeviceTrace, replays: Sequence[ReplayedBytes], *, limit: int | None = None, columns: int = 1000
 ) -> ReservedLines:
     return _with_lines(by_event(device, columns), replays, limit)
 
 
 def reserved_by_time(
-    device: DeviceTrace, replays: Sequence[Replay], *, limit: int | None = None, columns: int = 1000
+    device: DeviceTrace, replays: Sequence[ReplayedBytes], *, limit: int | None = None, columns: int = 1000
 ) -> ReservedLines:
     """For a device whose events have times."""
     return _with_lines(by_time(device, columns), replays, limit)
 
 
-def _with_lines(columns: DecimatedTimeline, replays: Sequence[Replay], limit: int | None) -> ReservedLines:
-    return ReservedLines(columns, tuple(_line(columns, each) for each in replays), limit)
+def _with_lines(columns: DecimatedTimeline, replays: Sequence[ReplayedBytes], limit: int | None) -> ReservedLines:
+    return ReservedLines(columns, tuple(_line(columns, replay) for replay in replays), limit)
 
 
-def _line(columns: DecimatedTimeline, replay: Replay) -> Line:
+def _line(columns: DecimatedTimeline, replay: ReplayedBytes) -> ReservedLine:
     first = columns.first_event + 1
     after = first + np.maximum(columns.event_count, 1)
     count = len(replay.reserved)
@@ -76,7 +76,7 @@ def _line(columns: DecimatedTimeline, replay: Replay) -> Line:
         bounds = np.column_stack([first[reached], np.minimum(after[reached], count)])
         reserved[reached] = _most(replay.reserved, bounds)
     last = int(reached[-1]) if len(reached) else 0
-    return Line(replay.name, reserved, replay.last_event if replay.stopped else None, last)
+    return ReservedLine(replay.name, reserved, replay.last_event if replay.stopped else None, last)
 
 
 def _most(values: Ints8, bounds: Ints8) -> Ints8:

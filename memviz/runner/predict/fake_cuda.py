@@ -64,7 +64,9 @@ class FakeCudaMode(TorchFunctionMode):
 
 
 @contextmanager
-def installed(recorder: AllocationRecorder, memory: Mapping[str, Callable[[], Any]]) -> Iterator[None]:
+def installed(
+    recorder: AllocationRecorder, memory: Mapping[str, Callable[[], Any]], set_settings: Callable[[str], None]
+) -> Iterator[None]:
     """`memory` is what functions of `torch.cuda` say of the device's memory, by their names."""
     patches = Patches()
     named = NamedDevices(recorder.card.name)
@@ -75,6 +77,7 @@ def installed(recorder: AllocationRecorder, memory: Mapping[str, Callable[[], An
         _move_modules(patches, recorder, named)
         for name, answer in _answers(recorder.card, memory, named).items():
             patches.replace(torch.cuda, name, answer)
+        patches.replace(torch.cuda.memory, "_set_allocator_settings", set_settings)
         # Without one there would be a warning; recurrent layers are predicted step by step.
         patches.replace(getattr(torch.backends.cudnn, "m", torch.backends.cudnn), "is_acceptable", lambda tensor: False)
         _make_wrappers_here(patches, named)

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 from memviz.allocator.blocks import Block
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.device import Device
-from memviz.allocator.history import History
+from memviz.allocator.device import DeviceMemory
+from memviz.allocator.history import ModelHistory
 from memviz.allocator.settings import Settings
 from memviz.trace.model import NO_STACK
 
@@ -45,8 +45,8 @@ class Ledger:
     """`number_of_stack` is asked once for each allocation and each free."""
 
     def __init__(self, settings: Settings, number_of_stack: Callable[[], int]) -> None:
-        self.history = History()
-        self.allocator = CachingAllocator(settings, Device(), self.history.add)
+        self.history = ModelHistory()
+        self.allocator = CachingAllocator(settings, DeviceMemory(), self.history.add)
         self.live: dict[int, LiveAllocation] = {}
         """By the address of the storage's C++ object, which is its own as long as it lives."""
         self.count = 0

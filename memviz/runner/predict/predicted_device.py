@@ -17,7 +17,8 @@ from typing import Any, Self
 import torch
 from torch import nn
 
-from memviz.allocator.settings import Settings
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.runner.predict import fake_cuda
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
@@ -78,7 +79,9 @@ class PredictedDevice:
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
-            stack.enter_context(fake_cuda.installed(self.recorder, self._memory_functions()))
+            stack.enter_context(
+                fake_cuda.installed(self.recorder, self._memory_functions(), self.set_allocator_settings)
+            )
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
@@ -132,8 +135,16 @@ class PredictedDevice:
         self._highest_reserved = self.highest_reserved_bytes
         self.recorder.ledger.allocator.statistics.reset_peak()
 
+    def set_allocator_settings(self, text: str) -> None:
+        """As a program may say while it runs; what is laid out already stays as it is."""
+        self.settings = parse_settings(text)
+        self.recorder.ledger.allocator.set_settings(self.settings)
+
+    def memory_stats(self) -> dict[str, int]:
+        return self._statistics.as_dict()
+
     @property
-    def _statistics(self) -> Any:
+    def _statistics(self) -> Statistics:
         return self.recorder.ledger.allocator.statistics
 
     @property
@@ -169,6 +180,7 @@ class PredictedDevice:
             "memory_reserved": lambda: self.reserved_bytes,
             "max_memory_allocated": lambda: self.peak_allocated_bytes,
             "max_memory_reserved": lambda: self.peak_reserved_bytes,
+            "memory_stats": self.memory_stats,
             "reset_peak_memory_stats": self.reset_peak,
             "empty_cache": self.empty_cache,
         }

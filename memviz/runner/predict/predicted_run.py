@@ -9,7 +9,7 @@ import torch
 from memviz.allocator import what_if
 from memviz.allocator.context import overhead_on
 from memviz.allocator.replay import source_of
-from memviz.allocator.settings import parse_settings
+from memviz.allocator.settings import settings_from_environment
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
@@ -26,8 +26,7 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
-    conf = plan.environment.get("PYTORCH_CUDA_ALLOC_CONF")
-    settings = parse_settings(conf) if conf else None
+    settings = settings_from_environment(plan.environment)
     with PredictedDevice(plan.card, settings=settings, release=plan.request.release) as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
@@ -68,7 +67,7 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int) -> Fit:
 
     `peak_reserved_bytes` is what the run reserves where nothing limits it.
     """
-    limited = what_if.Card(card.memory_bytes, overhead_on(card.name))
+    limited = what_if.CardMemory(card.memory_bytes, overhead_on(card.name))
     usable = limited.usable_bytes
     replayed = what_if.replay_on(source_of(trace, trace.devices[0]), None, limited)
     out = replayed.oom

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.analysis.find import Found, FoundSite
+from memviz.analysis.find import FindResult, FoundSite
 from memviz.ui.explore.live_set import lights, name_html
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import allocations, cut, exact, rounded, when
@@ -11,7 +11,7 @@ from memviz.units import bytes_text, count_text
 MOST_ROWS = 20
 
 
-def found_html(found: Found, query: str) -> Html:
+def found_html(found: FindResult, query: str) -> Html:
     """The outermost element tells the page's script what to light while nothing else is pointed at."""
     if not found.count:
         return _section(tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft"))
@@ -29,7 +29,7 @@ def _section(*content: Html, **attributes: str) -> Html:
     return tag("section", *content, class_="mv-part mv-found", **attributes)
 
 
-def _table(found: Found) -> Html:
+def _table(found: FindResult) -> Html:
     rows = [_row(each) for each in found.sites[:MOST_ROWS]]
     rest = found.sites[MOST_ROWS:]
     foot = []

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from itertools import groupby
 
 from memviz.analysis.allocation import Allocation, BlockKnown, Span
-from memviz.analysis.event_state import Happened, Moment
+from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.ui.html.frames import FrameWords, frame_words
@@ -153,7 +153,7 @@ def _forward_html(trace: Trace, stack: int, source: SourceLine) -> Html:
     return stack_html(trace, stack, "Where its forward was called", source)
 
 
-def moment_html(found: Moment, *, of_range: bool = False, is_still: bool = False) -> Html:
+def moment_html(found: EventState, *, of_range: bool = False, is_still: bool = False) -> Html:
     title = when(found.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
     return tag(
         "section",
@@ -167,11 +167,11 @@ def moment_html(found: Moment, *, of_range: bool = False, is_still: bool = False
     )
 
 
-def _live(found: Moment) -> int:
+def _live(found: EventState) -> int:
     return found.bytes.live + found.bytes.waiting + found.bytes.outside
 
 
-def _circumstances(found: Moment) -> Iterable[str]:
+def _circumstances(found: EventState) -> Iterable[str]:
     yield allocations(found.count)
     if found.microseconds and found.event > BEFORE:
         yield f"{duration_text(found.microseconds)} after the first event"
@@ -179,7 +179,7 @@ def _circumstances(found: Moment) -> Iterable[str]:
         yield f"in {cut(found.annotation, 80)}"
 
 
-def _failed_html(found: Moment) -> Html:
+def _failed_html(found: EventState) -> Html:
     if found.failed is None:
         return Html("")
     asked = tag("b", f"✗ {bytes_text(found.failed.asked_bytes)} did not fit.", title=exact(found.failed.asked_bytes))
@@ -187,7 +187,7 @@ def _failed_html(found: Moment) -> Html:
     return tag("p", asked, free, class_="mv-oom")
 
 
-def _moment_facts(found: Moment) -> Iterable[tuple[str, object]]:
+def _moment_facts(found: EventState) -> Iterable[tuple[str, object]]:
     """Reserved is the sum of what stands above it, to the byte, but for what was not placed."""
     parts = found.bytes
     yield "Live", exact(_live(found))
@@ -211,14 +211,14 @@ def _moment_facts(found: Moment) -> Iterable[tuple[str, object]]:
     yield "Largest free", joined(exact(found.largest_free), _soft("in one piece"))
 
 
-def _around_html(found: Moment) -> Html:
+def _around_html(found: EventState) -> Html:
     if not found.around:
         return Html("")
     rows = [_happened(each, is_now=each.event == found.event) for each in found.around]
     return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
 
 
-def _happened(each: Happened, *, is_now: bool) -> Html:
+def _happened(each: EventSummary, *, is_now: bool) -> Html:
     number = tag("button", count_text(each.event), type="button", class_="mv-link", data_mv_at=each.event)
     size = bytes_text(each.bytes) if each.bytes else ""
     words = f" {each.action.replace('_', ' ')} {size} "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.replayed import RanOut, Replayed
 from memviz.allocator.search import Search
-from memviz.allocator.what_if import Card, WhatIf
+from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.headlines.what_if import in_words, what_if
 from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.html.markup import Html, joined, tag
@@ -69,7 +69,7 @@ def facts_of(found: Found) -> list[tuple[str, str]]:
     return [*facts, (f"{provenance} with", how), *sizes, (words, f"exact{value}")]
 
 
-def _smallest(found: Found) -> Card | None:
+def _smallest(found: Found) -> CardMemory | None:
     """Of a long recording only a search says it."""
     tried = found.searched.tried if found.searched else ()
     mine = (each for each in tried if each.settings == found.what_if.replayed.settings)
@@ -221,7 +221,7 @@ def _name(row: Row) -> Html:
     return tag("button", words, type="button", data_act="use", data_settings=row.settings) if row.tried else words
 
 
-def _bar(row: Row, card: Card | None, *, live: int, most: int) -> Html:
+def _bar(row: Row, card: CardMemory | None, *, live: int, most: int) -> Html:
     """Light up to what is live at once, dark up to what is reserved; the line is the limit."""
 
     def share(size: int) -> str:

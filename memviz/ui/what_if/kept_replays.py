@@ -21,7 +21,7 @@ from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, answered, replay_on, smallest_for
+from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, WhatIf, answered, replay_on, smallest_for
 from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -44,7 +44,7 @@ class Begun:
 class Terms:
     """What else than the settings a question depends on."""
 
-    card: Card | None = None
+    card: CardMemory | None = None
     release: Release = NEWEST
     """Whose settings a search tries."""
     overhead_bytes: int = OVERHEAD_BYTES
@@ -79,7 +79,7 @@ class Replays:
         return result
 
     def on(
-        self, key: str, settings: Settings, card: Card | None, afresh: bool, progress: Progress | None = None
+        self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
     ) -> Replayed:
         found = self._get((key, settings, card, afresh))
         if found is None:
@@ -98,13 +98,13 @@ class Replays:
         smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
         return replace(known, smallest_card=smallest)
 
-    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> Card | None:
+    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> CardMemory | None:
         """Of a long recording only a search says it: it may take several replays."""
         source = self.begun(key).source
         if len(source.device.events) > _SIZED_UNASKED:
             return None
         asked = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
-        found: tuple[Card | None] | None = self._get(asked)
+        found: tuple[CardMemory | None] | None = self._get(asked)
         if found is None:
             found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
             self._keep(asked, found, None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, Card, GiB
+from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, GiB
 from memviz.errors import UsageError
 from memviz.units import bytes_text, parse_bytes
 
@@ -58,7 +58,7 @@ class Asked:
 class Understood:
     settings: Settings | None
     """None where something was refused."""
-    card: Card | None
+    card: CardMemory | None
     release: Release
     overhead_bytes: int
     """Taken from every card of the usual sizes."""
@@ -104,14 +104,14 @@ def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Setting
         return None
 
 
-def _card(asked: Asked, faults: dict[str, str]) -> Card | None:
+def _card(asked: Asked, faults: dict[str, str]) -> CardMemory | None:
     if asked.card.isdigit():
-        card = Card(int(asked.card) * GiB, _overhead(asked, faults))
+        card = CardMemory(int(asked.card) * GiB, _overhead(asked, faults))
         if not card.usable_bytes:
             faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
         return card
     memory = _bytes(asked.memory, "memory", faults) if asked.memory else None
-    return None if memory is None else Card(memory, 0)
+    return None if memory is None else CardMemory(memory, 0)
 
 
 def _overhead(asked: Asked, faults: dict[str, str]) -> int:

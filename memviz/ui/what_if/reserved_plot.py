@@ -10,7 +10,7 @@ from memviz.allocator.replayed import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.reserved import reserved_lines
-from memviz.analysis.reserved.reserved_lines import Replay, ReservedLines
+from memviz.analysis.reserved.reserved_lines import ReplayedBytes, ReservedLines
 from memviz.headlines.what_if import in_words
 from memviz.trace.model import DeviceTrace
 from memviz.units import bytes_text, count_text
@@ -38,7 +38,7 @@ def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> di
     }
 
 
-def lines(device: DeviceTrace, found: WhatIf) -> list[Replay]:
+def lines(device: DeviceTrace, found: WhatIf) -> list[ReplayedBytes]:
     """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
     ours, rival = found.replayed, found.rival
     drawn = [] if ours is found.base and not found.parted else [_line(device, ours, _called(ours, found))]
@@ -47,8 +47,8 @@ def lines(device: DeviceTrace, found: WhatIf) -> list[Replay]:
     return drawn
 
 
-def _line(device: DeviceTrace, replayed: Replayed, name: str) -> Replay:
-    return Replay(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
+def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
+    return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
 
 
 def _called(replayed: Replayed, found: WhatIf) -> str:

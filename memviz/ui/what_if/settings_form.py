@@ -9,7 +9,7 @@ from typing import Any
 
 from memviz.allocator.as_json import environment
 from memviz.allocator.context import A100
-from memviz.allocator.what_if import CARD_BYTES, Card
+from memviz.allocator.what_if import CARD_BYTES, CardMemory
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.what_if.links import what_if_query
 from memviz.ui.what_if.question import ANY_CARD, RELEASES, Asked, Understood
@@ -139,7 +139,7 @@ def _usable(gib: int, asked: Asked) -> str:
         overhead = parse_bytes(asked.overhead.replace(",", "") or "0")
     except ValueError:
         overhead = 0
-    usable = Card(gib << 30, overhead).usable_bytes / (1 << 30)
+    usable = CardMemory(gib << 30, overhead).usable_bytes / (1 << 30)
     return f"{usable:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 

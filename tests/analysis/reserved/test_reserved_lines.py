@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.reserved.reserved_lines import NOTHING, Replay, reserved_by_event, reserved_by_time
+from memviz.analysis.reserved.reserved_lines import NOTHING, ReplayedBytes, reserved_by_event, reserved_by_time
 from memviz.trace.model import DeviceTrace
 from tests.traces import alloc, trace_of
 
@@ -14,8 +14,8 @@ def device(times: list[int]) -> DeviceTrace:
     return trace_of([alloc(4096 * i, 100, time_us=time) for i, time in enumerate(times)]).devices[0]
 
 
-def replay(*reserved: int, stopped: bool = False) -> Replay:
-    return Replay("r", np.array(reserved, dtype=np.int64), stopped)
+def replay(*reserved: int, stopped: bool = False) -> ReplayedBytes:
+    return ReplayedBytes("r", np.array(reserved, dtype=np.int64), stopped)
 
 
 def test_each_column_shows_the_most_of_its_events():

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.trace.model import Category
+from memviz.trace.model import Action, Category
 from tests.runner.predict.rows import A100, allocations
 
 
@@ -38,6 +38,18 @@ def test_a_script_for_cuda_runs_as_it_stands() -> None:
         assert torch.cuda.max_memory_allocated() == device.peak_allocated_bytes
         assert torch.cuda.get_device_name() == "NVIDIA A100 40GB"
     assert not torch.cuda.is_available()
+
+
+def test_a_program_may_set_the_allocator_and_read_its_figures() -> None:
+    with PredictedDevice(A100) as device:
+        first = torch.empty(1 << 20, device="cuda")
+        torch.cuda.memory._set_allocator_settings("expandable_segments:True")
+        second = torch.empty(1 << 23, device="cuda")
+        figures = torch.cuda.memory_stats()
+        assert figures["allocated_bytes.all.current"] == first.nbytes + second.nbytes
+        assert figures["segment.all.current"] == 1
+        actions = set(device.finish().devices[0].events.action.tolist())
+    assert {Action.SEGMENT_ALLOC, Action.SEGMENT_MAP} <= actions
 
 
 def test_what_goes_to_the_host_leaves_the_device() -> None:

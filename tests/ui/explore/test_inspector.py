@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.event_state import Failed, Happened, Moment, moment
+from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
 from memviz.analysis.reserved.fragmentation import Fragmentation
 from memviz.trace.model import NO_STACK, Category, Phase, Trace
 from memviz.ui.explore.inspector import MOST_FRAMES, allocation_html, moment_html, stack_html
@@ -151,7 +151,7 @@ def test_where_the_forward_was_called_is_told(trace, told):
     assert "Where its forward was called Copy 3 library frames" in words(html)
 
 
-def some_moment(**more) -> Moment:
+def some_moment(**more) -> EventState:
     parts = Fragmentation(
         event=4,
         reserved=1000,
@@ -165,7 +165,7 @@ def some_moment(**more) -> Moment:
         outside=5,
     )
     about = {"event": 4, "microseconds": 2_000, "count": 3, "bytes": parts, "largest_free": 200, "annotation": "step 1"}
-    return Moment(**{**about, "around": (), "failed": None, **more})
+    return EventState(**{**about, "around": (), "failed": None, **more})
 
 
 def test_the_moment_says_where_every_reserved_byte_is():
@@ -202,7 +202,7 @@ def test_out_of_memory_says_what_did_not_fit():
 
 
 def test_the_events_around_are_a_click_away():
-    around = (Happened(3, "segment_alloc", 2 * MiB, ""), Happened(4, "alloc", 5, "model.py:3 forward"))
+    around = (EventSummary(3, "segment_alloc", 2 * MiB, ""), EventSummary(4, "alloc", 5, "model.py:3 forward"))
     html = moment_html(some_moment(around=around))
     assert "3 segment alloc 2.00 MiB 4 alloc 5 B model.py:3 forward" in words(html)
     assert [each["data-mv-at"] for each in elements(html, "button")] == ["3", "4"]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import Card
+from memviz.allocator.what_if import CardMemory
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
@@ -80,13 +80,13 @@ def test_refusals_stand_at_their_field_in_pytorchs_words(asked: Asked, field: st
     ("asked", "card"),
     [
         (Asked(), None),
-        (Asked(memory="1,060 MiB"), Card(1060 * MiB, 0)),
-        (Asked(memory="1060"), Card(1060 * MiB, 0)),
-        (Asked(memory="23.5 GiB", card="24"), Card(24 * GiB)),
-        (Asked(card="24", overhead="1 GiB"), Card(24 * GiB, GiB)),
+        (Asked(memory="1,060 MiB"), CardMemory(1060 * MiB, 0)),
+        (Asked(memory="1060"), CardMemory(1060 * MiB, 0)),
+        (Asked(memory="23.5 GiB", card="24"), CardMemory(24 * GiB)),
+        (Asked(card="24", overhead="1 GiB"), CardMemory(24 * GiB, GiB)),
     ],
 )
-def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Asked, card: Card | None) -> None:
+def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Asked, card: CardMemory | None) -> None:
     assert understood(asked).card == card
 
 
@@ -136,7 +136,7 @@ def test_cards_say_what_a_process_gets() -> None:
 def test_the_same_question_is_replayed_once(replays: Replays, key: str) -> None:
     first = replays.what_if(key, EXPANDABLE, SMALL)
     assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
-    assert replays.what_if(key, EXPANDABLE, Terms(Card(130 * MiB, 0))).recorded is first.recorded
+    assert replays.what_if(key, EXPANDABLE, Terms(CardMemory(130 * MiB, 0))).recorded is first.recorded
 
 
 def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
@@ -147,7 +147,7 @@ def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays:
     assert mine in [each.settings for each in replays.search(key, mine, SMALL).tried]
     dearer = replace(SMALL, overhead_bytes=GiB)
     assert replays.known_search(key, dearer) is None
-    assert replays.search(key, EXPANDABLE, dearer).recorded.smallest_card == Card(4 * GiB, GiB)
+    assert replays.search(key, EXPANDABLE, dearer).recorded.smallest_card == CardMemory(4 * GiB, GiB)
 
 
 def test_a_replay_is_found_by_its_own_name_only(replays: Replays, key: str) -> None:
@@ -162,14 +162,14 @@ def test_old_replays_go_and_take_their_names_along(context: Context, key: str) -
     replays = Replays(context, most_bytes=1)
     first = replays.what_if(key, EXPANDABLE, SMALL).replayed
     for size in range(130, 150):
-        replays.what_if(key, EXPANDABLE, Terms(Card(size * MiB, 0)))
+        replays.what_if(key, EXPANDABLE, Terms(CardMemory(size * MiB, 0)))
     assert replays.key_of(first) == ""
 
 
 def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
     replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == Card(4 * GiB)
+    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == CardMemory(4 * GiB)
     monkeypatch.setattr("memviz.ui.what_if.kept_replays._SIZED_UNASKED", 5)
     assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
 
