@@ -334,7 +334,7 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
     evil = replace(trace, about=replace(trace.about, source=EVIL))
     key = timeline_key(opened(context.store, evil))
     shown = found(replays, key, EXPANDABLE, Terms())
-    page = what_if_page(shown.device, shown.what_if)
+    page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page
 
@@ -354,5 +354,5 @@ def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: 
     asked, _ = Answers(context, replays).find(key, meant, False, lambda done, total: None)
     said = text(what_if_html(Found(pair[1], asked, None, moment_that_matters(pair[1], asked))))
     assert said.startswith(
-        "In 2,400 MiB this run stops at event 5,558. Expandable segments would carry it through, with 196 MiB to spare."
+        "In 2,400 MiB this run stops at event 5,754. Expandable segments would carry it through, with 216 MiB to spare."
     )

@@ -14,8 +14,8 @@ from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import MemvizError, UsageError
 from memviz.figures.packed_timeline import Packed, pack_rows
-from memviz.figures.report import report_page
 from memviz.ui.compare.changes_csv import changes_csv
+from memviz.ui.saved.report import report_page
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], Pair | None]
