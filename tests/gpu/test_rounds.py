@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from pathlib import Path
@@ -9,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from memviz.runner.jobs import worker
+from tests.gpu import case as in_process
 from tests.gpu import process as processes
-from tests.gpu.case import Case, answer
+from tests.gpu.case import Case, answer, order_of
 from tests.gpu.conftest import is_wanted, parts
 from tests.gpu.parts import CASES, PARTS
 from tests.gpu.process import Processes, environment_with
@@ -124,6 +127,21 @@ def test_a_case_that_cannot_do_its_work_leaves_its_words(tmp_path):
     assert "result" not in found
     assert "replay.py" in found["where"]
     assert (found["command"], found["machine"]["commit"]) == ("python -m tests.gpu --out OUT -k replay/lost", "c")
+
+
+def test_an_order_is_carried_out_as_the_case_that_was_sent(tmp_path, monkeypatch):
+    case = Case("replay", "lost", needs_gpu=False, of=("capture", "never-captured"))
+    monkeypatch.setattr(worker, "warm_up", lambda: None)
+    monkeypatch.setattr(sys, "stdin", io.StringIO(order_of(case, tmp_path, {"commit": "c"}) + "\n"))
+    monkeypatch.setattr(os, "dup2", lambda *_: None)
+    monkeypatch.setattr(in_process, "_end_with_whoever_began_it", lambda: None)
+    in_process.main()
+    found = Results(tmp_path).read("replay", "lost")
+    assert found is not None
+    assert (found["failed"], found["machine"]["commit"]) == (
+        "AssertionError: capture/never-captured is not in OUT",
+        "c",
+    )
 
 
 def script_for(tmp_path, monkeypatch, text: str) -> Processes:
