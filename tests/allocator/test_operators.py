@@ -6,10 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import torch
 
 from tests.allocator.driver import Driver
-
-torch = pytest.importorskip("torch", reason="torch is not installed")
 
 
 def asked_for(work: Callable[[Any, Any], Any]) -> list[int]:

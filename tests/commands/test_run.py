@@ -112,7 +112,8 @@ def request_of(arguments: list[str]) -> Request:
 
 
 def test_measuring_without_a_gpu_names_the_remedy(capsys: pytest.CaptureFixture[str]) -> None:
-    torch = pytest.importorskip("torch")
+    import torch
+
     if torch.cuda.is_available():
         pytest.skip("there is a GPU here")
     assert main(["run", "feed_forward", "--on", "cuda"]) == FAILED

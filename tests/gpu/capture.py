@@ -5,40 +5,41 @@ Runs go through what `python -m memviz run --on cuda` goes through; only their w
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from memviz.runner.jobs.worker_process import environment_of
+from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.measured_run import measure
+from memviz.runner.measure.memory_errors import is_out_of_memory
+from memviz.runner.outcome import Interrupted
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.runner.run import save_run
+from memviz.trace.formats.replacing import replacing
+from memviz.trace.formats.write_snapshot import write_pickle
 from tests.gpu.case import Case
+from tests.gpu.programs import PROGRAMS, Program, program_named
+from tests.gpu.recorded import record
 from tests.gpu.results import Results
 from tests.gpu.runs import RUNS, Run
 
-NEEDS_GPU = True
-AT_ONCE = 1
+
+def _case_of(made: Program | Run) -> Case:
+    if isinstance(made, Program):
+        return Case("capture", made.name, {"program": made.name}, 8, 4, dict(made.environment))
+    environment = environment_of(Request.from_json(made.request))
+    return Case(
+        "capture", made.name, {"request": made.request}, made.seconds, made.gib, environment, made.libraries, made.small
+    )
 
 
-def cases(_results: Results, *, small: bool) -> list[Case]:
-    from tests.gpu.programs import PROGRAMS
-
-    programs = [Case("capture", each.name, {"program": each.name}, 8, 4, dict(each.environment)) for each in PROGRAMS]
-    return [*programs, *(case_of(each) for each in RUNS if each.small or not small)]
-
-
-def case_of(run: Run) -> Case:
-    from memviz.runner.jobs.worker_process import environment_of
-    from memviz.runner.request import Request
-
-    environment = environment_of(Request.from_json(run.request))
-    return Case("capture", run.name, {"request": run.request}, run.seconds, run.gib, environment, run.libraries)
-
-
-def prepare() -> None:
-    """Imports what most runs need. CUDA is not touched: the case before this one has the GPU."""
-    from memviz.runner.jobs.worker import warm_up
-
-    warm_up()
+CASES = tuple(map(_case_of, (*PROGRAMS, *RUNS)))
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
@@ -47,13 +48,8 @@ def run(case: Case, out: Path) -> dict[str, Any]:
 
 def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """A program by name or a run by its request; `limit` leaves the process so many bytes of the card."""
-    import torch
-
     total, limit = torch.cuda.get_device_properties(0).total_memory, wanted.get("limit")
     if "program" in wanted:
-        from tests.gpu.programs import program_named
-        from tests.gpu.recorded import record
-
         program = program_named(wanted["program"])
         limit = program.limit_bytes if limit is None else limit
         return record(program, path, torch.cuda, torch.device("cuda", 0), total=total, limit=limit)
@@ -64,13 +60,6 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
-    from memviz.runner.measure.accelerator import find_accelerator
-    from memviz.runner.measure.measured_run import measure
-    from memviz.runner.outcome import Interrupted
-    from memviz.runner.plan import plan_of
-    from memviz.runner.request import Request
-    from memviz.runner.run import save_run
-
     plan = plan_of(Request.from_json({**request, "on": "cuda", "numerics": False}))
     try:
         done = measure(plan, _say, accelerator or find_accelerator())
@@ -94,10 +83,6 @@ def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) ->
 
 
 def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
-    from memviz.runner.measure.memory_errors import is_out_of_memory
-    from memviz.trace.formats.replacing import replacing
-    from memviz.trace.formats.write_snapshot import write_pickle
-
     cause = ended.__cause__
     if ended.trace is None or not is_out_of_memory(cause):
         raise cause
@@ -107,8 +92,6 @@ def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
 
 
 def _say(phase: str) -> None:
-    import sys
-
-    with suppress(OSError):
-        sys.stderr.write(f"{phase}\n")
-        sys.stderr.flush()
+    """Into the log, for a case that comes to no end."""
+    sys.stderr.write(f"{phase}\n")
+    sys.stderr.flush()

@@ -1,12 +1,7 @@
-"""One thing to be found out, and the process that finds it out: `python -m tests.gpu.case`, started by `started`.
-
-It imports everything first and waits for the word `go`, so that the next case's imports, which take longer than many
-a case, happen while the one before it still has the GPU.
-"""
+"""One thing to be found out, and the process that finds it out: `python -m tests.gpu.case`, begun by `process`."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -37,15 +32,23 @@ class Case:
     """About how much of the card it needs, to see whether it fits; the result has the real figure."""
     environment: Mapping[str, str] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
-    """Beside torch and numpy."""
+    """Disturbances torch and numpy."""
+    small: bool = True
+    """Whether it belongs to the short round."""
+    needs_gpu: bool = True
+    of: tuple[str, str] | None = None
+    """Part and name of the case whose result it looks at."""
 
     @property
     def id(self) -> str:
         return f"{self.part}/{self.name}"
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Case:
-        return cls(**{**value, "libraries": tuple(value["libraries"])})
+    def result_in(self, results: Results) -> dict[str, Any]:
+        """All that stands in OUT about the case that this one looks at."""
+        assert self.of is not None
+        found = results.read(*self.of)
+        assert found is not None, f"{'/'.join(self.of)} is not in OUT"
+        return found
 
 
 def order_of(case: Case, out: Path, known: Mapping[str, str]) -> str:
@@ -54,11 +57,12 @@ def order_of(case: Case, out: Path, known: Mapping[str, str]) -> str:
 
 def answer(case: Case, out: Path, known: Mapping[str, str]) -> dict[str, Any]:
     """Its result, or why there is none, with everything that is needed to get the same again."""
-    module = importlib.import_module(f"tests.gpu.{case.part.replace('-', '_')}")
+    from tests.gpu.parts import PARTS
+
     began = time.perf_counter()
     found: dict[str, Any] = {"part": case.part, "name": case.name, "arguments": dict(case.arguments)}
     try:
-        found["result"] = module.run(case, out)
+        found["result"] = PARTS[case.part].run(case, out)
     except Exception as error:
         frames = traceback.format_tb(error.__traceback__)[-_LAST_FRAMES:]
         found["failed"] = f"{type(error).__name__}: {error}"
@@ -66,23 +70,31 @@ def answer(case: Case, out: Path, known: Mapping[str, str]) -> dict[str, Any]:
     return {
         **found,
         "took_seconds": round(time.perf_counter() - began, 3),
-        "command": f"python -m tests.gpu -o OUT --only {case.part} --case {case.name}",
+        "command": f"python -m tests.gpu --out OUT -k {case.id}",
         "environment": dict(case.environment),
         "machine": {**facts(), **known},
     }
 
 
 def main() -> None:
-    order = json.loads(sys.argv[1])
-    case = Case.from_json(order["case"])
-    importlib.import_module(f"tests.gpu.{case.part.replace('-', '_')}").prepare()
-    if sys.stdin.readline().strip() != "go":
+    """Imports first and waits for its order, while the case before it still has the GPU."""
+    from memviz.runner.jobs.worker import warm_up
+
+    warm_up()
+    line = sys.stdin.readline()
+    if not line:
         return
-    threading.Thread(target=_end_with_whoever_started, daemon=True).start()
-    Results(Path(order["out"])).write(answer(case, Path(order["out"]), order["known"]))
+    order = json.loads(line)
+    case = Case(**{**order["case"], "of": order["case"]["of"] and tuple(order["case"]["of"])})
+    results = Results(Path(order["out"]))
+    with results.log_of(case.part, case.name).open("wb") as log:
+        for stream in (1, 2):
+            os.dup2(log.fileno(), stream)
+    threading.Thread(target=_end_with_whoever_began_it, daemon=True).start()
+    results.write(answer(case, results.folder, order["known"]))
 
 
-def _end_with_whoever_started() -> None:
+def _end_with_whoever_began_it() -> None:
     """Past `sys.stdin`, whose lock a thread that waits would still hold when the process wants to end."""
     while os.read(0, 1):
         pass

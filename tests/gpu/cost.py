@@ -11,53 +11,44 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from torch import nn
+
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator
+from memviz.runner.measure.cuda_device import CudaDevice
+from memviz.runner.measure.measured_run import drawn_on
+from memviz.runner.measure.timing import EventStopwatch
+from memviz.runner.plan import Plan, plan_of
+from memviz.runner.record.memory_history import MemoryHistory
+from memviz.runner.request import Request
+from memviz.runner.step import RunStep, make_optimizer
 from tests.gpu.case import Case
-from tests.gpu.results import Results
 from tests.gpu.runs import run_named
 
-NEEDS_GPU = True
-AT_ONCE = 1
-MODELS = ("ltx", "gpt2", "feed-forward", "block-plain", "llama")
-_SMALL = ("ltx", "feed-forward")
+_MODELS = {"ltx": True, "gpt2": False, "feed-forward": True, "block-plain": False, "llama": False}
+"""And whether each belongs to the short round."""
 _ROUNDS, _STEPS = 7, 4
 
-
-def cases(_results: Results, *, small: bool) -> list[Case]:
-    runs = [run_named(name) for name in (_SMALL if small else MODELS)]
-    return [
-        Case("cost", each.name, {"request": each.request, "rounds": 3 if small else _ROUNDS}, 20, each.gib,
-             libraries=each.libraries)
-        for each in runs
-    ]  # fmt: skip
+CASES = tuple(
+    Case("cost", each.name, {"request": each.request}, 20, each.gib, libraries=each.libraries, small=small)
+    for each, small in ((run_named(name), small) for name, small in _MODELS.items())
+)
 
 
-def prepare() -> None:
-    from tests.gpu.capture import prepare as prepare_capture
-
-    prepare_capture()
-
-
-def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.measure.accelerator import find_accelerator
-    from memviz.runner.measure.measured_run import drawn_on
-    from memviz.runner.measure.timing import EventStopwatch
-    from memviz.runner.plan import plan_of
-    from memviz.runner.request import Request
-
+def run(case: Case, _out: Path) -> dict[str, Any]:
     plan = plan_of(Request.from_json({**case.arguments["request"], "on": "cuda"}))
     accelerator = find_accelerator()
     model = drawn_on(accelerator, plan.workload.build)
-    seconds = compared(plan, model, accelerator, EventStopwatch, case.arguments["rounds"])
+    seconds = compared(plan, model, accelerator, EventStopwatch)
     return {"label": plan.label, "describes": plan.workload.describe(), **as_ratios(seconds)}
 
 
 Rounds = list[dict[str, float]]
 
 
-def compared(plan: Any, model: Any, accelerator: Any, stopwatch: Callable[[Any], Any], rounds: int) -> Rounds:
+def compared(plan: Plan, model: nn.Module, accelerator: Accelerator, stopwatch: Callable[[Any], Any]) -> Rounds:
     """Median seconds of a step, each way, round by round."""
     found: Rounds = []
-    for _ in range(rounds + 1):
+    for _ in range(_ROUNDS + 1):
         found.append({})
         for name, way in _WAYS.items():
             with way(accelerator) as device:
@@ -83,26 +74,20 @@ def as_ratios(rounds: Rounds) -> dict[str, Any]:
     }
 
 
-def _step(plan: Any, model: Any, device: Any) -> Any:
-    from memviz.runner.step import RunStep, make_optimizer
-
+def _step(plan: Plan, model: nn.Module, device: CudaDevice) -> RunStep:
     placed = device.place(model)
     for each in placed.parameters():
         each.grad = None
     return RunStep(plan.workload, device, placed, device.inputs(plan.workload), make_optimizer("none", placed))
 
 
-def _off(accelerator: Any) -> AbstractContextManager[Any]:
-    from memviz.runner.measure.cuda_device import CudaDevice
-
+def _off(accelerator: Accelerator) -> AbstractContextManager[CudaDevice]:
     return CudaDevice(accelerator=accelerator, record=False)
 
 
-def _torch_alone(stacks: str) -> Callable[[Any], AbstractContextManager[Any]]:
+def _torch_alone(stacks: str) -> Callable[[Accelerator], AbstractContextManager[CudaDevice]]:
     @contextmanager
-    def way(accelerator: Any) -> Iterator[Any]:
-        from memviz.runner.record.memory_history import MemoryHistory
-
+    def way(accelerator: Accelerator) -> Iterator[CudaDevice]:
         with _off(accelerator) as device:
             history = MemoryHistory(accelerator, stacks=stacks)  # type: ignore[arg-type]
             history.start()
@@ -114,16 +99,10 @@ def _torch_alone(stacks: str) -> Callable[[Any], AbstractContextManager[Any]]:
     return way
 
 
-def _memviz(accelerator: Any) -> AbstractContextManager[Any]:
-    from memviz.runner.measure.cuda_device import CudaDevice
-
-    return CudaDevice(accelerator=accelerator)
-
-
 _WAYS = {
     "off": _off,
     "no stacks": _torch_alone("none"),
     "python stacks": _torch_alone("python"),
     "all stacks": _torch_alone("all"),
-    "memviz": _memviz,
+    "memviz": lambda accelerator: CudaDevice(accelerator=accelerator),
 }

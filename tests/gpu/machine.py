@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from memviz.runner.predict.cards import KnownCard
 
 ROOT = Path(__file__).resolve().parents[2]
+RECORD = (sys.executable, "-m", "memviz", "record")
 _LIBRARIES = ("numpy", "diffusers", "transformers")
 _SOURCES = ("memviz", "optimizations", "tests/gpu")
 _QUERY = ["nvidia-smi", "--query-gpu=driver_version,memory.total,memory.used", "--format=csv,noheader"]

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-PARTS = ("check", "capture", "what-if", "seeds", "cost", "replay", "truth", "seeds-predicted", "samples")
-"""The last four need no GPU, only what the others left in OUT: they can be done later and elsewhere."""
+from tests.gpu import capture, check, cost, replay, samples, seeds, seeds_predicted, truth, what_if
+from tests.gpu.case import Case
 
+PARTS: dict[str, Any] = {
+    "check": check,
+    "capture": capture,
+    "what-if": what_if,
+    "seeds": seeds,
+    "cost": cost,
+    "replay": replay,
+    "truth": truth,
+    "seeds-predicted": seeds_predicted,
+    "samples": samples,
+}
+"""Each a module with CASES and run(case, out). The last four need no GPU, only what the others left in OUT: they can
+be done later and elsewhere."""
 
-def part_named(name: str) -> Any:
-    """A module with NEEDS_GPU, AT_ONCE, cases(results, small=...), prepare() and run(case, out)."""
-    return importlib.import_module(f"tests.gpu.{name.replace('-', '_')}")
+CASES: tuple[Case, ...] = tuple(case for part in PARTS.values() for case in part.CASES)

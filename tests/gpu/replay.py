@@ -6,41 +6,24 @@ import time
 from pathlib import Path
 from typing import Any
 
+from memviz.allocator.agreement import addresses
+from memviz.allocator.replay import replay
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
+from tests.gpu import capture, what_if
 from tests.gpu.case import Case
+from tests.gpu.comparing import gpu_of
 from tests.gpu.results import Results
 
-NEEDS_GPU = False
-AT_ONCE = 4
-_FROM = ("capture", "what-if")
-
-
-def cases(results: Results, *, small: bool) -> list[Case]:
-    return [
-        Case("replay", f"{part}-{each['name']}", {"part": part, "of": each["name"]}, 15)
-        for part in _FROM
-        for each in results.of(part)
-        if "result" in each
-    ]
-
-
-def prepare() -> None:
-    import memviz.allocator.replay
-    import memviz.trace.load  # noqa: F401
+CASES = tuple(
+    Case("replay", f"{each.part}-{each.name}", seconds=15, needs_gpu=False, of=(each.part, each.name))
+    for each in (*capture.CASES, *what_if.CASES)
+)
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    taken = Results(out).result(case.arguments["part"], case.arguments["of"])
-    assert taken is not None
-    return replayed(out / case.arguments["part"] / taken.get("repeated", taken)["file"])
-
-
-def replayed(path: Path) -> dict[str, Any]:
-    from memviz.allocator.agreement import addresses
-    from memviz.allocator.replay import replay
-    from memviz.analysis.timeline import timeline
-    from memviz.trace.load import load_trace
-    from tests.gpu.comparing import gpu_of
-
+    taken = case.result_in(Results(out))
+    path = out / taken["part"] / taken["result"].get("repeated", taken["result"])["file"]
     trace = load_trace(path)
     device = gpu_of(trace)
     began = time.perf_counter()

@@ -19,6 +19,9 @@ class Results:
         made.mkdir(parents=True, exist_ok=True)
         return made
 
+    def log_of(self, part: str, name: str) -> Path:
+        return self.folder_of("logs") / f"{part}-{name}.log"
+
     def write(self, found: Found) -> None:
         """Whole or not at all: a process may be ended at any moment."""
         path = self.folder_of(found["part"]) / f"{found['name']}.json"
@@ -47,3 +50,8 @@ class Results:
         """The GPUs and releases of torch that the measured results are from."""
         machines = [found["machine"] for part in ("check", "capture", "seeds", "cost") for found in self.of(part)]
         return {f"{each['device']}, torch {each['torch']}" for each in machines if each.get("device")}
+
+    def card_gib(self) -> float | None:
+        """As the first case found it; before that everything is tried."""
+        found = (each["machine"].get("memory_bytes") for part in ("check", "capture") for each in self.of(part))
+        return next((size / (1 << 30) for size in found if size), None)

@@ -10,11 +10,24 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from tests.gpu.case import Case
-from tests.gpu.results import Results
+import torch
+from torch import nn
 
-NEEDS_GPU = True
-AT_ONCE = 1
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator
+from memviz.runner.measure.cuda_device import CudaDevice
+from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.output_check.difference import differences
+from memviz.runner.output_check.flatten import cloned, flatten
+from memviz.runner.output_check.numerics import to_plain
+from memviz.runner.plan import Plan, fitted, plan_of
+from memviz.runner.published import SEEDS
+from memviz.runner.request import Request
+from memviz.runner.step import RunStep
+from optimizations import apply_all
+from tests.gpu.building import all_drawn_on
+from tests.gpu.case import Case
+from tests.gpu.on_the_card import on_the_card
+
 _STEPS, _WARMUP = 5, 2
 Knobs = Mapping[str, str]
 
@@ -37,6 +50,7 @@ class Table:
     gib: float
     seconds: tuple[float, float]
     """About how long peaks and seconds take."""
+    seconds_predicted: float = 40
 
 
 def _split(whole: float, split: float) -> tuple[Way, ...]:
@@ -80,6 +94,7 @@ TABLES = (
         },
         29,
         (40, 40),
+        150,
     ),
     Table(
         "flat-gradients",
@@ -108,31 +123,18 @@ TABLES = (
 )
 
 
-def cases(_results: Results, *, small: bool) -> list[Case]:
-    found = []
-    for table in TABLES:
-        library = ("diffusers",) if table.workload != "transformer_block" else ()
-        for what, seconds in zip(("peaks", "seconds"), table.seconds, strict=True):
-            if small and (what == "seconds" or table.gib > 20):
-                continue
-            more = {"seed": table.seed, "what": what}
-            found.append(Case("seeds", f"{table.seed}-{what}", more, seconds, table.gib, libraries=library))
-    return found
+def _cases(table: Table) -> Iterator[Case]:
+    libraries = ("diffusers",) if table.workload != "transformer_block" else ()
+    for what, seconds in zip(("peaks", "seconds"), table.seconds, strict=True):
+        small = what == "peaks" and table.gib < 20
+        more = {"seed": table.seed, "what": what}
+        yield Case("seeds", f"{table.seed}-{what}", more, seconds, table.gib, libraries=libraries, small=small)
 
 
-def prepare() -> None:
-    from tests.gpu.capture import prepare as prepare_capture
-
-    prepare_capture()
-    import memviz.runner.output_check.compare_outputs
-    import memviz.runner.published  # noqa: F401
+CASES = tuple(case for table in TABLES for case in _cases(table))
 
 
-def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.measure.accelerator import find_accelerator
-    from tests.gpu.building import all_drawn_on
-    from tests.gpu.on_the_card import on_the_card
-
+def run(case: Case, _out: Path) -> dict[str, Any]:
     table = next(each for each in TABLES if each.seed == case.arguments["seed"])
     accelerator = find_accelerator()
     with all_drawn_on(accelerator):
@@ -144,8 +146,6 @@ def run(case: Case, out: Path) -> dict[str, Any]:
 
 def rows_of(seed: str, **instead: Any) -> list[dict[str, Any]]:
     """The published table computed anew, with other things in the place of its device, its card or its release."""
-    from memviz.runner.published import SEEDS
-
     table = next(each for each in SEEDS if each.name == seed)
     with _replaced(importlib.import_module(f"memviz.runner.published.{seed.replace('-', '_')}"), instead):
         return [table.as_json(row) for row in table.rows(lambda case: None)]
@@ -161,13 +161,8 @@ def _replaced(module: ModuleType, instead: Mapping[str, Any]) -> Iterator[None]:
         vars(module).update(kept)
 
 
-def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+def timed(table: Table, settings: str, accelerator: Accelerator) -> Iterator[tuple[Plan, dict[str, Any]]]:
     """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
-    from memviz.runner.measure.cuda_device import CudaDevice
-    from memviz.runner.output_check.flatten import cloned, flatten
-    from memviz.runner.step import RunStep
-    from optimizations import apply_all
-
     ways = [(way, _plan(table.workload, settings, way)) for way in table.ways[settings]]
     workload = ways[0][1].workload
     model, reference = workload.build(), None
@@ -197,42 +192,30 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
 
 def _apart(reference: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """In the dtype of the run: what differs most of all outputs."""
-    from memviz.runner.output_check.difference import differences
-    from memviz.runner.output_check.numerics import to_plain
-
     found = differences(reference, ours)
     plain: dict[str, Any] = to_plain(max(found.values(), key=lambda each: each.relative_l2))
     return plain
 
 
-def _plan(workload: str, settings: str, way: Way) -> Any:
-    from memviz.runner.plan import plan_of
-    from memviz.runner.request import Request
-
+def _plan(workload: str, settings: str, way: Way) -> Plan:
     knobs = dict(each.split("=") for each in settings.split(","))
     return plan_of(Request(workload, knobs, way.optimizations, on="cuda"))
 
 
-def small_of(plan: Any) -> Any:
+def small_of(plan: Plan) -> Any:
     """Twins are in fp32 otherwise, where rounding hides nothing; here rounding is what is asked about."""
     return replace(plan.workload.small(), dtype=plan.workload.dtype)
 
 
-def twin(plan: Any, kind: str) -> dict[str, Any] | None:
+def twin(plan: Plan, kind: str) -> dict[str, Any] | None:
     """The verdict on a small twin that computes in the dtype of the run, where its kernels are."""
-    import torch
-
-    from memviz.runner.output_check.compare_outputs import compare_outputs
-    from memviz.runner.plan import fitted
-    from optimizations import apply_all
-
     if not plan.optimizations:
         return None
     small = small_of(plan)
     place = torch.device(kind)
     changes = tuple(fitted(each, {}, small) for each in plan.optimizations)
 
-    def build() -> Any:
+    def build() -> nn.Module:
         torch.manual_seed(small.seed)
         return small.build().to(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 from memviz.runner.measure import timing
 from memviz.runner.predict.cards import CARDS, card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
-from tests.gpu.check import ABOUT, asked
-from tests.gpu.checks import first
+from tests.gpu import seeds
+from tests.gpu.checks import first, recorder
+from tests.gpu.checks.asked import asked
 from tests.gpu.checks.card import known_as
 from tests.gpu.checks.operators import MADE, _rise
 from tests.gpu.not_there import NotThere
-from tests.gpu.parts import PARTS, part_named
 from tests.runner.torch_storages import watching_torch
 
 
@@ -58,15 +59,7 @@ def test_an_answer_is_right_where_it_is_the_expected_one():
     assert asked("a", "< 2", 1.5, ok=True)["ok"]
 
 
-def test_every_part_and_every_question_has_its_function():
-    for name in PARTS:
-        part = part_named(name)
-        assert callable(part.cases) and callable(part.prepare) and callable(part.run)
-    assert all(
-        callable(getattr(__import__(module, fromlist=["x"]), name.replace("-", "_"))) for name, module in ABOUT.items()
-    )
-
-
+MIB = 1 << 20
 SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
 
 
@@ -113,3 +106,60 @@ print(\'{{"settings": true, "segments": {printed}, "warned": []}}\')
 def test_a_program_that_fails_is_an_answer_too(tmp_path):
     ((is_right, got),) = answers_of(first.expandable, tmp_path, program="raise KeyError('no cuda')")
     assert not is_right and "no cuda" in got["failed"]
+
+
+ON_A_FAKE_GPU = (sys.executable, "-c", "from tests.runner.one_gpu import main; main()")
+
+
+def test_how_long_a_recording_takes_to_be_written_is_asked(tmp_path):
+    program = """
+import time
+from tests.runner.one_gpu import GPU
+GPU.init()
+kept = GPU.malloc(4096)
+print("ready", flush=True)
+time.sleep(600)
+"""
+    answers = answers_of(first.dump_time, tmp_path, program=program, record=ON_A_FAKE_GPU)
+    assert [is_right for is_right, _ in answers] == [True] * 3
+
+
+def test_a_script_that_is_recorded_begins_with_its_first_allocation(tmp_path):
+    program = """
+from tests.runner.one_gpu import GPU
+GPU.init()
+kept = [GPU.malloc(4 * 3072 * 1024), GPU.malloc(4096)]
+"""
+    answers = answers_of(recorder.command, tmp_path, program=program, record=ON_A_FAKE_GPU)
+    assert [is_right for is_right, _ in answers] == [True] * 3
+    assert answers[1][1].startswith("memviz: 4 events written")
+
+
+def test_the_first_allocation_is_the_one_asked_for(tmp_path):
+    class Woken(NotThere):
+        """By the first tensor, as CUDA is."""
+
+        def adopt(self, address: int, size: int) -> None:
+            self.init()
+            super().adopt(address, size)
+
+    gpu = Woken(is_used=False)
+    with watching_torch(gpu):
+        answers = answers_of(recorder.first_allocation, tmp_path, accelerator=gpu.accelerator)
+    assert answers == [(True, False), (True, False), (True, 20 * MIB)]
+
+
+def test_running_out_is_told_before_the_error(tmp_path):
+    gpu = NotThere(limit=512 * MIB)
+    with watching_torch(gpu):
+        answers = answers_of(recorder.out_of_memory, tmp_path, accelerator=gpu.accelerator)
+    assert [is_right for is_right, _ in answers] == [True] * 4
+
+
+def test_the_noise_of_a_step_is_asked_in_the_dtype_of_the_run(tmp_path, monkeypatch):
+    dtypes = []
+    whole = seeds.small_of
+    monkeypatch.setattr(seeds, "small_of", lambda plan: dtypes.append(plan.workload.dtype) or whole(plan))
+    answers = answers_of(first.noise, tmp_path, accelerator=NotThere().accelerator, settings=SMALL)
+    assert answers == [(True, 0), (True, True)] * 2
+    assert dtypes == ["bf16", "fp32"]

@@ -18,7 +18,6 @@ from tests.gpu import cost, seeds
 from tests.gpu.building import all_drawn_on
 from tests.gpu.not_there import NotThere
 from tests.gpu.on_the_card import on_the_card
-from tests.gpu.results import Results
 from tests.gpu.test_capture import TINY
 from tests.runner.torch_storages import watching_torch
 
@@ -41,9 +40,9 @@ class WallClock:
 SETTINGS = ",".join(f"{name}={value}" for name, value in TINY.items())
 
 
-def test_every_published_table_is_measured(tmp_path):
+def test_every_published_table_is_measured():
     assert [each.seed for each in seeds.TABLES] == [each.name for each in SEEDS]
-    names = [each.name for each in seeds.cases(Results(tmp_path), small=False)]
+    names = [each.name for each in seeds.CASES]
     assert names == [f"{each.name}-{what}" for each in SEEDS for what in ("peaks", "seconds")]
 
 
@@ -57,12 +56,13 @@ def test_every_way_is_one_that_the_command_line_accepts(table):
 def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     """A list that is joined at the end holds more than a flat buffer, which shows in the peaks of any device."""
     module = importlib.import_module("memviz.runner.published.flat_gradients")
+    monkeypatch.setattr(module, "_STEPS", 1)
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))
-    gpu, predicted = NotThere(), module.PredictedDevice
+    gpu, pretended = NotThere(), module.PredictedDevice
     with watching_torch(gpu), all_drawn_on(gpu.accelerator):
         rows = seeds.rows_of("flat-gradients", PredictedDevice=on_the_card(gpu.accelerator))
-    assert module.PredictedDevice is predicted
+    assert module.PredictedDevice is pretended
     assert [each["figure"] for each in rows].count("reserved GiB") == 3
     by_case = {each["case"]: each["ours"] for each in rows[:3]}
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0
@@ -96,10 +96,11 @@ def test_the_twin_is_compared_with_its_own_noise(monkeypatch):
 
 def test_every_way_of_recording_is_timed_and_none_stays_on(monkeypatch):
     monkeypatch.setattr(cost, "_STEPS", 1)
+    monkeypatch.setattr(cost, "_ROUNDS", 1)
     plan = plan_of(Request("transformer_block", TINY, on="cuda"))
     gpu = NotThere()
     with watching_torch(gpu):
-        rounds = cost.compared(plan, plan.workload.build(), gpu.accelerator, lambda api: WallClock(), 1)
+        rounds = cost.compared(plan, plan.workload.build(), gpu.accelerator, lambda api: WallClock())
     assert [set(each) for each in rounds] == [{"off", "no stacks", "python stacks", "all stacks", "memviz"}]
     assert not is_recording()
     assert not gpu.is_recording

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,11 +18,10 @@ from memviz.runner.request import Request
 from memviz.runner.run import save_run
 from memviz.trace.load import load_trace
 from tests.gpu import replay, samples, truth
-from tests.gpu.case import Case
 from tests.gpu.comparing import first_difference, growth_of, most_different
 from tests.gpu.machine import card_of
 from tests.gpu.results import Results
-from tests.gpu.sections import README, SECTIONS, write_readme, write_samples
+from tests.gpu.tables import README, TABLES, in_a_line, write_readme, write_samples
 from tests.gpu.test_capture import TINY
 
 MACHINE = {
@@ -68,8 +68,7 @@ def captured_in(out: Path, name: str = "block-plain", **more: Any) -> Results:
 
 
 def found_by(part: Any, results: Results) -> dict[str, Any]:
-    (case,) = part.cases(results, small=False)
-    assert isinstance(case, Case)
+    case = next(each for each in part.CASES if each.of == ("capture", "block-plain"))
     found: dict[str, Any] = part.run(case, results.folder)
     return json.loads(json.dumps(found))
 
@@ -89,10 +88,6 @@ def test_the_error_is_negative_where_the_prediction_says_too_little(tmp_path):
     right = found_by(truth, captured_in(tmp_path / "a"))["allocated"]["measured"]
     found = found_by(truth, captured_in(tmp_path / "b", peak_allocated_bytes=2 * right))
     assert found["allocated"] == {"measured": 2 * right, "predicted": right, "error_percent": -50}
-
-
-def test_what_ran_out_is_not_predicted(tmp_path):
-    assert truth.cases(captured_in(tmp_path, ran_out="Tried to allocate"), small=False) == []
 
 
 def test_two_peaks_differ_in_what_is_live_there(tmp_path):
@@ -135,20 +130,31 @@ def test_a_sample_has_no_path_and_says_where_it_is_from(tmp_path):
 def test_the_tables_are_written_between_their_marks_and_nowhere_else(tmp_path):
     results, copy = captured_in(tmp_path), tmp_path / "README.md"
     copy.write_text(README.read_text())
-    results.write({"part": "truth", "name": "block-plain", "machine": {}, "result": found_by(truth, results)})
+    truth_found = found_by(truth, results)
+    results.write({"part": "truth", "name": "block-plain", "machine": {}, "result": truth_found})
     assert write_readme(results, copy) == ["truth"]
     once = copy.read_text()
     assert "| block-plain | " in once
     assert "Measured on NVIDIA H100 80GB HBM3; torch 2.11.0+cu130" in once
-    assert once.count("Nothing has been measured yet.") == len(SECTIONS) - 1
+    assert once.count("Nothing has been measured yet.") == len(tables_of_the_readme()) - 1
+    assert in_a_line({"part": "truth", "name": "block-plain", "result": truth_found}).startswith("allocated ")
     write_readme(results, copy)
     assert copy.read_text() == once
+
+
+def tables_of_the_readme() -> list[str]:
+    return re.findall(r"<!-- ([\w-]+): begin -->", README.read_text())
+
+
+def test_every_table_of_the_readme_is_one_of_a_part():
+    assert set(TABLES) - set(tables_of_the_readme()) == {"capture", "samples"}
+    assert set(tables_of_the_readme()) < set(TABLES)
 
 
 def test_nothing_was_typed_into_the_tables_by_hand():
     """A table that is filled names its GPU and the hash of the sources that measured."""
     text = README.read_text()
-    for name in SECTIONS:
+    for name in tables_of_the_readme():
         inside = text.split(f"<!-- {name}: begin -->\n")[1].split(f"\n<!-- {name}: end -->")[0]
         assert inside == "Nothing has been measured yet." or inside.startswith("Measured on ")
 

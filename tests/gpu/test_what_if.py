@@ -12,10 +12,8 @@ from memviz.allocator.settings import parse_settings
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Trace
-from tests.gpu.case import Case
 from tests.gpu.comparing import gpu_of, requests_of
-from tests.gpu.results import Results
-from tests.gpu.what_if import beside, cases, limit_of
+from tests.gpu.what_if import CASES, beside, limit_of
 
 MiB = 1 << 20
 TOTAL = 1 << 34
@@ -65,14 +63,8 @@ def test_limits_lie_between_the_peaks_or_below_both():
     assert [limit_of(base, share) for share in (0.5, -0.1, None)] == [120 * MiB, 90 * MiB, None]
 
 
-def test_only_what_was_captured_is_repeated(tmp_path):
-    results = Results(tmp_path)
-    assert cases(results, small=False) == []
-    results.write({"part": "capture", "name": "lengths", "machine": {}, "result": {"file": "a"}})
-    found = cases(results, small=False)
-    assert [each.name for each in found] == [
-        f"lengths-{each}" for each in ("expandable", "max-split-128", "tight", "short")
-    ]
-    assert isinstance(found[0], Case)
-    assert found[0].environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    assert found[2].environment == {}
+def test_settings_are_there_before_the_process_starts():
+    by_name = {each.name: each for each in CASES}
+    assert by_name["lengths-expandable"].environment["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
+    assert by_name["lengths-tight"].environment == {}
+    assert by_name["lengths-tight"].of == ("capture", "lengths")

@@ -6,39 +6,30 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.trace.load import load_trace
+from tests.gpu import capture
 from tests.gpu.case import Case
+from tests.gpu.comparing import gpu_of, most_different
 from tests.gpu.machine import card_of, release_of
 from tests.gpu.results import Results
 
-NEEDS_GPU = False
-AT_ONCE = 4
-
-
-def cases(results: Results, *, small: bool) -> list[Case]:
-    """Runs that ran to their end; programs are of no workload and are not predicted."""
-    done = [each for each in results.of("capture") if "result" in each and not each["result"]["ran_out"]]
-    runs = [each for each in done if "request" in each["arguments"]]
-    return [_case(each) for each in runs]
-
-
-def _case(captured: dict[str, Any]) -> Case:
-    """In the environment that it was captured in: allocator settings are looked for there."""
-    return Case("truth", captured["name"], {"of": captured["name"]}, 60, environment=captured["environment"])
-
-
-def prepare() -> None:
-    import memviz.runner.execute  # noqa: F401
+# In the environment that each was captured in, where allocator settings are looked for. Programs are not predicted:
+# they are of no workload.
+CASES = tuple(
+    Case(
+        "truth", each.name, seconds=60, environment=each.environment, libraries=each.libraries, small=each.small,
+        needs_gpu=False, of=("capture", each.name),
+    )
+    for each in capture.CASES
+    if "request" in each.arguments
+)  # fmt: skip
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.plan import plan_of
-    from memviz.runner.predict.predicted_run import predict
-    from memviz.runner.request import Request
-    from memviz.trace.load import load_trace
-    from tests.gpu.comparing import gpu_of, most_different
-
-    captured = Results(out).read("capture", case.arguments["of"])
-    assert captured is not None
+    captured = case.result_in(Results(out))
     machine, measured = captured["machine"], captured["result"]
     wanted = {**captured["arguments"]["request"], "on": "predict", "numerics": False, "torch": release_of(machine)}
     plan = replace(plan_of(Request.from_json(wanted)), card=card_of(machine))

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from memviz.allocator.replay import replay, source_of
+from memviz.allocator.settings import parse_settings
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from tests.gpu.capture import take
 from tests.gpu.case import Case
+from tests.gpu.comparing import first_difference, gpu_of, growth_of, out_of_memory_at, requests_of
 from tests.gpu.results import Results
 
-NEEDS_GPU = True
-AT_ONCE = 1
-BASES = ("lengths", "gpt2", "ltx")
+_BASES = ("lengths", "gpt2", "ltx")
 _SMALL = ("lengths",)
 _CONFS = {"expandable": "expandable_segments:True", "max-split-128": "max_split_size_mb:128"}
 _SHARES = {"tight": 0.5, "short": -0.1}
@@ -21,36 +26,21 @@ may run out; below the first it has to."""
 _GRANULE = 2 << 20
 
 
-def cases(results: Results, *, small: bool) -> list[Case]:
-    """Of what was captured already, so that both ran on the same card."""
-    found = []
-    for base in _SMALL if small else BASES:
-        if results.result("capture", base) is None:
-            continue
+def _cases() -> Iterator[Case]:
+    for base in _BASES:
+        of = {"small": base in _SMALL, "of": ("capture", base)}
         for name, conf in _CONFS.items():
             variables = dict.fromkeys(("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"), conf)
-            found.append(_case(base, name, {"conf": conf}, variables))
-        found += [_case(base, name, {"share": share}, {}) for name, share in _SHARES.items()]
-    return found
+            yield Case("what-if", f"{base}-{name}", {"conf": conf}, 12, 13, variables, **of)
+        for name, share in _SHARES.items():
+            yield Case("what-if", f"{base}-{name}", {"share": share}, 12, 13, **of)
 
 
-def _case(base: str, name: str, more: Mapping[str, Any], variables: Mapping[str, str]) -> Case:
-    return Case("what-if", f"{base}-{name}", {"of": base, **more}, 12, 13, variables)
-
-
-def prepare() -> None:
-    import memviz.allocator.replay  # noqa: F401
-    from tests.gpu.capture import prepare as prepare_capture
-
-    prepare_capture()
+CASES = tuple(_cases())
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.trace.load import load_trace
-    from tests.gpu.capture import take
-
-    captured = Results(out).read("capture", case.arguments["of"])
-    assert captured is not None
+    captured = case.result_in(Results(out))
     base, machine = captured["result"], captured["machine"]
     wanted = {**captured["arguments"], "limit": limit_of(base, case.arguments.get("share"))}
     path = Results(out).folder_of("what-if") / f"{case.name}.pickle.gz"
@@ -73,12 +63,8 @@ def limit_of(base: Mapping[str, Any], share: float | None) -> int | None:
     return int(wanted) // _GRANULE * _GRANULE
 
 
-def beside(base: Any, repeated: Any, *, conf: str | None, fraction: float | None, total: int) -> dict[str, Any]:
+def beside(base: Trace, repeated: Trace, *, conf: str | None, fraction: float | None, total: int) -> dict[str, Any]:
     """What replay makes of `base` under these settings, and what really came of it."""
-    from memviz.allocator.replay import replay, source_of
-    from memviz.allocator.settings import parse_settings
-    from tests.gpu.comparing import first_difference, gpu_of, growth_of, out_of_memory_at, requests_of
-
     source = source_of(base, gpu_of(base))
     settings = source.recorded if conf is None else parse_settings(conf)
     if fraction is not None:
@@ -92,15 +78,9 @@ def beside(base: Any, repeated: Any, *, conf: str | None, fraction: float | None
         "settings": settings.to_text(),
         "same_requests_until": first_difference(requests_of(gpu_of(base)), requests_of(really)),
         "requests": len(requests_of(really)),
-        "reserved": {"measured": _reserved_peak(really), "predicted": predicted.peak_reserved_bytes},
+        "reserved": {"measured": timeline(really).reserved_peak_bytes, "predicted": predicted.peak_reserved_bytes},
         "ran_out": {"measured": out_of_memory_at(really), "predicted": ran_out},
         "segments": {"measured": len(growth_of(really)), "predicted": len(growth_of(imagined))},
         "first_other_segment": first_difference(growth_of(really), growth_of(imagined)),
         "retries_predicted": predicted.retries,
     }
-
-
-def _reserved_peak(device: Any) -> int:
-    from memviz.analysis.timeline import timeline
-
-    return timeline(device).reserved_peak_bytes

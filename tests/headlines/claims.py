@@ -15,7 +15,7 @@ SHARE = r"[\d,]+(?:\.\d)? %"
 COUNT = r"[\d,]+"
 DEVICE = r"(?:device \d+|pinned memory \(host\d+\))"
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
+NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _NOUNS = (
     "event",
     "time",
@@ -99,7 +99,7 @@ def check_share(words: str, part: int, whole: int, what: str) -> None:
 
 
 def check_count(words: str, count: int, what: str) -> None:
-    told = _NUMBERS.index(words.lower()) if words.lower() in _NUMBERS else int(words.replace(",", ""))
+    told = NUMBERS.index(words.lower()) if words.lower() in NUMBERS else int(words.replace(",", ""))
     assert told == count, f"{what} are said to be {words}; they are {count}"
 
 

@@ -9,10 +9,20 @@ from memviz.analysis.comparing.changes import Change, changes, letter
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
-from tests.headlines.claims import COUNT, SIZE, Form, Read, check_count, check_english, check_size, holds, says_size
+from tests.headlines.claims import (
+    COUNT,
+    NUMBERS,
+    SIZE,
+    Form,
+    Read,
+    check_count,
+    check_english,
+    check_size,
+    holds,
+    says_size,
+)
 
-_NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
-_WORDS = "|".join(_NUMBERS)
+_WORDS = "|".join(NUMBERS)
 ANSWERS = (
     Form("both", rf"Both (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
     Form("all", rf"All (?P<count>{_WORDS}|{COUNT}) (?P<verb>peak|stand) at (?P<peak>{SIZE})\."),
@@ -66,7 +76,7 @@ def check_compare(sides: Sequence[Pair], said: Headline, names: Sequence[str]) -
 
 def _check_ends(sides: Sequence[Pair], names: Sequence[str], told: str) -> None:
     still = [name for name, (_, device) in zip(names, sides, strict=True) if not len(device.events)]
-    words = _NUMBERS[len(still) - 1] if still else ""
+    words = NUMBERS[len(still) - 1] if still else ""
     expected = f"{still[0]} and {words} others" if len(still) > 2 else " and ".join(still)
     assert told == expected, f"only the end of {still} is known"
 

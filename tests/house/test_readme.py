@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from packaging.requirements import Requirement
 
+from memviz.commands import COMMANDS
 from tests.house.repository import ROOT, files, text_of
 from tests.second_process import memviz
 
@@ -61,8 +63,6 @@ def shown_output(line: str) -> list[str] | None:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Where commands may write, with the samples where the README has them."""
-    if not (ROOT / "memviz/__main__.py").exists():
-        pytest.skip("the command line is not there yet")
     (tmp_path / "sample_traces").symlink_to(ROOT / "sample_traces")
     return tmp_path
 
@@ -134,10 +134,7 @@ for _ in range(3):
 def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, folder):
     """On a machine without a GPU its answer is that it needs one, and what to do instead."""
     (folder / "train.py").write_text(TRAIN)
-    command = [sys.executable, *shlex.split(line)[1:]]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    torch = pytest.importorskip("torch")
+    done = memviz(*shlex.split(line)[3:], folder=folder)
     if torch.cuda.is_available():
         assert (done.returncode, done.stdout) == (0, "")
         assert (folder / "run.pickle").stat().st_size > 0
@@ -160,8 +157,7 @@ def test_command_in_the_readme_does_what_it_says(line, folder):
 
 
 def test_every_command_is_in_the_readme():
-    commands = pytest.importorskip("memviz.commands", reason="the command line is not there yet")
-    assert {command.name for command in commands.COMMANDS} == {line.split()[3] for line in commands_in_readme()}
+    assert {command.name for command in COMMANDS} == {line.split()[3] for line in commands_in_readme()}
 
 
 def named_paths(name: str) -> list[str]:

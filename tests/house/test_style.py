@@ -10,7 +10,7 @@ import pytest
 
 from tests.house.repository import ROOT, Function, outline_of, python_files, text_of
 
-LONGEST_FUNCTION = 60
+LONGEST_FUNCTION = 50
 LONGEST_FILE = 400
 MOST_POSITIONAL = 5
 
@@ -22,7 +22,7 @@ MAY_BE_LONGER: dict[str, str] = {
 CHECKS = {
     "ruff check": ["ruff", "check", "."],
     "ruff format": ["ruff", "format", "--check", "."],
-    "mypy": ["mypy"],
+    "mypy": ["mypy", "--cache-dir=/dev/null"],
 }
 
 

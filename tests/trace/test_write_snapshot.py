@@ -153,7 +153,6 @@ for action in ("stats", "trace"):
 
 
 def test_torchs_own_command_line_reads_it(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     path = tmp_path / "out.pickle"
     path.write_bytes(pickled(read(FULL)))
     command = [sys.executable, "-W", "ignore", "-c", TORCHS_COMMAND_LINE, str(path)]

@@ -12,7 +12,7 @@ import torch
 from memviz.allocator.what_if import OVERHEAD_BYTES
 from memviz.runner.predict.attention import AttentionCall, Backend, backend_for
 from memviz.runner.predict.cards import CARDS, KnownCard
-from tests.gpu.check import Answers, asked
+from tests.gpu.checks.asked import Answers, asked
 from tests.gpu.machine import card_of, facts, release_of
 
 _MiB = 1 << 20

@@ -8,22 +8,22 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from memviz.errors import UsageError
 from memviz.runner.jobs.worker_process import environment_of
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.measured_run import drawn_on, measure
-from memviz.runner.output_check.small_twin import numerics_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
-from tests.gpu.check import Answers, asked
-from tests.gpu.machine import ROOT
+from tests.gpu.checks.asked import Answers, asked
+from tests.gpu.machine import RECORD, ROOT
+from tests.gpu.seeds import twin
 
 _LARGE = {"sequence": "2048", "dim": "2048", "layers": "8"}
+_MIDDLING = {"sequence": "512", "dim": "512", "layers": "4"}
 _GRACE_SECONDS = 30.0
 """Between SIGTERM and SIGKILL, with SLURM and Kubernetes."""
 
@@ -86,21 +86,22 @@ def barely_fits(
 
 
 _MANY = """
-import os, signal, sys, torch
+import time, torch
 def deeper(depth):
     return deeper(depth - 1) if depth else [torch.ones(8, device="cuda") for _ in range(20)]
 for _ in range(10_000):
     deeper(30)
 print("ready", flush=True)
-signal.pause()
+while True:
+    time.sleep(1)
 """
 
 
-def dump_time(folder: Path, program: str = _MANY) -> Answers:
+def dump_time(folder: Path, program: str = _MANY, record: Sequence[str] = RECORD) -> Answers:
     """With C++ stacks, which are looked up when a snapshot is taken: as long as a job has that is told to end."""
     script, file = folder / "many.py", folder / "many.pickle"
     script.write_text(program, encoding="utf-8")
-    line = [sys.executable, "-m", "memviz", "record", "--stacks", "all", "--overwrite", "-o", str(file), str(script)]
+    line = [*record, "--stacks", "all", "--overwrite", "-o", str(file), str(script)]
     with subprocess.Popen(line, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         ready = process.stdout.readline().strip()
@@ -113,12 +114,12 @@ def dump_time(folder: Path, program: str = _MANY) -> Answers:
     yield asked("seconds to write it", f"at most {_GRACE_SECONDS:.0f}", round(took, 1), ok=took <= _GRACE_SECONDS)
 
 
-def noise(_folder: Path) -> Answers:
+def noise(_folder: Path, accelerator: Accelerator | None = None, settings: dict[str, str] | None = None) -> Answers:
     """In bfloat16 a step repeated is the same to the bit, or the claim of equal bits cannot be judged on this card."""
-    for dtype in ("bfloat16", "float32"):
-        settings = {"mode": "training", "dtype": dtype, "sequence": "512", "dim": "512", "layers": "4"}
-        plan = plan_of(Request("feed_forward", settings, (("checkpointing", {}),), on="cuda"))
-        torch.manual_seed(0)
-        found = numerics_of(plan, lambda _: None, "measured")
+    kind = (accelerator or find_accelerator()).kind
+    for dtype in ("bf16", "fp32"):
+        wanted = {**(settings or _MIDDLING), "mode": "training", "dtype": dtype}
+        found = twin(plan_of(Request("feed_forward", wanted, (("checkpointing", {}),), on="cuda")), kind)
         assert found is not None
+        yield asked(f"what a step repeated differs by in {dtype}", 0, found["noise_relative_l2"])
         yield asked(f"checkpointing keeps its word in {dtype}", True, found["verdict"]["ok"])

@@ -19,7 +19,7 @@ from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.model import Action, Trace
-from tests.gpu.check import Answers, asked
+from tests.gpu.checks.asked import Answers, asked
 from tests.gpu.comparing import gpu_of
 from tests.gpu.machine import card_of, facts, release_of
 

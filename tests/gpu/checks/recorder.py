@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import subprocess
-import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.record.event_clock import counts_of
 from memviz.runner.record.memory_history import MemoryHistory
@@ -19,9 +18,9 @@ from memviz.runner.step import RunStep
 from memviz.runner.workloads import workload_named
 from memviz.trace.load import load_trace
 from memviz.trace.model import About, Action, Category, Trace
-from tests.gpu.check import Answers, asked
+from tests.gpu.checks.asked import Answers, asked
 from tests.gpu.comparing import gpu_of, out_of_memory_at
-from tests.gpu.machine import ROOT
+from tests.gpu.machine import RECORD, ROOT
 
 _MiB = 1 << 20
 
@@ -68,14 +67,14 @@ def counts(_folder: Path) -> Answers:
     yield asked("events in order of time", 0, int((times < 0).sum()))
 
 
-def first_allocation(_folder: Path) -> Answers:
+def first_allocation(_folder: Path, accelerator: Accelerator | None = None) -> Answers:
     """A history asked for before CUDA started begins with the program's first allocation."""
-    accelerator = find_accelerator()
+    accelerator = accelerator or find_accelerator()
     yield asked("looking for a GPU starts no driver", False, torch.cuda.is_initialized())
     history = MemoryHistory(accelerator)
     accelerator.when_used(history.start)
     yield asked("waiting for CUDA starts no driver", False, torch.cuda.is_initialized())
-    kept = torch.ones(5 * _MiB, device="cuda")
+    kept = torch.ones(5 * _MiB, device=accelerator.kind)
     taken = history.take()
     history.stop()
     events = gpu_of(trace_of(taken.snapshot, About("measured"))).events
@@ -91,29 +90,28 @@ for _ in range(3):
 """
 
 
-def command(folder: Path) -> Answers:
+def command(folder: Path, program: str = _SCRIPT, record: Sequence[str] = RECORD) -> Answers:
     """`python -m memviz record` on a script of two lines."""
     script, file = folder / "script.py", folder / "recorded.pickle"
-    script.write_text(_SCRIPT, encoding="utf-8")
-    line = [sys.executable, "-m", "memviz", "record", "--overwrite", "-o", str(file), str(script)]
+    script.write_text(program, encoding="utf-8")
+    line = [*record, "--overwrite", "-o", str(file), str(script)]
     done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True)
     yield asked("its exit status", 0, done.returncode)
-    yield asked("its words", "", done.stderr[-500:])
+    is_one = done.stderr.startswith("memviz: ") and done.stderr.count("\n") == 1
+    yield asked("its words", "one line, of what was written", done.stderr[-500:], ok=is_one)
     events = gpu_of(load_trace(file)).events
     yield asked("size of the first allocation", 4 * 3072 * 1024, int(events.size[events.action == Action.ALLOC][0]))
 
 
-def out_of_memory(_folder: Path) -> Answers:
+def out_of_memory(_folder: Path, accelerator: Accelerator | None = None) -> Answers:
     """The observer is told before the error, and what was live then is in the trace although it is gone by now."""
-    torch.cuda.init()
-    total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.set_per_process_memory_fraction(512 * _MiB / total)
-    words: Any = ""
-    with CudaDevice(accelerator=find_accelerator()) as device:
-        held = [torch.empty(96 * _MiB, dtype=torch.uint8, device="cuda") for _ in range(3)]
+    accelerator = accelerator or _short_of_memory()
+    words = ""
+    with CudaDevice(accelerator=accelerator) as device:
+        held = [torch.empty(96 * _MiB, dtype=torch.uint8, device=accelerator.kind) for _ in range(3)]
         try:
-            held.append(torch.empty(256 * _MiB, dtype=torch.uint8, device="cuda"))
-        except torch.OutOfMemoryError as error:
+            held.append(torch.empty(256 * _MiB, dtype=torch.uint8, device=accelerator.kind))
+        except RuntimeError as error:
             words = str(error)
         held.clear()
         told = device.history.at_out_of_memory is not None
@@ -123,3 +121,10 @@ def out_of_memory(_folder: Path) -> Answers:
     yield asked("the event", {"served": 3, "asked": 256 * _MiB}, out_of_memory_at(gpu_of(trace)))
     live = int(gpu_of(trace).blocks.requested.sum())
     yield asked("live at the end of the trace", 3 * 96 * _MiB, live)
+
+
+def _short_of_memory() -> Accelerator:
+    torch.cuda.init()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction(512 * _MiB / total)
+    return find_accelerator()

@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
-torch = pytest.importorskip("torch")
-
-from memviz.errors import UsageError  # noqa: E402
-from memviz.runner.jobs.size_estimate import RunTooLarge, refuse_if_too_large, refuse_if_twin_is_too_large, size_of  # noqa: E402
-from memviz.runner.plan import Plan, plan_of  # noqa: E402
-from memviz.runner.request import Request  # noqa: E402
-from memviz.runner.workloads import WORKLOADS  # noqa: E402
-from memviz.runner.workloads.workload import FromConfiguration  # noqa: E402
+from memviz.errors import UsageError
+from memviz.runner.jobs.size_estimate import RunTooLarge, refuse_if_too_large, refuse_if_twin_is_too_large, size_of
+from memviz.runner.plan import Plan, plan_of
+from memviz.runner.request import Request
+from memviz.runner.workloads import WORKLOADS
+from memviz.runner.workloads.workload import FromConfiguration
 
 GiB = 1 << 30
 

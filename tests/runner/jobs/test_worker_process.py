@@ -242,7 +242,6 @@ def test_a_kill_from_outside_is_noticed(tmp_path: Path) -> None:
 
 
 def test_allocator_settings_reach_the_environment_and_a_prediction(tmp_path: Path) -> None:
-    pytest.importorskip("torch")
     from optimizations.allocator_settings import AllocatorSettings
 
     asked = replace(SMALL, optimizations=(("allocator_settings", {}),))
