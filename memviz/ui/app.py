@@ -16,19 +16,20 @@ from memviz.trace.model import Trace
 from memviz.ui import programs, routes
 from memviz.ui.arriving import not_kept
 from memviz.ui.compare_links import TAB, compare_session, compare_view
-from memviz.ui.components import (
-    arrivals,
-    event_list,
-    memory_timeline,
-    overlay,
-    plain_form,
-    reserved_plot,
-    segment_map,
-    segment_pair,
-    waterfall,
-)
-from memviz.ui.components.arrivals import Arrivals
+from memviz.ui.components.arrivals import Arrivals, worker
+from memviz.ui.components.component import Component
+from memviz.ui.components.event_list import EventList
+from memviz.ui.components.find_field import FindField
+from memviz.ui.components.lit_panel import LitPanel
+from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.overlay import Overlay
 from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.plain_form import PlainForm
+from memviz.ui.components.reserved_plot import ReservedPlot
+from memviz.ui.components.scripts import bundle
+from memviz.ui.components.segment_map import SegmentMap
+from memviz.ui.components.segment_pair import SegmentPair
+from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.context import Context
 from memviz.ui.doorway import Doorway
 from memviz.ui.exports import EXPORTS, Exports, export_file
@@ -61,18 +62,21 @@ from memviz.ui.wiring import IN_PARTS, PRIVATE
 _HERE = Path(__file__).parent
 STYLES = ("frame", "explore", "compare", "what_if", "run")
 """Files in `styles/`, in this order; the tokens that all others read are in the first."""
-SCRIPTED = (
-    memory_timeline,
-    segment_map,
-    event_list,
-    overlay,
-    plain_form,
-    waterfall,
-    reserved_plot,
-    segment_pair,
-    arrivals,
+COMPONENTS: tuple[type[Component], ...] = (
+    Arrivals,
+    MemoryTimeline,
+    SegmentMap,
+    EventList,
+    ReservedPlot,
+    SegmentPair,
+    Overlay,
+    WaterfallTable,
+    PlainForm,
+    Panel,
+    LitPanel,
+    FindField,
 )
-STYLED = (arrivals, memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
+"""All with a script, which the page loads once; their style sheets come in this order."""
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
@@ -353,10 +357,11 @@ async def _while_up(app: Any) -> AsyncIterator[None]:
 
 def style() -> str:
     areas = [(_HERE / "styles" / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
-    return "\n".join((*areas, *(each.style() for each in STYLED)))
+    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
 
 
 def scripts() -> str:
     """The page's own first: components may use it."""
     page = (_HERE / "page.js").read_text(encoding="utf-8")
-    return f"<script>{page}</script>" + "".join(each.scripts() for each in SCRIPTED)
+    components = bundle(*(component.script for component in COMPONENTS))
+    return f"<script>{page}</script>{worker()}<script>{components}</script>"

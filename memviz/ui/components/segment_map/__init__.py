@@ -2,72 +2,45 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
-from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.component import Component, Find, Request, as_sent, served, trace_asked_for
 from memviz.ui.views.segments import segment_view
 
 _HERE = Path(__file__).parent
-Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 
 
-def scripts() -> str:
-    """For the page's head, after the timeline's: it unpacks with that one's reader."""
-    texts = ((_HERE / name).read_text(encoding="utf-8") for name in ("layout.js", "segment_map.js"))
-    return "".join(f"<script>{text}</script>" for text in texts)
-
-
-def style() -> str:
-    return (_HERE / "segment_map.css").read_text(encoding="utf-8")
-
-
-class SegmentMap(gr.HTML):
+class SegmentMap(Component):
     """`value` is {key, at, pin, colour, events}; see README.md."""
 
-    def __init__(self, find: Find, **options: Any) -> None:
-        super().__init__(
-            html_template='<div class="mvs-place"></div>',
-            js_on_load="memvizSegmentMap.mount(element, { props, watch, server });",
-            server_functions=[moment_server(find)],
-            apply_default_css=False,
-            **options,
-        )
+    script = _HERE / "segment_map.js"
+    looks = _HERE / "segment_map.css"
 
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "object"}
+    def __init__(self, find: Find, **options: Any) -> None:
+        super().__init__(server_functions=[moment_server(find)], **options)
 
 
 def moment_server(find: Find) -> Callable[[Any], dict[str, Any]]:
-    def segment_map(request: Any) -> dict[str, Any]:
+    @served
+    def segment_map(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, at, colour, table} -> the map at that moment."""
-        asked = request[0] if isinstance(request, list) and request else request
-        found = find(str(asked.get("key", ""))) if isinstance(asked, dict) else None
-        if found is None:
-            raise gr.Error("This trace is not open any more.", print_exception=False)
-        try:
-            return moment_of(*found, asked)
-        except MemvizError as error:
-            raise gr.Error(str(error), print_exception=False) from None
+        return moment_of(*trace_asked_for(find, request), request)
 
     return segment_map
 
 
-def moment_of(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
-    wanted = asked.get("at")
+def moment_of(trace: Trace, device: DeviceTrace, request: Request) -> dict[str, Any]:
+    wanted = request.get("at")
     event = wanted if isinstance(wanted, int) else -1
     event = min(max(event, -1), len(device.events) - 1)
-    meaning = str(asked.get("colour") or "category")
-    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(asked.get("table")))
+    meaning = str(request.get("colour") or "category")
+    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(request.get("table")))
     return {
         "title": view.title,
         "figures": view.figures,
         "table": view.table,
-        "header": view.drawing.header,
-        "body": base64.b64encode(view.drawing.body).decode("ascii"),
+        **as_sent(view.drawing),
     }
