@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memviz.runner.recording import recording
+    from memviz.runner.record.recording import recording
 
 __all__ = ["recording"]
 
@@ -14,6 +14,6 @@ def __getattr__(name: str) -> Any:
     """Only when asked for: the command line starts before torch could be imported."""
     if name != "recording":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memviz.runner.recording import recording
+    from memviz.runner.record.recording import recording
 
     return recording

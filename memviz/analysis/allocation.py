@@ -7,13 +7,13 @@ from enum import StrEnum
 
 import numpy as np
 
-from memviz.analysis.categories import REASON_TEXTS, Reason, categories
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.operators import operator_name, operators
+from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.live import has_times
-from memviz.analysis.operators import operator_name, operators
-from memviz.analysis.segments import segments_at
-from memviz.analysis.sites import sites
+from memviz.analysis.purpose.categories import REASON_TEXTS, Reason, categories
+from memviz.analysis.reserved.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, DeviceTrace, Labels, Phase, Trace
 from memviz.trace.rounding import SMALL_SIZE, divisions_of, round_sizes

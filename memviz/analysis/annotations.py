@@ -11,8 +11,8 @@ from heapq import heappop, heappush
 
 import numpy as np
 
+from memviz.analysis.cache import remembered
 from memviz.analysis.live import clock, has_stamps
-from memviz.analysis.remember import remembered
 from memviz.analysis.sums import max_of_ranges
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Annotations, Bools, Columns, DeviceTrace, Ints4, Ints8, Stage, Trace

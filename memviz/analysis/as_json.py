@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.changes import Change, Changes
+from memviz.analysis.comparing.changes import Change, Changes
+from memviz.analysis.comparing.setting_differences import Setting
 from memviz.analysis.peak import LiveSet
-from memviz.analysis.setting_differences import Setting
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import Action, DeviceTrace, Ints8, Trace

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.categories import categories
-from memviz.analysis.frames import path_of
+from memviz.analysis.cache import kept
+from memviz.analysis.callstacks.frames import path_of
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.stack_places import first_in_stack
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import check_event, clock, has_times
-from memviz.analysis.phases import label_of_rows
-from memviz.analysis.remember import kept
-from memviz.analysis.sites import sites
-from memviz.analysis.stack_places import first_in_stack
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8, Trace

@@ -10,11 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.annotations import annotated, annotation_of_events
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.kinds import KINDS, kinds
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.sites import Site, sites, with_line
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.phases import label_of_rows, phases
-from memviz.analysis.sites import Site, sites, with_line
+from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints8, Phase, Trace

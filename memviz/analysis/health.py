@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.fragmentation import fragmentation_at
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
+from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace
 from memviz.trace.rounding import LARGE_SEGMENT

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import steps
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.sums import sum_by

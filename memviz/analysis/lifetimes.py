@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from memviz.analysis.remember import remembered
+from memviz.analysis.cache import remembered
 from memviz.trace.model import NO_STACK, Action, Bools, Columns, DeviceTrace, Ints4, Ints8, State
 
 Whole = TypeVar("Whole", np.int32, np.int64)

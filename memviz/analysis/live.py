@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from memviz.analysis.cache import remembered
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.remember import remembered
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints8
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.peak import LiveSet, at
-from memviz.analysis.sites import sites
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.annotations import steps
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
-from memviz.analysis.kinds import SAYS_NOTHING
 from memviz.analysis.peak import peak
-from memviz.analysis.sites import NO_SITE, sites
+from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, DeviceTrace, Trace

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from memviz.analysis.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped
 from memviz.analysis.live import live_rows, time_of_event
 from memviz.analysis.timeline import timeline

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memviz.analysis.cache import remembered
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.analysis.remember import remembered
 from memviz.trace.model import Action, Columns, DeviceTrace, Ints8
 
 

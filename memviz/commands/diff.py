@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.alike import GROUPINGS, Pair
-from memviz.analysis.changes import Changes, changes, letter, telling
-from memviz.analysis.setting_differences import setting_differences
+from memviz.analysis.comparing.changes import Changes, changes, letter, telling
+from memviz.analysis.comparing.match_allocations import GROUPINGS, Pair
+from memviz.analysis.comparing.setting_differences import setting_differences
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from memviz.commands.command import Command
 
 if TYPE_CHECKING:
-    from memviz.runner.accelerator import Accelerator
+    from memviz.runner.measure.accelerator import Accelerator
 
 _HELP = "Run your own script with the recording on, and write what it allocated."
 _MORE = """\
@@ -51,8 +51,8 @@ def _positive(text: str) -> int:
 
 
 def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> int:
-    from memviz.runner.recorded_script import Wanted, record_script
-    from memviz.runner.script import load_module, load_script
+    from memviz.runner.record.recorded_script import Wanted, record_script
+    from memviz.runner.record.script import load_module, load_script
 
     load = load_module if args.module else load_script
     wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite)

@@ -36,8 +36,8 @@ from memviz.headlines import what_if as headlines
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.what_if_page import what_if_page
-from memviz.ui.what_if_rows import about_rows, rows
+from memviz.ui.what_if.ranked_rows import about_rows, rows
+from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text, count_text, parse_bytes, percent_text
 
 Result = TypeVar("Result")

@@ -20,7 +20,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     if args.seed not in (None, *_NAMES):
         raise UsageError(f"There is no seed {args.seed}. There are {', '.join(_NAMES)}.")
-    from memviz.runner.reproduce import SEEDS
+    from memviz.runner.published import SEEDS
 
     everything: list[dict[str, Any]] = []
     for seed in SEEDS:

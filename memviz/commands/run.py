@@ -15,7 +15,7 @@ from memviz.errors import MemvizError, UsageError
 from memviz.units import bytes_text, count_text, percent_text
 
 if TYPE_CHECKING:
-    from memviz.runner.process import Happened
+    from memviz.runner.jobs.worker_process import Happened
     from memviz.runner.request import Request
     from memviz.runner.run import Run
 
@@ -114,8 +114,8 @@ def _named(text: str) -> tuple[str, dict[str, str]]:
 
 def run_one(request: Request, *, keep: Path | None = None, timeout: float | None = None) -> tuple[Run, Path | None]:
     """The run, and where its trace was kept. Progress goes to a terminal only."""
-    from memviz.runner.bounds import most_seconds
-    from memviz.runner.process import Worker, environment_of
+    from memviz.runner.jobs.bounds import most_seconds
+    from memviz.runner.jobs.worker_process import Worker, environment_of
 
     timeout = timeout or most_seconds()
     with tempfile.TemporaryDirectory(prefix="memviz-") as folder:

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.groups import keyed_by
-from memviz.analysis.kinds import BEFORE_RECORDING, KINDS, kinds
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError

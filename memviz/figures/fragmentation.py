@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.fragmentation import Fragmentation, FragmentationSeries
+from memviz.analysis.reserved.fragmentation import Fragmentation, FragmentationSeries
 from memviz.figures.text import byte_axis, moment
 from memviz.figures.theme import Palette, figure, hatched, nothing_to_show, palette
 from memviz.units import bytes_text, percent_text

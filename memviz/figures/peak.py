@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import plotly.graph_objects as go
 
 from memviz.analysis.groups import Group
-from memviz.analysis.kinds import BEFORE_RECORDING
 from memviz.analysis.peak import LiveSet
+from memviz.analysis.purpose.kinds import BEFORE_RECORDING
 from memviz.figures.text import byte_axis, lines, moment, plain, rows_axis
 from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
 from memviz.trace.model import Category

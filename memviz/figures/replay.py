@@ -6,7 +6,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.reserved_lines import Line, ReservedLines
+from memviz.analysis.reserved.reserved_lines import Line, ReservedLines
 from memviz.figures.text import byte_axis, moment, plain
 from memviz.figures.theme import Palette, figure, mixed, nothing_to_show, palette
 from memviz.units import bytes_text

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from memviz.analysis.annotations import annotated
-from memviz.analysis.changes import Changes, changes, letter, telling
+from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.comparing.changes import Changes, changes, letter, telling
 from memviz.analysis.decimate import by_event
 from memviz.analysis.groups import Groups
 from memviz.analysis.health import health
@@ -15,7 +16,6 @@ from memviz.analysis.live import live_rows
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import LiveSet, peak
-from memviz.analysis.stacks import TreeOptions, stack_tree
 from memviz.analysis.timeline import timeline
 from memviz.figures.icicle import plot_icicle
 from memviz.figures.page import Drawing, Section, Table, html_page

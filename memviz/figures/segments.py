@@ -11,8 +11,8 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from memviz.analysis.categories import Categories
-from memviz.analysis.segments import SegmentsAt, TileKind, Tiles
+from memviz.analysis.purpose.categories import Categories
+from memviz.analysis.reserved.segments import SegmentsAt, TileKind, Tiles
 from memviz.figures.text import byte_axis, lines
 from memviz.figures.theme import Palette, figure, hatched, nothing_to_show, palette
 from memviz.trace.model import Ints8, address_text

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.alike import Pair
 from memviz.analysis.as_json import diff_json
-from memviz.analysis.changes import Changes, telling
+from memviz.analysis.comparing.changes import Changes, telling
+from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.comparing.setting_differences import setting_differences
 from memviz.analysis.overview import overview
-from memviz.analysis.setting_differences import setting_differences
 from memviz.analysis.summary import summary
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from memviz.analysis.changes import Change, Changes, Telling
-from memviz.analysis.kinds import SAYS_NOTHING
-from memviz.analysis.sites import NO_SITE
+from memviz.analysis.callstacks.sites import NO_SITE
+from memviz.analysis.comparing.changes import Change, Changes, Telling
+from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart
 from memviz.units import bytes_text

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memviz.headlines.headline import Headline
+from memviz.runner.jobs.order import Variant
 from memviz.runner.run import Run, Seconds
-from memviz.runner.standing import Variant
 from memviz.units import bytes_text, percent_text
 
 

@@ -10,15 +10,15 @@ import torch
 
 from memviz.allocator.settings import parse_settings
 from memviz.errors import UsageError
-from memviz.runner.accelerator import find_accelerator
-from memviz.runner.beside import Beside
 from memviz.runner.executed import Executed, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
-from memviz.runner.fit import fit_on
-from memviz.runner.measured import measure
+from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.disturbances import Beside
+from memviz.runner.measure.measured_run import measure
+from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.plan import Plan
-from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.fit import fit_on
 from memviz.runner.step import Tell, prepare, take_steps
-from memviz.runner.warned import hearing_torch
 
 _NOT_HERE = "Predicted, because nothing can be measured here."
 

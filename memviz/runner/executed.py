@@ -12,9 +12,9 @@ from typing import Any
 from torch import nn
 
 from memviz.errors import UsageError
-from memviz.runner.cuda_device import CudaDevice
+from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
-from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.predict.device import PretendedDevice
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import Optimization

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from memviz.runner.knobs import described
-from memviz.runner.pretend.cards import CARDS
+from memviz.runner.predict.cards import CARDS
 from memviz.runner.workloads import WORKLOADS
 from optimizations import OPTIMIZATIONS
 

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, nearest, with_knobs
-from memviz.runner.pretend.cards import Card, card_named
+from memviz.runner.predict.cards import Card, card_named
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from optimizations import OPTIMIZATIONS, Optimization, check_together

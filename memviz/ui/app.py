@@ -13,9 +13,8 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from memviz.trace.model import Trace
-from memviz.ui import programs, routes
-from memviz.ui.arriving import not_kept
-from memviz.ui.compare_links import TAB, compare_session, compare_view
+from memviz.ui.compare import tab as compare
+from memviz.ui.compare.links import TAB, compare_session, compare_view
 from memviz.ui.components.arrivals import Arrivals, worker
 from memviz.ui.components.component import Component
 from memviz.ui.components.event_list import EventList
@@ -30,21 +29,17 @@ from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.components.waterfall import WaterfallTable
-from memviz.ui.context import Context
-from memviz.ui.doorway import Doorway
-from memviz.ui.exports import EXPORTS, Exports, export_file
-from memviz.ui.housekeeping import Housekeeping
-from memviz.ui.links import SAMPLE, named, view_state
-from memviz.ui.open_pages import OpenPages
-from memviz.ui.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, reopened, sample_named
-from memviz.ui.presence import presence
-from memviz.ui.reading import Readings
-from memviz.ui.run_answer import RunState
-from memviz.ui.session import Session
-from memviz.ui.store import TraceStore
-from memviz.ui.tabs import compare, explore, run, what_if
-from memviz.ui.theme import theme
-from memviz.ui.views.frame import (
+from memviz.ui.explore import tab as explore
+from memviz.ui.run import tab as run
+from memviz.ui.run.answer import RunState
+from memviz.ui.shell import programs
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.doorway import Doorway
+from memviz.ui.shell.exports import EXPORTS, Exports, export_file
+from memviz.ui.shell.housekeeping import Housekeeping
+from memviz.ui.shell.links import SAMPLE, named, view_state
+from memviz.ui.shell.open_pages import OpenPages
+from memviz.ui.shell.page_frame import (
     actions_html,
     brand_html,
     foot_html,
@@ -55,13 +50,28 @@ from memviz.ui.views.frame import (
     traces_html,
     welcome_html,
 )
-from memviz.ui.what_if_answer import Shown
-from memviz.ui.windows import Windows
-from memviz.ui.wiring import IN_PARTS, PRIVATE
+from memviz.ui.shell.presence import presence
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.theme import theme
+from memviz.ui.shell.windows import Windows
+from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
+from memviz.ui.upload import routes
+from memviz.ui.upload.arriving import not_kept
+from memviz.ui.upload.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, reopened, sample_named
+from memviz.ui.upload.reading import Readings
+from memviz.ui.what_if import tab as what_if
+from memviz.ui.what_if.answer import Shown
 
 _HERE = Path(__file__).parent
-STYLES = ("frame", "explore", "compare", "what_if", "run")
-"""Files in `styles/`, in this order; the tokens that all others read are in the first."""
+STYLES = (
+    "shell/page_frame.css",
+    "explore/explore.css",
+    "compare/compare.css",
+    "what_if/what_if.css",
+    "run/run.css",
+)
+"""In this order; the tokens that all others read are in the first."""
 COMPONENTS: tuple[type[Component], ...] = (
     Arrivals,
     MemoryTimeline,
@@ -356,12 +366,12 @@ async def _while_up(app: Any) -> AsyncIterator[None]:
 
 
 def style() -> str:
-    areas = [(_HERE / "styles" / f"{name}.css").read_text(encoding="utf-8") for name in STYLES]
+    areas = [(_HERE / name).read_text(encoding="utf-8") for name in STYLES]
     return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
 
 
 def scripts() -> str:
     """The page's own first: components may use it."""
-    page = (_HERE / "page.js").read_text(encoding="utf-8")
+    page = (_HERE / "shell" / "page.js").read_text(encoding="utf-8")
     components = bundle(*(component.script for component in COMPONENTS))
     return f"<script>{page}</script>{worker()}<script>{components}</script>"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.categories import REASON_TEXTS, Reason
+from memviz.analysis.purpose.categories import REASON_TEXTS, Reason
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of

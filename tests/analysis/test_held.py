@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tracemalloc
 
+from memviz.analysis.cache import kept
 from memviz.analysis.held import held_bytes
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.remember import kept
 from memviz.analysis.timeline import timeline
 from tests.traces import alloc, frame, free, trace_of
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from memviz.analysis.allocation import allocation
 from memviz.analysis.annotations import annotated
+from memviz.analysis.comparing.scores import scores
 from memviz.analysis.live import has_times
-from memviz.analysis.scores import scores
 from memviz.analysis.write_allocations import write_allocations
 from memviz.trace.formats.write_snapshot import snapshot_dict
 from memviz.trace.model import About, Trace

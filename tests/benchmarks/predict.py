@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
 
-from memviz.runner.process import Worker
+from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.run import Run
 from tests.benchmarks.readme import README, write_table
 

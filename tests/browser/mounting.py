@@ -62,7 +62,7 @@ def mount(
     """`more` are modules that the test itself asks."""
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
-    style = (_UI / "styles" / "frame.css").read_text() + MemoryTimeline.style() + component.style()
+    style = (_UI / "shell" / "page_frame.css").read_text() + MemoryTimeline.style() + component.style()
     for function in serve:
         page.expose_function(f"py_{function.__name__}", _answering(function, shown))
     page.set_content(PAGE.format(style=style))

@@ -18,7 +18,7 @@ import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
-from memviz.ui.routes import PATH
+from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
 from tests.browser.mounting import load
 from tests.server import started as started_page

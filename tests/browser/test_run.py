@@ -79,7 +79,7 @@ def workers(server: Any) -> list[int]:
     for each in Path("/proc").glob("[0-9]*"):
         try:
             is_theirs = f"PPid:\t{server.pid}\n" in (each / "status").read_text()
-            if is_theirs and b"memviz.runner.worker" in (each / "cmdline").read_bytes():
+            if is_theirs and b"memviz.runner.jobs.worker" in (each / "cmdline").read_bytes():
                 found.append(int(each.name))
         except OSError:
             continue

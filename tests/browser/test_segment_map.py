@@ -10,7 +10,7 @@ import pytest
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import SegmentMap, moment_server
-from memviz.ui.tabs.segments import map_value
+from memviz.ui.explore.segments_tab import map_value
 from tests.browser.mounting import Mounted, load, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 

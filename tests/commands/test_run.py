@@ -11,7 +11,7 @@ import pytest
 
 from memviz.commands import FAILED, main, parser
 from memviz.commands.run import _request
-from memviz.runner.process import Worker
+from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
 from memviz.trace.load import load_trace
 

@@ -5,7 +5,12 @@ from dataclasses import fields
 import numpy as np
 import pytest
 
-from memviz.analysis.fragmentation import Fragmentation, FragmentationSeries, fragmentation_at, fragmentation_over
+from memviz.analysis.reserved.fragmentation import (
+    Fragmentation,
+    FragmentationSeries,
+    fragmentation_at,
+    fragmentation_over,
+)
 from memviz.figures.fragmentation import plot_fragmentation, plot_fragmentation_at
 from memviz.trace.model import Trace
 from tests.figures.drawn import notes, spec, titles

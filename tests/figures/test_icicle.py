@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from memviz.analysis.callstacks.stacks import StackTree, TreeOptions, stack_tree
 from memviz.analysis.live import live_rows
-from memviz.analysis.stacks import StackTree, TreeOptions, stack_tree
 from memviz.figures.icicle import MOST_NODES, plot_icicle
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from memviz.analysis.alike import Thing
-from memviz.analysis.changes import Change, Changes, Moment
+from memviz.analysis.comparing.changes import Change, Changes, Moment
+from memviz.analysis.comparing.match_allocations import Thing
 from memviz.analysis.which_device import Which
 from memviz.figures.theme import LIGHT
 from memviz.figures.waterfall import MOST_ROWS, plot_waterfall

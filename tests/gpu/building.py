@@ -8,8 +8,8 @@ from functools import partial
 
 from torch import nn
 
-from memviz.runner.accelerator import Accelerator
-from memviz.runner.drawing import drawn_on
+from memviz.runner.measure.accelerator import Accelerator
+from memviz.runner.workloads.init_weights import drawn_on
 from memviz.runner.workloads.model import FromConfiguration
 
 

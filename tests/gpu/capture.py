@@ -27,7 +27,7 @@ def cases(_results: Results, *, small: bool) -> list[Case]:
 
 
 def case_of(run: Run) -> Case:
-    from memviz.runner.process import environment_of
+    from memviz.runner.jobs.worker_process import environment_of
     from memviz.runner.request import Request
 
     environment = environment_of(Request.from_json(run.request))
@@ -36,7 +36,7 @@ def case_of(run: Run) -> Case:
 
 def prepare() -> None:
     """Imports what most runs need. CUDA is not touched: the case before this one has the GPU."""
-    from memviz.runner.worker import warm_up
+    from memviz.runner.jobs.worker import warm_up
 
     warm_up()
 
@@ -64,9 +64,9 @@ def take(wanted: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) -> dict[str, Any]:
-    from memviz.runner.accelerator import find_accelerator
     from memviz.runner.executed import Interrupted
-    from memviz.runner.measured import measure
+    from memviz.runner.measure.accelerator import find_accelerator
+    from memviz.runner.measure.measured_run import measure
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
     from memviz.runner.run import save_run
@@ -94,7 +94,7 @@ def take_run(request: Mapping[str, Any], path: Path, accelerator: Any = None) ->
 
 
 def _until_it_ran_out(ended: Any, path: Path) -> dict[str, Any]:
-    from memviz.runner.out_of_memory import is_out_of_memory
+    from memviz.runner.measure.out_of_memory import is_out_of_memory
     from memviz.trace.formats.replacing import replacing
     from memviz.trace.formats.write_snapshot import write_pickle
 

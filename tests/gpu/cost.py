@@ -38,11 +38,11 @@ def prepare() -> None:
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.accelerator import find_accelerator
-    from memviz.runner.drawing import drawn_on
+    from memviz.runner.measure.accelerator import find_accelerator
+    from memviz.runner.measure.timing import EventStopwatch
     from memviz.runner.plan import plan_of
     from memviz.runner.request import Request
-    from memviz.runner.timing import EventStopwatch
+    from memviz.runner.workloads.init_weights import drawn_on
 
     plan = plan_of(Request.from_json({**case.arguments["request"], "on": "cuda"}))
     accelerator = find_accelerator()
@@ -93,7 +93,7 @@ def _step(plan: Any, model: Any, device: Any) -> Any:
 
 
 def _off(accelerator: Any) -> AbstractContextManager[Any]:
-    from memviz.runner.cuda_device import CudaDevice
+    from memviz.runner.measure.cuda_device import CudaDevice
 
     return CudaDevice(accelerator=accelerator, record=False)
 
@@ -101,7 +101,7 @@ def _off(accelerator: Any) -> AbstractContextManager[Any]:
 def _torch_alone(stacks: str) -> Callable[[Any], AbstractContextManager[Any]]:
     @contextmanager
     def way(accelerator: Any) -> Iterator[Any]:
-        from memviz.runner.history import History
+        from memviz.runner.record.history import History
 
         with _off(accelerator) as device:
             history = History(accelerator, stacks=stacks)  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def _torch_alone(stacks: str) -> Callable[[Any], AbstractContextManager[Any]]:
 
 
 def _memviz(accelerator: Any) -> AbstractContextManager[Any]:
-    from memviz.runner.cuda_device import CudaDevice
+    from memviz.runner.measure.cuda_device import CudaDevice
 
     return CudaDevice(accelerator=accelerator)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from memviz.runner.pretend.cards import Card
+    from memviz.runner.predict.cards import Card
 
 ROOT = Path(__file__).resolve().parents[2]
 _LIBRARIES = ("numpy", "diffusers", "transformers")
@@ -54,7 +54,7 @@ def facts() -> dict[str, Any]:
 
 def card_of(machine: Mapping[str, Any]) -> Card:
     """The card that a result was measured on, as the predictor wants it: by what CUDA says of it, not by its name."""
-    from memviz.runner.pretend.cards import Card
+    from memviz.runner.predict.cards import Card
 
     major, minor = machine["capability"]
     gib = machine["memory_bytes"] / (1 << 30)

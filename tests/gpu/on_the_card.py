@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.runner.accelerator import Accelerator
-from memviz.runner.cuda_device import CudaDevice
+from memviz.runner.measure.accelerator import Accelerator
+from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.workloads.weights import scale_weights
 
 

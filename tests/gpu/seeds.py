@@ -124,12 +124,12 @@ def prepare() -> None:
     from tests.gpu.capture import prepare as prepare_capture
 
     prepare_capture()
-    import memviz.runner.numerics.compare
-    import memviz.runner.reproduce  # noqa: F401
+    import memviz.runner.output_check.compare
+    import memviz.runner.published  # noqa: F401
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:
-    from memviz.runner.accelerator import find_accelerator
+    from memviz.runner.measure.accelerator import find_accelerator
     from tests.gpu.building import all_drawn_on
     from tests.gpu.on_the_card import on_the_card
 
@@ -144,10 +144,10 @@ def run(case: Case, out: Path) -> dict[str, Any]:
 
 def rows_of(seed: str, **instead: Any) -> list[dict[str, Any]]:
     """The published table computed anew, with other things in the place of its device, its card or its release."""
-    from memviz.runner.reproduce import SEEDS
+    from memviz.runner.published import SEEDS
 
     table = next(each for each in SEEDS if each.name == seed)
-    with _replaced(importlib.import_module(f"memviz.runner.reproduce.{seed.replace('-', '_')}"), instead):
+    with _replaced(importlib.import_module(f"memviz.runner.published.{seed.replace('-', '_')}"), instead):
         return [table.as_json(row) for row in table.rows(lambda case: None)]
 
 
@@ -163,8 +163,8 @@ def _replaced(module: ModuleType, instead: Mapping[str, Any]) -> Iterator[None]:
 
 def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
     """One model in all ways: seconds, and the outputs beside those of the first way, which runs twice for the noise."""
-    from memviz.runner.cuda_device import CudaDevice
-    from memviz.runner.numerics.flatten import cloned, flatten
+    from memviz.runner.measure.cuda_device import CudaDevice
+    from memviz.runner.output_check.flatten import cloned, flatten
     from memviz.runner.step import Step
     from optimizations import apply_all
 
@@ -197,8 +197,8 @@ def timed(table: Table, settings: str, accelerator: Any) -> Iterator[tuple[Any, 
 
 def _apart(reference: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
     """In the dtype of the run: what differs most of all outputs."""
-    from memviz.runner.numerics.difference import differences
-    from memviz.runner.numerics.plain import to_plain
+    from memviz.runner.output_check.difference import differences
+    from memviz.runner.output_check.plain import to_plain
 
     found = differences(reference, ours)
     plain: dict[str, Any] = to_plain(max(found.values(), key=lambda each: each.relative_l2))
@@ -222,7 +222,7 @@ def twin(plan: Any, kind: str) -> dict[str, Any] | None:
     """The verdict on a small twin that computes in the dtype of the run, where its kernels are."""
     import torch
 
-    from memviz.runner.numerics.compare import compare_outputs
+    from memviz.runner.output_check.compare import compare_outputs
     from memviz.runner.plan import fitted
     from optimizations import apply_all
 

@@ -27,7 +27,7 @@ def _is_long(found: dict[str, Any]) -> bool:
 
 
 def prepare() -> None:
-    import memviz.runner.reproduce  # noqa: F401
+    import memviz.runner.published  # noqa: F401
 
 
 def run(case: Case, out: Path) -> dict[str, Any]:

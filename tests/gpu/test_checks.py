@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from memviz.runner import timing
-from memviz.runner.pretend.cards import CARDS, card_named
-from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.measure import timing
+from memviz.runner.predict.cards import CARDS, card_named
+from memviz.runner.predict.device import PretendedDevice
 from tests.gpu.check import ABOUT, asked
 from tests.gpu.checks import first
 from tests.gpu.checks.card import known_as

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from memviz.runner.history import is_recording
+from memviz.runner.measure.timing import ProcessorStopwatch
 from memviz.runner.plan import plan_of
-from memviz.runner.reproduce import SEEDS
+from memviz.runner.published import SEEDS
+from memviz.runner.record.history import is_recording
 from memviz.runner.request import Request
-from memviz.runner.timing import ProcessorStopwatch
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from tests.gpu import cost, seeds
 from tests.gpu.building import all_drawn_on
@@ -40,7 +40,7 @@ def test_every_way_is_one_that_the_command_line_accepts(table):
 
 def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     """A list that is joined at the end holds more than a flat buffer, which shows in the peaks of any device."""
-    module = importlib.import_module("memviz.runner.reproduce.flat_gradients")
+    module = importlib.import_module("memviz.runner.published.flat_gradients")
     tiny = {name: int(value) for name, value in TINY.items() if value.isdigit()}
     monkeypatch.setattr(module, "TransformerBlock", partial(TransformerBlock, **tiny))
     gpu, pretended = NotThere(), module.PretendedDevice

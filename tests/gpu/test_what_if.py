@@ -9,8 +9,8 @@ import torch
 
 from memviz.allocator.replay import replay
 from memviz.allocator.settings import parse_settings
-from memviz.runner.pretend.cards import card_named
-from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.device import PretendedDevice
 from memviz.trace.model import Trace
 from tests.gpu.case import Case
 from tests.gpu.comparing import gpu_of, requests_of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memviz.analysis.alike import Pair
-from memviz.analysis.changes import changes
+from memviz.analysis.comparing.changes import changes
+from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.health import health, history
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.overview import overview

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.analysis.alike import Pair
-from memviz.analysis.changes import Change, changes, letter
-from memviz.analysis.sites import NO_SITE
+from memviz.analysis.callstacks.sites import NO_SITE
+from memviz.analysis.comparing.changes import Change, changes, letter
+from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
 from tests.headlines.claims import COUNT, SIZE, Form, Read, check_count, check_english, check_size, holds, says_size

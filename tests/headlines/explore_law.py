@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from memviz.analysis.annotations import steps
+from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.peak import peak
-from memviz.analysis.sites import NO_SITE
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
 from memviz.trace.model import Action, DeviceTrace, Trace

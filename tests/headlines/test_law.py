@@ -10,8 +10,8 @@ from random import Random
 
 import pytest
 
-from memviz.analysis.alike import Pair
-from memviz.analysis.changes import changes, telling
+from memviz.analysis.comparing.changes import changes, telling
+from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.analysis.peak import peak

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from memviz.analysis.changes import changes, telling
+from memviz.analysis.comparing.changes import changes, telling
 from memviz.commands.diff import diff
 from memviz.figures.report import report_page
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui import programs
+from memviz.ui.compare.waterfall import waterfall
 from memviz.ui.components.waterfall import file
-from memviz.ui.views.waterfall import waterfall
+from memviz.ui.shell import programs
 from memviz.units import bytes_text, delta_text
 from tests.house.repository import ROOT
 from tests.traces import alloc, block, segment, trace_of

@@ -7,10 +7,10 @@ import re
 from typing import Any
 
 from memviz.headlines.run import OPTIMIZERS, said_of
+from memviz.runner.jobs.order import Standing, Variant
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run
-from memviz.runner.standing import Standing, Variant
-from memviz.ui.views.run_results import head_html, results_html
+from memviz.ui.run.results import head_html, results_html
 from memviz.units import bytes_text
 from tests.runner.runs import GIB, run
 from tests.ui.page import words

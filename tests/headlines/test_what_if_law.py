@@ -17,9 +17,9 @@ from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import what_if as headline
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.opening import SAMPLES
-from memviz.ui.views.reserved_plot import lines
-from memviz.ui.what_if_rows import Row, rows
+from memviz.ui.upload.opening import SAMPLES
+from memviz.ui.what_if.ranked_rows import Row, rows
+from memviz.ui.what_if.reserved_plot import lines
 from memviz.units import bytes_text, count_text
 from tests.allocator.driver import MiB
 from tests.allocator.programs import Step, take

@@ -12,12 +12,12 @@ from memviz.figures.colouring import colouring, pixel_palette
 from memviz.figures.packed_timeline import pack_groups, pack_timeline, pack_times
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.look import GROUPINGS, TABS, Look
-from memviz.ui.lower_half import ALL, lower_half
-from memviz.ui.opening import opened
-from memviz.ui.store import TraceStore
-from memviz.ui.views.events import EventFilter, chosen_events, event_rows, list_value
-from memviz.ui.views.segments import segment_view
+from memviz.ui.explore.details import ALL, lower_half
+from memviz.ui.explore.event_rows import EventFilter, chosen_events, event_rows, list_value
+from memviz.ui.explore.explore_state import GROUPINGS, TABS, Look
+from memviz.ui.explore.segments import segment_view
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import opened
 
 
 def look(path: str) -> int:

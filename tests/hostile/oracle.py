@@ -7,14 +7,14 @@ import time
 
 import numpy as np
 
-from memviz.analysis.fragmentation import fragmentation_at
+from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.health import health
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
-from memviz.analysis.segments import segments_at
-from memviz.analysis.stacks import TreeOptions, stack_tree
+from memviz.analysis.reserved.fragmentation import fragmentation_at
+from memviz.analysis.reserved.segments import segments_at
 from memviz.analysis.summary import summary
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from memviz.commands import main
-from memviz.runner.process import Worker
+from memviz.runner.jobs.worker_process import Worker
 from tests.runner.processes import is_there, wait_until
 
 ROOT = Path(__file__).parents[2]

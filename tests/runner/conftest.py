@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from memviz.runner import timing
+from memviz.runner.measure import timing
 
 
 @pytest.fixture

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from memviz.runner import execute, outputs
-from memviz.runner.accelerator import Accelerator
+from memviz.runner import execute
+from memviz.runner.measure.accelerator import Accelerator
+from memviz.runner.output_check import outputs
 from tests.runner.fake_gpu import FakeGpu, Moment, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from memviz.runner.accelerator import Accelerator
+from memviz.runner.measure.accelerator import Accelerator
 from tests.simulated_allocator import Allocator
 from tests.traces import block, segment
 

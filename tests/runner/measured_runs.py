@@ -7,8 +7,8 @@ from typing import Any
 
 from memviz.runner.execute import execute
 from memviz.runner.executed import Executed
-from memviz.runner.history import is_recording
 from memviz.runner.plan import Plan, plan_of
+from memviz.runner.record.history import is_recording
 from memviz.runner.request import Request
 from tests.runner.failing_gpu import FailingGpu
 

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from memviz.runner.desk import Desk
-from memviz.runner.process import Worker
-from memviz.runner.standing import Standing
+from memviz.runner.jobs.order import Standing
+from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.worker_process import Worker
 
 PATIENCE_SECONDS = 240
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.frames import frame_kinds
+from memviz.analysis.callstacks.frames import frame_kinds
 from memviz.trace.formats.write_snapshot import snapshot_dict, write_json, write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace

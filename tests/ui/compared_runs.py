@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from memviz.analysis.changes import Changes, changes
+from memviz.analysis.comparing.changes import Changes, changes
 from memviz.trace.model import Trace
-from memviz.ui.compared import Side
-from memviz.ui.session import Opened
+from memviz.ui.compare.compare_state import Side
+from memviz.ui.shell.session import Opened
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.ui.context import Context, timeline_key
-from memviz.ui.opening import opened
-from memviz.ui.replays import Replays
-from memviz.ui.store import TraceStore
+from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import opened
+from memviz.ui.what_if.kept_replays import Replays
 from tests.ui.asked_trace import growing
 
 

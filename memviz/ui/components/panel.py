@@ -1,7 +1,7 @@
 """A piece of the page that is plain HTML, and tells what was clicked in it.
 
 Whatever has `data-act` is a control: a click on it, or Enter and Space on it, becomes Gradio's `click` with the
-element's data. The HTML comes from `memviz.ui.views`, which escapes every text.
+element's data. The HTML comes from our own makers of HTML, which escapes every text.
 """
 
 from __future__ import annotations

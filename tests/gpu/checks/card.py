@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from memviz.allocator.what_if import OVERHEAD_BYTES
-from memviz.runner.pretend.attention import Backend, Call, backend_for
-from memviz.runner.pretend.cards import CARDS, Card
+from memviz.runner.predict.attention import Backend, Call, backend_for
+from memviz.runner.predict.cards import CARDS, Card
 from tests.gpu.check import Answers, asked
 from tests.gpu.machine import card_of, facts, release_of
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.accelerator import Accelerator, find_accelerator
-from memviz.runner.drawing import drawn_on
-from memviz.runner.measured import measure
-from memviz.runner.outputs import numerics_of
+from memviz.runner.jobs.worker_process import environment_of
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator
+from memviz.runner.measure.measured_run import measure
+from memviz.runner.output_check.outputs import numerics_of
 from memviz.runner.plan import plan_of
-from memviz.runner.process import environment_of
 from memviz.runner.request import Request
+from memviz.runner.workloads.init_weights import drawn_on
 from tests.gpu.check import Answers, asked
 from tests.gpu.machine import ROOT
 

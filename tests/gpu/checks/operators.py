@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from memviz.analysis.timeline import timeline
-from memviz.runner.accelerator import find_accelerator
-from memviz.runner.cuda_device import CudaDevice
-from memviz.runner.pretend.device import PretendedDevice
+from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.cuda_device import CudaDevice
+from memviz.runner.predict.device import PretendedDevice
 from memviz.trace.model import Action, Trace
 from tests.gpu.check import Answers, asked
 from tests.gpu.comparing import gpu_of

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from memviz.runner.accelerator import find_accelerator
-from memviz.runner.counts import counts_of
-from memviz.runner.cuda_device import CudaDevice
-from memviz.runner.history import History
-from memviz.runner.recording import trace_of
+from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.measure.cuda_device import CudaDevice
+from memviz.runner.record.event_clock import counts_of
+from memviz.runner.record.history import History
+from memviz.runner.record.recording import trace_of
 from memviz.runner.step import Step
 from memviz.runner.workloads import workload_named
 from memviz.trace.load import load_trace

@@ -1,4 +1,4 @@
-"""Files on their way here, as rows beside the open traces. memviz/ui/routes.py answers what worker.js asks."""
+"""Files on their way here, as rows beside the open traces. memviz/ui/upload/routes.py answers what worker.js asks."""
 
 from __future__ import annotations
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.callstacks.stack_paths import parse_path, rows_below
 from memviz.analysis.find import rows_found
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
-from memviz.analysis.sites import sites
-from memviz.analysis.stack_paths import parse_path, rows_below
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring, colouring, group_colour, pixel_palette
 from memviz.figures.packed_timeline import Packed, pack_groups, pack_rows, pack_sites, pack_timeline, pack_times

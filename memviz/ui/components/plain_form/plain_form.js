@@ -1,5 +1,5 @@
 // @ts-check
-// A form whose HTML is made by memviz/ui/views, which escapes every text. See __init__.py for its value.
+// A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
 import { Component, el, mounting, nearest } from "../base.js";
 
 const REST_MS = 250;

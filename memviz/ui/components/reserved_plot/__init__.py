@@ -10,7 +10,7 @@ _HERE = Path(__file__).parent
 
 
 class ReservedPlot(Component):
-    """`value` is what `memviz.ui.views.reserved_plot.plot_value` makes; `select` carries the event that was chosen."""
+    """`value` is what `what_if.reserved_plot.plot_value` makes; `select` carries the event that was chosen."""
 
     script = _HERE / "reserved_plot.js"
     looks = _HERE / "reserved_plot.css"

@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Request, as_sent, served, trace_asked_for
-from memviz.ui.views.segments import segment_view
+from memviz.ui.explore.segments import segment_view
 
 _HERE = Path(__file__).parent
 

@@ -6,21 +6,21 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.analysis.alike import Pair, alike
-from memviz.analysis.changes import changes
+from memviz.analysis.comparing.changes import changes
+from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import Packed, pack_rows
 from memviz.figures.report import report_page
+from memviz.ui.compare.changes_csv import changes_csv
 from memviz.ui.components.component import Find, Request, as_sent, served
 from memviz.ui.components.panel import Panel
-from memviz.ui.views.changes_csv import changes_csv
 
 _MOST_SIDES = 8
 
 
 class WaterfallTable(Panel):
-    """`value` is what `views.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
+    """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
 
     script = Path(__file__).parent / "waterfall.js"
 

@@ -1,0 +1,189 @@
+"""What each frame of a stack is: the user's, a library's, torch's, or machinery below Python.
+
+A frame is judged once, by its file and function, however many stacks it stands in. `SiteRule` holds what can
+be changed; whatever is below Python is judged by name, because only torch's own C++ is ever there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from memviz.analysis.cache import kept
+from memviz.trace.model import Bytes1, Trace
+
+
+class FrameKind(IntEnum):
+    USER = 0
+    LIBRARY = 1
+    TORCH = 2
+    """torch's Python, and the Python that torch.compile generates."""
+    RELAY = 3
+    """Python that only hands a call on: module calls, decorators, the standard library's wrappers."""
+    NODE = 4
+    """The C++ of one backward node."""
+    ENGINE = 5
+    """The loop of autograd's own thread."""
+    OPERATOR = 6
+    """The C++ entry of an operator, `at::_ops::...`."""
+    NATIVE = 7
+    PLUMBING = 8
+    """C++ that stands in every stack: unwinding, the allocator, the interpreter, threads."""
+
+
+LAST_PYTHON_KIND = FrameKind.RELAY
+
+
+@dataclass(frozen=True)
+class SiteRule:
+    """Which frames are not a person's own. Paths are compared with forward slashes, by parts they contain."""
+
+    mine: tuple[str, ...] = ()
+    """Counted as the user's wherever they lie, for example "/site-packages/my_package/"."""
+    libraries: tuple[str, ...] = ("/site-packages/", "/dist-packages/")
+    torch: tuple[str, ...] = (
+        "/site-packages/torch/",
+        "/dist-packages/torch/",
+        "/pytorch/torch/",
+        "/torch/nn/modules/",
+        "/torch/nn/functional.py",
+        "/torch/optim/",
+        "/torch/autograd/",
+        "/torch/_tensor.py",
+        "/torchinductor_",
+        "/torch_compile_debug/",
+        "/<eval_with_key>",
+    )
+    standard: tuple[str, ...] = (
+        "/lib/python3.",
+        "/Lib/runpy.py",
+        "/Lib/contextlib.py",
+        "/Lib/functools.py",
+        "/<frozen ",
+    )
+    """Python's own library."""
+    relays: frozenset[str] = frozenset(
+        {
+            "_call_impl",
+            "_wrapped_call_impl",
+            "wrapper",
+            "wrapped",
+            "inner",
+            "decorate_context",
+            "decorate_autocast",
+            "_fn",
+            "compile_wrapper",
+            "apply",
+            "__torch_function__",
+        }
+    )
+    """Functions of torch that only hand a call on."""
+
+    def describe(self) -> str:
+        own = f" Counted as yours: {', '.join(self.mine)}." if self.mine else ""
+        return (
+            "The call site is the innermost frame that is neither C++, nor torch's, nor Python's own, nor below "
+            f"{' or '.join(each.strip('/') for each in self.libraries)}.{own} Where there is none: the innermost frame "
+            "of another library, then torch's outermost, then the backward node, then the operator."
+        )
+
+
+DEFAULT_RULE = SiteRule()
+
+_INTERACTIVE = ("/<ipython-input", "/<stdin>", "/<console>", "/<command-")
+_LAUNCHERS = ("/bin/", "/Scripts/")
+_PYTHON_ENDINGS = (".py", ".pyw", ".pyx", ".ipynb")
+_INTERPRETER_ENDINGS = (".c", ".h", ".S")
+_PLUMBING_NAMES = (
+    "torch::unwind",
+    "torch::CapturedTraceback",
+    "torch::cuda::(anonymous namespace)::gather",
+    "c10::",
+    "at::detail::",
+    "at::TensorBase at::detail::",
+    "at::native::empty",
+    "at::empty",
+    "at::(anonymous namespace)::create_out",
+    "torch::autograd::Node::operator",
+    "torch::autograd::THPVariable",
+    "_object* ",
+    "std::",
+    "Py",
+    "_Py",
+    "__",
+    "_start",
+    "start_thread",
+    "clone",
+    "pthread_",
+    "execute_native_thread_routine",
+)
+_HELPERS = ("empty", "resize", "zeros", "new_empty", "new_zeros", "zero_", "set_", "fill_")
+"""Operators by which another operator gets its memory."""
+_OPERATOR = "at::_ops::"
+_ENGINE_NAMES = ("torch::autograd::Engine::", "torch::autograd::python::PythonEngine::")
+_NODE_NAMES = ("torch::autograd::generated::", "torch::autograd::AccumulateGrad::", "torch::autograd::CopySlices::")
+_NODE_CALLS = ("::apply(", "_apply_functional(")
+
+
+def frame_kinds(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Bytes1:
+    return kept(trace, (frame_kinds, rule), lambda: _judged(trace, rule))
+
+
+def _judged(trace: Trace, rule: SiteRule) -> Bytes1:
+    frames, strings = trace.stacks.frames, trace.strings
+    of_file = {int(code): _file_kind(path_of(strings[code]), rule) for code in np.unique(frames.filename)}
+    kinds = np.empty(len(frames), dtype=np.uint8)
+    for i, (name, filename) in enumerate(zip(frames.name.tolist(), frames.filename.tolist(), strict=True)):
+        kind = of_file[filename]
+        if kind is None:
+            kind = _native_kind(strings[name])
+        elif kind is FrameKind.TORCH and strings[name] in rule.relays:
+            kind = FrameKind.RELAY
+        kinds[i] = kind
+    return kinds
+
+
+def path_of(filename: str) -> str:
+    """With forward slashes, without `x/..`, and with a slash in front, so that parts are found at the start too."""
+    path = "/" + filename.replace("\\", "/").lstrip("/")
+    if "/../" in path or "/./" in path:
+        parts: list[str] = []
+        for part in path.split("/"):
+            if part == ".." and len(parts) > 1:
+                parts.pop()
+            elif part not in (".", ".."):
+                parts.append(part)
+        path = "/".join(parts)
+    return path
+
+
+def _file_kind(path: str, rule: SiteRule) -> FrameKind | None:
+    """None for C++, which its function's name tells apart."""
+    if path.endswith(_INTERPRETER_ENDINGS):
+        return FrameKind.PLUMBING
+    generated = path.startswith("/<")
+    if not generated and not path.endswith(_PYTHON_ENDINGS) and not any(each in path for each in _LAUNCHERS):
+        return None
+    if any(each in path for each in (*rule.mine, *_INTERACTIVE)):
+        return FrameKind.USER
+    if any(each in path for each in rule.torch):
+        return FrameKind.TORCH
+    if any(each in path for each in rule.libraries) or path.endswith(".pyx"):
+        return FrameKind.LIBRARY
+    if generated or any(each in path for each in (*rule.standard, *_LAUNCHERS)):
+        return FrameKind.RELAY
+    return FrameKind.USER
+
+
+def _native_kind(name: str) -> FrameKind:
+    if name.startswith(_NODE_NAMES) and any(each in name for each in _NODE_CALLS):
+        return FrameKind.NODE
+    if name.startswith(_ENGINE_NAMES):
+        return FrameKind.ENGINE
+    if name.startswith(_OPERATOR):
+        return FrameKind.PLUMBING if name.startswith(_HELPERS, len(_OPERATOR)) else FrameKind.OPERATOR
+    if not name or name.startswith(_PLUMBING_NAMES):
+        return FrameKind.PLUMBING
+    return FrameKind.NATIVE

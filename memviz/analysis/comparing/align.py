@@ -1,0 +1,145 @@
+"""How the instants of several traces correspond, so that they can be drawn one beside or over the other.
+
+Two places of each trace's axis are named that stand where the others' two stand; everything between and beyond
+follows in proportion. That is enough for a whole run over a whole run, for one scale with the peaks in one line,
+and for one step over the same step of the other run, however many events each takes.
+
+Instant 0 is before the first event and instant e + 1 is after event e, as everywhere in the drawings; on the
+axis of time a place is in µs since the trace's first event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from memviz.analysis.annotations import annotated, steps
+from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.live import clock, has_times
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace
+
+Axis = Literal["event", "time"]
+Span = tuple[float, float]
+_MOST_STEPS = 12
+_MOST_NAMES = 20
+_MARGIN = 0.04
+
+
+@dataclass(frozen=True)
+class Way:
+    kind: Literal["start", "scale", "peak", "step", "annotation"]
+    number: int = 0
+    """Of the step, from 0."""
+    name: str = ""
+    """Of the annotation."""
+
+
+START = Way("start")
+"""Whole runs: first event over first, last over last."""
+SCALE = Way("scale")
+"""From the first event on, as many events (or µs) to the inch in all."""
+PEAK = Way("peak")
+"""The same, with the peaks in one line."""
+
+
+@dataclass(frozen=True)
+class Aligned:
+    axis: Axis
+    spans: tuple[Span, ...]
+    """Per trace the two places that stand where the others' stand."""
+    extent: Span
+    """From where to where any trace has something: 0 is where the spans begin, 1 where they end."""
+    focus: Span
+    """What to look at first, in the same measure."""
+
+
+def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
+    """Those that hold for all of them."""
+    shared = min(len(steps(*side)) for side in sides)
+    common = set.intersection(*({name for name, _ in _spans_by_name(side)} for side in sides))
+    # As often as they occur in the baseline, the rarest first: those mark a run's large parts.
+    often = Counter(name for name, _ in _spans_by_name(sides[0]))
+    names = sorted((name for name in common if not name.startswith("ProfilerStep#")), key=lambda name: often[name])
+    return (
+        START,
+        SCALE,
+        PEAK,
+        *(Way("step", number=number) for number in range(min(shared, _MOST_STEPS))),
+        *(Way("annotation", name=name) for name in names[:_MOST_NAMES]),
+    )
+
+
+def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Aligned:
+    devices = [device for _, device in sides]
+    if axis == "time" and not all(map(has_times, devices)):
+        raise UsageError("Not all of these traces have times. Align them by event.")
+    wholes = [_whole(device, axis) for device in devices]
+    if way.kind == "start":
+        return Aligned(axis, tuple((0.0, whole) for whole in wholes), (0.0, 1.0), (0.0, 1.0))
+    if way.kind in ("scale", "peak"):
+        longest = max(wholes)
+        begins = [_peak(device, axis) if way.kind == "peak" else 0.0 for device in devices]
+        spans = [(begin, begin + longest) for begin in begins]
+        extent = _extent(spans, wholes)
+        return Aligned(axis, tuple(spans), extent, extent)
+    spans = [_placed(device, _marked(side, way), axis) for side, device in zip(sides, devices, strict=True)]
+    extent = _extent(spans, wholes)
+    return Aligned(axis, tuple(spans), extent, (max(extent[0], -_MARGIN), min(extent[1], 1 + _MARGIN)))
+
+
+def _marked(side: Pair, way: Way) -> tuple[int, int]:
+    """First and last event of the step, or of the annotation where it occurs first."""
+    if way.kind == "step":
+        found = [(each.start_event, each.end_event) for each in steps(*side)][way.number : way.number + 1]
+    else:
+        found = [events for name, events in _spans_by_name(side) if name == way.name][:1]
+    if not found:
+        raise UsageError(f"Not all of these traces have {way.name or f'a step {way.number + 1}'}.")
+    return found[0]
+
+
+def _spans_by_name(side: Pair) -> list[tuple[str, tuple[int, int]]]:
+    """Annotations in which something happens, in order."""
+    trace, device = side
+    found = annotated(device).intervals
+    rows = np.flatnonzero(found.end_event >= found.start_event)
+    names, begins, ends = (column[rows].tolist() for column in (found.name, found.start_event, found.end_event))
+    return [(trace.strings[name], (begin, end)) for name, begin, end in zip(names, begins, ends, strict=True)]
+
+
+def _whole(device: DeviceTrace, axis: Axis) -> float:
+    if axis == "event":
+        return float(len(device.events) + 1)
+    times = clock(device)
+    return float(max(int(times[-1]) - int(times[0]), 1))
+
+
+def _peak(device: DeviceTrace, axis: Axis) -> float:
+    event = timeline(device).peak_event
+    return float(event + 1) if axis == "event" else _time(device, event)
+
+
+def _placed(device: DeviceTrace, events: tuple[int, int], axis: Axis) -> Span:
+    first, last = events
+    if axis == "event":
+        return float(first + 1), float(last + 2)
+    begin, end = _time(device, first), _time(device, last)
+    # A step within one µs still needs a width.
+    return begin, max(end, begin + 1)
+
+
+def _time(device: DeviceTrace, event: int) -> float:
+    times = clock(device)
+    return float(times[max(event, 0)] - times[0])
+
+
+def _extent(spans: Sequence[Span], wholes: Sequence[float]) -> Span:
+    lows = [-begin / (end - begin) for begin, end in spans]
+    highs = [(whole - begin) / (end - begin) for (begin, end), whole in zip(spans, wholes, strict=True)]
+    return min(lows), max(highs)

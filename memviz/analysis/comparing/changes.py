@@ -1,0 +1,192 @@
+"""From one trace's peak to the others': what holds how many bytes more, as rows that add up to the byte.
+
+The page, `diff`, reports and programs all show these rows. A thing that holds more in one trace than in another
+is one row with both figures, and with what it consists of most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.comparing.match_allocations import Alike, Pair, Thing, alike
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.kinds import KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import Which, which
+from memviz.trace.model import Ints8
+
+
+def letter(number: int) -> str:
+    """What a trace of a comparison is called in short; A is the baseline."""
+    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A trace's peak."""
+
+    source: str
+    """The file's name."""
+    which: Which
+    event: int
+    live_bytes: int
+    reserved_peak_bytes: int
+    event_count: int
+
+
+@dataclass(frozen=True)
+class Change:
+    thing: Thing
+    kind: str
+    """What most of its bytes are, where it holds most: one of `kinds.KINDS`; unknown where nobody asked."""
+    bytes: tuple[int, ...]
+    """Per trace, 0 where it has nothing there."""
+    counts: tuple[int, ...]
+
+    def delta(self, other: int) -> int:
+        return self.bytes[other] - self.bytes[0]
+
+
+@dataclass(frozen=True)
+class Rest:
+    """Of the rows that are not shown, per trace."""
+
+    bytes: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    def delta(self, other: int) -> int:
+        return self.bytes[other] - self.bytes[0]
+
+
+@dataclass(frozen=True)
+class Changes:
+    by: str
+    moments: tuple[Moment, ...]
+    """The baseline first."""
+    rows: tuple[Change, ...]
+    """By the largest difference from the baseline. They add up to every moment's bytes."""
+
+    def delta(self, other: int) -> int:
+        return self.moments[other].live_bytes - self.moments[0].live_bytes
+
+    def after(self, top: int | None) -> Rest:
+        """What the first `top` rows leave over."""
+        left, sides = self.rows[len(self.rows) if top is None else top :], range(len(self.moments))
+        return Rest(
+            tuple(sum(row.bytes[side] for row in left) for side in sides),
+            tuple(sum(row.counts[side] for row in left) for side in sides),
+        )
+
+
+def changes(
+    sides: Sequence[Pair], by: str = "site", *, rule: SiteRule = DEFAULT_RULE, with_kinds: bool = True
+) -> Changes:
+    """At each side's peak. To know what a row consists of most takes longer than all else."""
+    moments = tuple(_moment(side) for side in sides)
+    found = alike(sides, by, rule=rule)
+    held = [_held(found, number, side, moments[number].event) for number, side in enumerate(sides)]
+    totals = np.stack([each.bytes for each in held])
+    counts = np.stack([each.counts for each in held])
+    kind = _most_of(found, held, sides) if with_kinds else np.zeros(len(found.things), np.int64)
+    rows = [
+        Change(found.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
+        for i in np.flatnonzero(counts.any(axis=0)).tolist()
+    ]
+    return Changes(by, moments, tuple(sorted(rows, key=_by_difference)))
+
+
+def _moment(side: Pair) -> Moment:
+    trace, device = side
+    line = timeline(device)
+    return Moment(
+        source=trace.about.source,
+        which=which(trace, device),
+        event=line.peak_event,
+        live_bytes=line.peak_bytes,
+        reserved_peak_bytes=line.reserved_peak_bytes,
+        event_count=len(device.events),
+    )
+
+
+@dataclass(frozen=True)
+class _Held:
+    """Of one trace: what is live at its peak, and of which thing each is; per thing its bytes and allocations."""
+
+    rows: Ints8
+    thing: Ints8
+    size: Ints8
+    bytes: Ints8
+    counts: Ints8
+
+
+def _held(found: Alike, number: int, side: Pair, event: int) -> _Held:
+    rows, many = live_rows(side[1], event), len(found.things)
+    size, thing = lifetimes(side[1]).size[rows], found.of_rows(number, side, rows)
+    return _Held(rows, thing, size, sum_by(thing, size, many), np.bincount(thing, minlength=many))
+
+
+def _most_of(found: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
+    many, width = len(found.things), len(KINDS)
+    by_kind = [
+        sum_by(each.thing * width + kinds(*side, each.rows), each.size, many * width).reshape(many, width)
+        for each, side in zip(held, sides, strict=True)
+    ]
+    return np.asarray(np.maximum.reduce(by_kind).argmax(axis=1), dtype=np.int64)
+
+
+def _by_difference(row: Change) -> tuple[int, str, str]:
+    largest = max(abs(each - row.bytes[0]) for each in row.bytes)
+    return -largest, row.thing.label, row.thing.key
+
+
+def says_most(sides: Sequence[Pair], other: int = 1) -> str:
+    """The grouping to look at first: sites, unless most of the change sits where only one trace ever was.
+
+    Two different steps share few sites, and then their categories say more, as far as those are known.
+    """
+    pair = [sides[0], sides[other]]
+    places = _places(changes(pair, "site", with_kinds=False).rows)
+    moved = sum(abs(after - before) for before, after, _ in places)
+    one_sided = sum(abs(after - before) for before, after, is_shared in places if not is_shared)
+    if 2 * one_sided <= moved:
+        return "site"
+    found = changes(pair, "category", with_kinds=False).rows
+    moved = sum(abs(row.delta(1)) for row in found)
+    explained = sum(abs(row.delta(1)) for row in found if row.thing.key not in SAYS_NOTHING)
+    return "category" if 2 * explained > moved else "site"
+
+
+@dataclass(frozen=True)
+class Telling:
+    """What the sentence on a comparison is made from, whatever rows are looked at."""
+
+    found: Changes
+    """By what says most."""
+    sides: Sequence[Pair]
+
+    @cached_property
+    def kinds(self) -> Changes:
+        """By category, for a change that no few places make. Few comparisons need it, and it costs the most."""
+        return self.found if self.found.by == "category" else changes(self.sides, "category")
+
+
+def telling(sides: Sequence[Pair], other: int = 1) -> Telling:
+    return Telling(changes(sides, says_most(sides, other), with_kinds=False), sides)
+
+
+def _places(rows: Sequence[Change]) -> list[tuple[int, int, bool]]:
+    """Bytes before and after, and whether both were there, whatever operator took the memory."""
+    places: dict[tuple[str, str], tuple[int, int, bool, bool]] = {}
+    for row in rows:
+        home = row.thing.label, row.thing.function
+        before, after, first, second = places.get(home, (0, 0, False, False))
+        there = bool(row.counts[0]), bool(row.counts[1])
+        places[home] = (before + row.bytes[0], after + row.bytes[1], first or there[0], second or there[1])
+    return [(before, after, first and second) for before, after, first, second in places.values()]

@@ -1,0 +1,60 @@
+"""One line per trace of a comparison: what its peak consists of, what was reserved for it, how long it took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memviz.analysis.comparing.match_allocations import Pair
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import clock, has_times, live_rows
+from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import DeviceTrace
+
+
+@dataclass(frozen=True)
+class Score:
+    kinds: tuple[tuple[str, int], ...]
+    """Live bytes at the peak by `kinds.KINDS`, those that have any."""
+    live_bytes: int
+    """At the peak; the sum of the above."""
+    reserved_bytes: int
+    """Most at any time: what a card must be able to give."""
+    delta_bytes: int
+    """Live, over the baseline's."""
+    duration_us: int | None
+    """From the first event to the last; None where the file has no times."""
+
+    @property
+    def gap_bytes(self) -> int:
+        """Reserved at most, and not live at the peak."""
+        return self.reserved_bytes - self.live_bytes
+
+
+def scores(sides: Sequence[Pair]) -> tuple[Score, ...]:
+    """The baseline first."""
+    baseline = timeline(sides[0][1]).peak_bytes
+    return tuple(_score(side, baseline) for side in sides)
+
+
+def _score(side: Pair, baseline: int) -> Score:
+    device = side[1]
+    line = timeline(device)
+    rows = live_rows(device, line.peak_event)
+    held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
+    return Score(
+        kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
+        live_bytes=line.peak_bytes,
+        reserved_bytes=line.reserved_peak_bytes,
+        delta_bytes=line.peak_bytes - baseline,
+        duration_us=_duration(device),
+    )
+
+
+def _duration(device: DeviceTrace) -> int | None:
+    if not has_times(device):
+        return None
+    times = clock(device)
+    return int(times[-1]) - int(times[0])

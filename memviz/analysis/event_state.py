@@ -1,0 +1,88 @@
+"""One event and the state after it: where the reserved bytes are, and what happened around then."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.lifetimes import BEFORE
+from memviz.analysis.live import check_event, clock, has_times, live_rows
+from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.reserved.segments import TileKind, segments_at
+from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace
+
+
+@dataclass(frozen=True)
+class Happened:
+    event: int
+    action: str
+    bytes: int
+    site: str
+    """Empty where no stack was recorded."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What an out-of-memory event says."""
+
+    asked_bytes: int
+    device_free_bytes: int
+    """What the driver called free, for all programs together."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    event: int
+    """-1 is before the first."""
+    microseconds: int | None
+    """Since the first event; None in a file without times."""
+    count: int
+    """Live allocations."""
+    bytes: Fragmentation
+    largest_free: int
+    """The largest piece of reserved memory that is free in one stretch."""
+    annotation: str
+    around: tuple[Happened, ...]
+    """This event with its neighbours, in order."""
+    failed: Failed | None
+
+
+def moment(trace: Trace, device: DeviceTrace, event: int, *, around: int = 2, rule: SiteRule = DEFAULT_RULE) -> Moment:
+    check_event(device, event)
+    tiles = segments_at(trace, device, event).tiles
+    near = range(max(event - around, 0), min(event + around + 1, len(device.events)))
+    times = clock(device) if has_times(device) else None
+    return Moment(
+        event=event,
+        microseconds=None if times is None else int(times[max(event, 0)] - times[0]),
+        count=len(live_rows(device, event)),
+        bytes=fragmentation_at(trace, device, event),
+        largest_free=int(tiles.size[tiles.kind == TileKind.FREE].max(initial=0)),
+        annotation=_annotation(trace, device, event),
+        around=tuple(_happened(trace, device, each, rule) for each in near),
+        failed=_failed(device, event),
+    )
+
+
+def _annotation(trace: Trace, device: DeviceTrace, event: int) -> str:
+    if event == BEFORE:
+        return ""
+    interval = int(annotation_of_events(device, np.array([event]))[0])
+    return "" if interval == NO_INTERVAL else trace.strings[annotated(device).intervals.name[interval]]
+
+
+def _happened(trace: Trace, device: DeviceTrace, event: int, rule: SiteRule) -> Happened:
+    events, stack = device.events, int(device.events.stack[event])
+    site = "" if stack == NO_STACK else sites(trace, rule).of(stack).label
+    return Happened(event, trace.action_name(int(events.action[event])), int(events.size[event]), site)
+
+
+def _failed(device: DeviceTrace, event: int) -> Failed | None:
+    events = device.events
+    if event == BEFORE or events.action[event] != Action.OOM:
+        return None
+    return Failed(int(events.size[event]), int(events.address[event]))

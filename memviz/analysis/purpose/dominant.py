@@ -1,0 +1,66 @@
+"""Groups with the kind that most of their bytes belong to: what a bar is coloured by.
+
+A kind is a category; or *before recording*, for what was live at the first event without a stack to say more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.groups import Groups, grouped, keyed_by
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.sums import sum_by
+from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
+
+
+@dataclass(frozen=True)
+class Dominant:
+    kind: str
+    """One of `kinds.KINDS`."""
+    bytes: int
+    """Of this kind; the rest of the group is of others."""
+
+
+@dataclass(frozen=True)
+class Breakdown:
+    groups: Groups
+    """All of them."""
+    dominant: Mapping[str, Dominant]
+    """Under each `Group.key`."""
+
+
+def breakdown(trace: Trace, device: DeviceTrace, rows: Ints8, by: str, rule: SiteRule = DEFAULT_RULE) -> Breakdown:
+    groups = grouped(trace, device, rows, by, rule=rule)
+    return Breakdown(groups, dominant_by_group(trace, device, rows, by, rule))
+
+
+def dominant_by_group(
+    trace: Trace, device: DeviceTrace, rows: Ints8, by: str, rule: SiteRule = DEFAULT_RULE
+) -> dict[str, Dominant]:
+    """Under each `Group.key` of `groups.grouped` for the same rows."""
+    keyed = keyed_by(trace, device, rows, by, rule=rule)
+    found, codes = np.unique(keyed.codes, return_inverse=True)
+    sums = bytes_by_kind(trace, device, rows, codes, count=len(found))
+    names = [keyed.name(int(code))[0] for code in found]
+    return dict(zip(names, dominant_of(sums), strict=True))
+
+
+def bytes_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.NDArray[Any], *, count: int) -> Ints8:
+    """A row per code in 0..count-1, a column per kind."""
+    width = len(KINDS)
+    pairs = codes * width + kinds(trace, device, rows)
+    return sum_by(pairs, lifetimes(device).size[rows], count * width).reshape(count, width)
+
+
+def dominant_of(sums: Ints8) -> list[Dominant]:
+    """Where two are equal a known kind goes before *unknown*."""
+    order = np.append(np.arange(1, len(KINDS)), Category.UNKNOWN)
+    largest = order[sums[:, order].argmax(axis=1)]
+    return [Dominant(KINDS[code], int(row[code])) for code, row in zip(largest.tolist(), sums, strict=True)]

@@ -1,0 +1,319 @@
+"""Takes orders for runs and says how they stand: one run at a time on the device, and in turn between those who ask.
+
+An order is a baseline and its variants. Each of its runs is a turn; between two of them others have theirs. Runs happen
+in a process of their own; a thread here listens to it and keeps the newest `Standing`. What nobody asks after any more
+ends, and a process that nobody uses goes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextvars
+import math
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.bounds import TIMEOUT_SECONDS
+from memviz.runner.jobs.fair_lock import Line
+from memviz.runner.jobs.lent_gpu import LentGpu
+from memviz.runner.jobs.order import Finished, Order, Standing, Variant
+from memviz.runner.jobs.scratch import Scratch
+from memviz.runner.jobs.worker_process import Runs, Worker, environment_of
+from memviz.runner.jobs.zero_gpu import is_zero_gpu
+from memviz.runner.request import Request
+
+MOST_WAITING = 32
+"""People whose orders wait, at once."""
+MOST_OF_ONE = 64
+"""Orders of one of them that wait."""
+_KEPT_ORDERS = 64
+_KEPT_BYTES = 4 << 30
+_KEPT_SECONDS = 6 * 3600.0
+_MOST_SERVED = 200
+_LARGEST_SPARE = 1 << 30
+"""A process that holds more after its work is ended; a fresh one holds a third of it."""
+_IDLE_SECONDS = 600.0
+_PATIENCE_SECONDS = 5.0
+_TICK_SECONDS = 1.0
+_HOUSE_SECONDS = 30.0
+
+
+class Crowded(MemvizError):
+    """More people ask than can be served."""
+
+
+class Closing(MemvizError):
+    """The page is about to end."""
+
+
+class Desk:
+    """One for a page. An order is known by a key that nobody can guess."""
+
+    def __init__(
+        self,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        memory: int | None = None,
+        most_waiting: int = MOST_WAITING,
+        patience: float = math.inf,
+    ) -> None:
+        """An order that nobody asked after for the seconds of `patience` ends."""
+        self._timeout = timeout
+        self._memory = memory
+        self._most_waiting = most_waiting
+        self._patience = patience
+        self._line = Line()
+        self._lock = threading.Lock()
+        self._orders: dict[str, Order] = {}
+        self._scratch = Scratch()
+        self._spare: Worker | None = None
+        self._spare_since = self._tidy_at = 0.0
+        self._closed = threading.Event()
+        self._keeper: threading.Thread | None = None
+        atexit.register(_close, weakref.ref(self))
+
+    def order(
+        self,
+        requests: Sequence[Request],
+        labels: Sequence[str],
+        finished: Finished | None = None,
+        owner: str = "",
+        *,
+        beside: bool = False,
+    ) -> Standing:
+        """Begins as soon as it is its turn; returns at once.
+
+        What its owner has waiting makes room for it, unless it waits `beside` that.
+        """
+        variants = tuple(Variant(*each) for each in zip(requests, labels, strict=True))
+        with self._lock:
+            self._check_open()
+            self._forget_old()
+            mine = self._make_room(owner, beside)
+            order = Order(variants, self._scratch.new(), finished, owner)
+            self._orders[order.standing.id] = order
+            # The context says whose request this is; a Space counts the time of a lent GPU by it.
+            context = contextvars.copy_context()
+            order.thread = threading.Thread(target=context.run, args=(self._carry_out, order), daemon=True)
+            order.thread.start()
+            self._watch()
+        for each in mine:
+            self.leave(each.standing.id)
+        return order.standing
+
+    def _make_room(self, owner: str, beside: bool) -> list[Order]:
+        """Those that it takes the place of, where it may wait at all."""
+        waiting = [each for each in self._orders.values() if each.is_waiting]
+        mine = [each for each in waiting if owner and each.owner == owner]
+        if len(mine) >= MOST_OF_ONE and beside:
+            raise Crowded(f"{len(mine)} runs of yours wait already. Ask again when some of them are done.")
+        others = {each.owner or each.standing.id for each in waiting} - {owner}
+        if len(others) >= self._most_waiting:
+            raise Crowded(f"{len(others)} others wait for this device already. Try it again in some minutes.")
+        return [] if beside else mine
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise Closing("This page is about to end, and begins nothing more.")
+
+    def standing(self, id: str, *, newer_than: int = -1, wait: float = 0.0) -> Standing | None:
+        """Whoever asks wants it: what nobody asks after ends."""
+        order = self._orders.get(id)
+        return None if order is None else order.wait(newer_than, wait)
+
+    def newest_of(self, owner: str) -> Standing | None:
+        """So that somebody who comes back to the page finds what they left running."""
+        theirs = [each for each in list(self._orders.values()) if owner and each.owner == owner]
+        return theirs[-1].standing if theirs else None
+
+    @property
+    def is_busy(self) -> bool:
+        return any(not each.standing.is_over for each in list(self._orders.values()))
+
+    def cancel(self, id: str) -> None:
+        order = self._orders.get(id)
+        if order is not None:
+            _stop(order)
+
+    def leave(self, id: str, *, stops: bool = True) -> None:
+        """Nobody looks at it any more; whoever listens is told so. It may still run to its end."""
+        order = self._orders.get(id)
+        if order is not None:
+            order.may_run_unseen = not stops
+            order.set(is_left=True)
+            if stops:
+                _stop(order)
+
+    def stop_all(self) -> None:
+        for id in list(self._orders):
+            self.cancel(id)
+
+    def warm_up(self) -> None:
+        """Starts a process ahead: importing PyTorch takes seconds that nobody then waits for."""
+        with self._lock:
+            if self._closed.is_set() or (self._spare is not None and self._spare.is_alive):
+                return
+            self._drop_spare()
+            self._spare = self._new_worker(Path(tempfile.gettempdir()))
+            self._spare_since = time.monotonic()
+            self._spare.warm_up()
+            self._watch()
+
+    def close(self) -> None:
+        """Ends every process and takes every file away."""
+        with self._lock:
+            self._closed.set()
+        self.stop_all()
+        orders = list(self._orders.values())
+        for worker in [each.worker for each in orders]:
+            if worker is not None:
+                worker.kill()
+        for thread in [*(each.thread for each in orders), self._keeper]:
+            if thread is not None:
+                thread.join(_PATIENCE_SECONDS)
+        with self._lock:
+            self._drop_spare()
+            self._scratch.close()
+
+    # -- what goes on by itself
+
+    def _watch(self) -> None:
+        """Holds nothing of this desk between two ticks, so that one which is forgotten goes."""
+        if self._keeper is None:
+            self._keeper = threading.Thread(target=_keep_house, args=(weakref.ref(self), self._closed), daemon=True)
+            self._keeper.start()
+
+    def tick(self, now: float) -> None:
+        """Ends what nobody waits for, and gives back what nobody uses. `now` is of the monotonic clock."""
+        for each in list(self._orders.values()):
+            if not each.standing.is_over and now - each.asked_after > self._patience and not each.may_run_unseen:
+                each.unwanted = True
+                _stop(each)
+        if now < self._tidy_at:
+            return
+        self._tidy_at = now + _HOUSE_SECONDS
+        with self._lock:
+            self._forget_old(now)
+            if self._spare is not None and now - self._spare_since > _IDLE_SECONDS:
+                self._drop_spare()
+
+    def _carry_out(self, order: Order) -> None:
+        words, what = "Cancelled.", "cancelled"
+        try:
+            for number in range(len(order.standing.variants)):
+                with self._line.turn(partial(_wait_for, order), order.stopped.is_set, owner=order.owner) as mine:
+                    if not mine or order.stopped.is_set():
+                        break
+                    order.begin()
+                    self._run_one(order, number)
+        except (OSError, MemvizError) as error:
+            words, what = f"It could not be run here: {error}", "refused"
+        except Exception as error:
+            # Whoever waits is told, whatever it is.
+            words, what = f"It could not be run here: {type(error).__name__}: {error}", "exception"
+            raise
+        finally:
+            order.end(words, what)
+
+    def _run_one(self, order: Order, number: int) -> None:
+        """A measured run has a process of its own, with its settings set before CUDA starts; predictions share one."""
+        request = order.standing.variants[number].request
+        alone = request.on != "predict"
+        order.change(number, state="running", phase="starting")
+        worker = self._worker(order, request, alone)
+        if not self._heard(order, number, worker, keep=not alone, again=not alone):
+            self._heard(order, number, self._new_worker(order.folder), keep=not alone)
+
+    def _heard(self, order: Order, number: int, worker: Runs, *, keep: bool, again: bool = False) -> bool:
+        """False where there shall be another try: the process, waiting since its last work, died before it began."""
+        try:
+            order.worker = worker
+            if order.stopped.is_set():
+                worker.cancel()
+            for each in worker.run([order.standing.variants[number].request], first=number):
+                if each.what == "killed" and again:
+                    return False
+                again = False
+                order.heard(each)
+        finally:
+            order.worker = None
+            self._give_back(worker, keep=keep and not order.stopped.is_set())
+        return True
+
+    def _worker(self, order: Order, request: Request, alone: bool) -> Runs:
+        if alone and is_zero_gpu():
+            return LentGpu(order.folder)
+        if alone:
+            return self._new_worker(order.folder, environment_of(request))
+        with self._lock:
+            self._check_open()
+            if self._spare is not None and not self._spare.is_alive:
+                self._drop_spare()
+            spare, self._spare = self._spare, None
+        if spare is None:
+            return self._new_worker(order.folder)
+        spare.folder = order.folder
+        return spare
+
+    def _new_worker(self, folder: Path, environment: Mapping[str, str] | None = None) -> Worker:
+        return Worker(folder, timeout=self._timeout, memory=self._memory, environment=environment)
+
+    def _drop_spare(self) -> None:
+        if self._spare is not None:
+            self._spare.close()
+            self._spare = None
+
+    def _give_back(self, worker: Runs, *, keep: bool) -> None:
+        """A process that predicted serves the next prediction too, up to a number; it keeps what it imported."""
+        worker.served += 1
+        keep = keep and worker.is_alive and worker.served < _MOST_SERVED
+        if keep and isinstance(worker, Worker) and worker.is_free and worker.resident_bytes <= _LARGEST_SPARE:
+            with self._lock:
+                if not self._closed.is_set() and self._spare is None:
+                    self._spare, self._spare_since = worker, time.monotonic()
+                    return
+        worker.close()
+
+    def _forget_old(self, now: float | None = None) -> None:
+        """The oldest of those that are over, beyond their number, their bytes or their time."""
+        over = sorted((each for each in self._orders.values() if each.standing.is_over), key=lambda each: each.made)
+        held = sum(each.bytes_on_disk for each in over)
+        old = (time.monotonic() if now is None else now) - _KEPT_SECONDS
+        for each in over:
+            if each.made >= old and len(self._orders) < _KEPT_ORDERS and held <= _KEPT_BYTES:
+                break
+            held -= each.bytes_on_disk
+            del self._orders[each.standing.id]
+            each.forget()
+
+
+def _wait_for(order: Order, before: int) -> None:
+    order.set(before=before)
+
+
+def _stop(order: Order) -> None:
+    order.stopped.set()
+    worker = order.worker
+    if worker is not None:
+        worker.cancel()
+
+
+def _close(desk: weakref.ref[Desk]) -> None:
+    found = desk()
+    if found is not None:
+        found.close()
+
+
+def _keep_house(desk: weakref.ref[Desk], closed: threading.Event) -> None:
+    while not closed.wait(_TICK_SECONDS):
+        found = desk()
+        if found is None:
+            return
+        found.tick(time.monotonic())
+        del found

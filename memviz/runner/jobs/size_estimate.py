@@ -1,0 +1,120 @@
+"""How large a run would be, found out from its knobs before anything of that size is built.
+
+A prediction holds no weights, so what it costs this machine is objects: modules, and a tensor without data for each
+parameter, when the model is built; what is noted of each module's calls, when its steps are taken. Blocks of one kind
+are alike, so a model of one and a model of two say what a million would be.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+import torch
+from torch import nn
+
+from memviz.errors import UsageError
+from memviz.runner.jobs.bounds import MEMORY
+from memviz.runner.plan import Plan
+from memviz.runner.workloads.model import FromConfiguration
+from memviz.units import bytes_text, count_text
+
+_OF_AN_OBJECT = 1_600
+_OF_A_CALL = 600
+"""Bytes, measured on stacks of 2,000 to 8,000 feed-forward layers and rounded down."""
+_OF_PYTORCH = 350 << 20
+"""What the process holds before it builds anything."""
+_FEW_BLOCKS = 256
+_FEW_PASSES = 1_000
+"""What a model is built from within a second, so that nobody needs to count first."""
+
+
+class TooLarge(UsageError):
+    """It would take more of this machine than a run may."""
+
+
+@dataclass(frozen=True)
+class Size:
+    parameters: int
+    objects: int
+    calls: int
+
+    @property
+    def bytes(self) -> int:
+        return _OF_PYTORCH + self.objects * _OF_AN_OBJECT + self.calls * _OF_A_CALL
+
+
+def refuse_if_too_large(plan: Plan, most: int) -> None:
+    """Of a file of one's own nothing is known before it is executed; the limit itself holds there."""
+    workload = plan.workload
+    if not isinstance(workload, FromConfiguration):
+        return
+    few = all(each <= _FEW_BLOCKS for each in _depths(workload).values())
+    if few and _passes(plan) <= _FEW_PASSES:
+        return
+    size = size_of(plan, workload)
+    if size.bytes > most:
+        raise TooLarge(
+            f"{workload.name}: {_words(plan, workload, size)}, and a run may take {bytes_text(most)}. {_REMEDY}"
+        )
+
+
+_REMEDY = f"Ask for less, or set {MEMORY} to more."
+
+
+def _words(plan: Plan, workload: FromConfiguration, size: Size) -> str:
+    depths = [f"{count_text(value)} {name.replace('_', ' ')}" for name, value in _depths(workload).items()]
+    passes = _passes(plan)
+    asked = [
+        *depths,
+        f"{count_text(size.parameters)} parameters",
+        *([f"{count_text(passes)} passes"] if passes > 1 else []),
+    ]
+    return f"{', '.join(asked)} would take about {bytes_text(size.bytes)} of this machine's own memory"
+
+
+def size_of(plan: Plan, workload: FromConfiguration) -> Size:
+    """Exact in parameters and objects; in bytes about."""
+    depths = _depths(workload)
+    ones = dict.fromkeys(depths, 1)
+    first = _counted(workload, ones)
+    total = list(first)
+    for name, depth in depths.items():
+        if depth > 1:
+            more = _counted(workload, {**ones, name: 2})
+            total = [whole + (depth - 1) * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
+    parameters, tensors, modules = total
+    return Size(parameters, tensors + modules, modules * _passes(plan))
+
+
+def _counted(workload: FromConfiguration, depths: dict[str, int]) -> tuple[int, int, int]:
+    with torch.device("meta"):
+        model = replace(workload, **depths).build()  # type: ignore[type-var]
+    weights = list(model.parameters())
+    return sum(each.numel() for each in weights), len(weights), sum(1 for _ in model.modules())
+
+
+def _depths(workload: FromConfiguration) -> dict[str, int]:
+    """By the knob that says it. What is as published is small."""
+    values: dict[str, Any] = {name: getattr(workload, name) for name in workload.depths}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _passes(plan: Plan) -> int:
+    request = plan.request
+    return (request.warmup + request.steps) * plan.workload.micro_batches
+
+
+def refuse_if_twin_is_too_large(plan: Plan, most: int) -> None:
+    """The small twin has real numbers, twice: as it is, and as it is optimized."""
+    if not isinstance(plan.workload, FromConfiguration):
+        return
+    with torch.device("meta"):
+        model: nn.Module = plan.workload.small().build()
+    there_are = _OF_PYTORCH + 2 * sum(prod(each.shape) * each.element_size() for each in model.parameters())
+    if there_are > most:
+        raise TooLarge(
+            f"Its small twin would take about {bytes_text(there_are)} of this machine's own memory, and a run may take "
+            f"{bytes_text(most)}. Choose a width that is a multiple of a power of two, which a twin can divide."
+        )

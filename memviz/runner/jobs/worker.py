@@ -1,0 +1,179 @@
+"""The process in which runs happen: `python -m memviz.runner.jobs.worker`, fed and read by `process`.
+
+One line of JSON comes in: the requests and the folder for their files. Lines of JSON go out, one for each thing
+that happens. Whatever a model or a user's file prints goes to the standard error stream, so that it cannot be
+taken for an answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, TextIO
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.bounds import most_bytes
+from memviz.runner.measure.out_of_memory import is_out_of_memory
+from memviz.runner.request import Request
+from memviz.units import bytes_text
+
+_LAST_FRAMES = 3
+
+Send = Callable[..., None]
+"""`send(kind, number, **rest)`"""
+
+
+def main() -> None:
+    out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    warnings.simplefilter("ignore")
+    _be_first_to_go()
+
+    def send(kind: str, number: int, **rest: Any) -> None:
+        out.write(json.dumps({"kind": kind, "number": number, **rest}) + "\n")
+        out.flush()
+
+    orders: queue.Queue[str] = queue.Queue()
+    threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
+    while True:
+        asked = json.loads(orders.get())
+        folder = Path(asked["folder"])
+        if not asked["requests"]:
+            warm_up()
+        requests = [Request.from_json(each) for each in asked["requests"]]
+        for number, request in zip(asked["numbers"], requests, strict=True):
+            answer(number, request, folder, send, until=time.monotonic() + asked.get("seconds", math.inf))
+        send("idle", -1)
+
+
+def _be_first_to_go() -> None:
+    """Where a model takes all memory of the machine, Linux is to end this process and not the page."""
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
+    """Whoever ordered is gone when their end closes, whatever runs then; nobody would read the answer."""
+    for line in source:
+        orders.put(line)
+    os._exit(0)
+
+
+def warm_up() -> None:
+    """Imports what every run needs, and what takes longest of what most models need."""
+    import memviz.runner.execute
+    import memviz.runner.output_check.outputs  # noqa: F401
+
+    with contextlib.suppress(ImportError):
+        from diffusers import LTXVideoTransformer3DModel  # noqa: F401
+
+
+def answer(number: int, request: Request, folder: Path, send: Send, *, until: float = math.inf) -> None:
+    """One request, from `starting` to `done` or `failed`; by `until` whoever asked has stopped listening."""
+    # Torch takes seconds to import, so the first word of progress goes out before.
+    send("phase", number, phase="starting")
+    from memviz.runner.executed import Interrupted
+
+    try:
+        _run(number, request, folder, send, until)
+    except Interrupted as ended:
+        _interrupted(number, ended, folder, send)
+    except MemvizError as error:
+        send("failed", number, what="refused", text=str(error))
+    except ValueError as error:
+        send("failed", number, what="refused", text=str(error), where=_where(error))
+    except MemoryError:
+        send("failed", number, what="host memory", text="This machine has no memory left for the prediction itself.")
+    except Exception as error:
+        text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
+        what = "out of memory" if is_out_of_memory(error) else "exception"
+        send("failed", number, what=what, text=text, where=_where(error))
+
+
+def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
+    from memviz.runner.execute import execute
+    from memviz.runner.executed import Executed
+    from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
+    from memviz.runner.measure.torch_warnings import hearing_torch
+    from memviz.runner.output_check.outputs import numerics_of
+    from memviz.runner.plan import plan_of
+
+    def tell(phase: str) -> None:
+        send("phase", number, phase=phase)
+
+    def show(done: Executed) -> None:
+        """What is known so far: if this process ends now, it is all there is."""
+        send("figures", number, run=done.run.as_json(), **_written(done.trace, done.run, path))
+
+    plan = plan_of(request)
+    refuse_if_too_large(plan, most_bytes())
+    path = folder / f"run-{number}.pickle"
+    done = execute(plan, tell, until=until, recorded=show)
+    written = _written(done.trace, done.run, path)
+    if not request.numerics or not plan.optimizations:
+        send("done", number, run=done.run.as_json(), **written)
+        return
+    # The figures are there; the outputs come after, and a failure there loses nothing.
+    send("figures", number, run=done.run.as_json(), **written)
+    with hearing_torch() as warned:
+        try:
+            refuse_if_twin_is_too_large(plan, most_bytes())
+            numerics = numerics_of(plan, tell, done.run.mode)
+        except MemvizError as error:
+            numerics = {"error": str(error)}
+        except Exception as error:
+            numerics = {"error": f"{type(error).__name__}: {error} {warned.about(error)}".rstrip()}
+    run = replace(done.run, numerics=numerics)
+    send("done", number, run=run.as_json(), **_written(done.trace, run, path))
+
+
+def _written(trace: Any, run: Any, path: Path) -> dict[str, str]:
+    """Its file, or why there is none: a full disk costs the trace and not the figures."""
+    from memviz.runner.run import save_run
+
+    try:
+        save_run(trace, run, path)
+    except MemvizError as error:
+        return {"file": path.name if path.exists() else "", "text": f"Its trace was not kept: {error}"}
+    return {"file": path.name}
+
+
+def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
+    """What was recorded until then is kept, and says what was live."""
+    from memviz.trace.formats.replacing import replacing
+    from memviz.trace.formats.write_snapshot import write_pickle
+
+    cause = ended.__cause__
+    file = ""
+    if ended.trace is not None:
+        with suppress(MemvizError), replacing(folder / f"run-{number}-until-it-failed.pickle") as out:
+            write_pickle(ended.trace, out)
+            file = f"run-{number}-until-it-failed.pickle"
+    memory = is_out_of_memory(cause)
+    refused = isinstance(cause, ValueError) and not memory
+    what = "out of memory" if memory else "refused" if refused else "exception"
+    text = " ".join([str(cause) if refused else f"{type(cause).__name__}: {cause}", *getattr(ended, "__notes__", ())])
+    text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
+    send("failed", number, what=what, text=text, where=_where(cause), file=file)
+
+
+def _where(error: BaseException) -> str:
+    """The last lines of Python that ran, for people who wrote the model."""
+    frames = traceback.extract_tb(error.__traceback__)[-_LAST_FRAMES:]
+    return " > ".join(f"{Path(each.filename).name}:{each.lineno} in {each.name}" for each in frames)
+
+
+if __name__ == "__main__":
+    main()

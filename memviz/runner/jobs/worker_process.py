@@ -1,0 +1,360 @@
+"""Runs in a process of their own, so that no abort, out-of-memory or endless loop of a model reaches anybody."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
+from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
+from memviz.runner.request import Request
+from memviz.runner.run import Run
+from memviz.units import bytes_text
+
+_CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
+_DEFAULT_CONF = "expandable_segments:True"
+"""That of the optimization, which this process does not import."""
+LEFT_OUT = "MEMVIZ_ALLOC_CONF_LEFT_OUT"
+"""Tells a run's process which allocator settings of the shell it was not given."""
+_ROOT = Path(__file__).resolve().parents[3]
+_LAST_WORDS = 2_000
+_NOT_BEGUN = "It was not begun, because the one before it ended the process."
+_LOOK_SECONDS = 0.25
+"""Between two looks at the memory that is taken."""
+
+
+@dataclass(frozen=True)
+class Happened:
+    """One thing that a worker said about one of its requests, or that became of it."""
+
+    kind: Literal["phase", "figures", "done", "failed"]
+    number: int
+    phase: str = ""
+    run: Run | None = None
+    file: Path | None = None
+    what: str = ""
+    """Of a failure: refused, exception, killed, timeout, cancelled, host memory, out of memory."""
+    text: str = ""
+    """Of a failure too; or what is amiss beside figures that are good."""
+    where: str = ""
+
+
+def happened(message: Mapping[str, Any], folder: Path) -> Happened:
+    run, file = message.get("run"), message.get("file")
+    known = {
+        **message,
+        "run": None if run is None else Run.from_json(run),
+        "file": folder / file if file else None,
+    }
+    return Happened(**known)
+
+
+def environment_of(request: Request) -> dict[str, str]:
+    """What a measured run must find set when CUDA starts; a prediction reads the same from the optimization."""
+    chosen = dict(request.optimizations).get("allocator_settings")
+    return {} if chosen is None else dict.fromkeys(_CONF, chosen.get("conf", _DEFAULT_CONF))
+
+
+def listing() -> dict[str, Any]:
+    """What there is to run, without importing PyTorch into this process."""
+    found: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing")))
+    return found
+
+
+def rows_of(seed: str) -> Iterator[dict[str, Any]]:
+    """Of a seed's published table, each as soon as it is computed."""
+    for line in _lines_of("memviz.runner.published", seed):
+        yield json.loads(line)
+
+
+def _lines_of(module: str, *arguments: str) -> Iterator[str]:
+    """What it prints, line by line. It ends with whoever listens, and beyond the bounds of a run in any case."""
+    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", env=_environment({}), **APART
+        )
+        watch = _Watch(process)
+        try:
+            assert process.stdout is not None
+            yield from process.stdout
+            status = process.wait()
+        finally:
+            watch.end()
+            end_tree(process)
+            process.stdout.close()  # type: ignore[union-attr]
+        if status:
+            raise RunError(f"{module} ended with status {status}. {watch.why or _end_of(errors)}")
+
+
+class _Watch:
+    """Ends a process that takes too much memory or time, whether or not somebody reads what it says."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.why = ""
+        self._process = process
+        self._seconds, self._bytes = most_seconds(), most_bytes()
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        until = time.monotonic() + self._seconds
+        while not self._over.wait(_LOOK_SECONDS) and not self.why:
+            if time.monotonic() >= until:
+                self.why = too_long(self._seconds)
+            elif takes_more(self._process.pid, self._bytes):
+                self.why = too_much(self._bytes)
+        if self.why:
+            end_tree(self._process)
+
+
+def takes_more(pid: int, most: int) -> bool:
+    """What is quickly known is at least as much; only where that is too much is it looked at closely."""
+    return resident_bytes(pid) > most and own_bytes(pid) > most
+
+
+def too_much(most: int) -> str:
+    return (
+        f"It took more than the {bytes_text(most)} of this machine's own memory that a run may take, and was ended. "
+        f"Ask for fewer layers, steps or micro-batches, or set {MEMORY} to more."
+    )
+
+
+def too_long(seconds: float) -> str:
+    return f"It took longer than {seconds:,g} seconds and was stopped. {SECONDS} sets another limit."
+
+
+def _end_of(file: IO[bytes]) -> str:
+    file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_WORDS))
+    return file.read().decode("utf-8", "replace").strip()
+
+
+def _environment(more: Mapping[str, str]) -> dict[str, str]:
+    """Allocator settings only where a run chooses them: a baseline under those of a shell would be none."""
+    inherited = {name: text for name, text in os.environ.items() if name not in _CONF}
+    left_out = " ".join(f"{name}={os.environ[name]}" for name in _CONF if os.environ.get(name))
+    environment = {**inherited, "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", LEFT_OUT: left_out, **more}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+    return environment
+
+
+class RunError(MemvizError):
+    """A process of the runner did not do its work."""
+
+
+class Runs(Protocol):
+    """Whoever carries out requests, in order: a process of its own, or a GPU that is lent."""
+
+    folder: Path
+    served: int
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]: ...
+
+    def cancel(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Worker:
+    """One process. It is killed with all it started when the context ends."""
+
+    module = "memviz.runner.jobs.worker"
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        timeout: float = TIMEOUT_SECONDS,
+        memory: int | None = None,
+        environment: Mapping[str, str] | None = None,
+    ):
+        self.folder = folder
+        self.timeout = timeout
+        self.memory = memory or most_bytes()
+        self.served = 0
+        self.is_free = True
+        """Whether it owes nobody an answer; one that was not waited for would be taken for the next."""
+        self._look_at = 0.0
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._cancelled = threading.Event()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = self._start({MEMORY: str(self.memory), **(environment or {})})
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [sys.executable, "-m", self.module],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=_environment(more),
+            text=True,
+            encoding="utf-8",
+            **APART,
+        )
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._lines.put(line)
+        self._lines.put(None)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    @property
+    def resident_bytes(self) -> int:
+        return resident_bytes(self._process.pid)
+
+    def warm_up(self) -> None:
+        """Has it import what every run needs, and returns at once."""
+        self._ask([], [])
+
+    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[Happened]:
+        """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
+        numbers = list(range(first, first + len(requests)))
+        waiting = list(numbers)
+        figures: dict[int, Happened] = {}
+        self.is_free = False
+        self._ask(requests, numbers)
+        until = time.monotonic() + self.timeout
+        while waiting:
+            message = self._next(until)
+            if isinstance(message, str):
+                yield from self._ended(waiting, message, figures)
+                return
+            if message["kind"] in ("done", "failed"):
+                waiting.remove(message["number"])
+                until = time.monotonic() + self.timeout
+            if message["kind"] != "idle":
+                each = happened(message, self.folder)
+                if each.kind == "figures":
+                    figures[each.number] = each
+                self.is_free = not waiting
+                yield each
+
+    def _ask(self, requests: Sequence[Request], numbers: list[int]) -> None:
+        asked = {
+            "folder": str(self.folder),
+            "requests": [each.as_json() for each in requests],
+            "numbers": numbers,
+            "seconds": self.timeout,
+        }
+        # A process that is gone is noticed where its answer stays out.
+        with contextlib.suppress(OSError):
+            assert self._process.stdin is not None
+            self._process.stdin.write(json.dumps(asked) + "\n")
+            self._process.stdin.flush()
+
+    def _next(self, until: float) -> dict[str, Any] | str:
+        """What it says next, or why there will be nothing more. What it said before it was to end still counts."""
+        while True:
+            why = self._reason_to_end(until) if self._lines.empty() else ""
+            if why:
+                return why
+            try:
+                line = self._lines.get(timeout=0.1)
+            except queue.Empty:
+                continue
+            if line is None:
+                return "cancelled" if self._cancelled.is_set() else "killed"
+            with contextlib.suppress(ValueError):
+                message = json.loads(line)
+                if isinstance(message, dict) and "kind" in message:
+                    return message
+
+    def _reason_to_end(self, until: float) -> str:
+        now = time.monotonic()
+        if self._cancelled.is_set():
+            return "cancelled"
+        if now >= until:
+            return "timeout"
+        if now < self._look_at:
+            return ""
+        self._look_at = now + _LOOK_SECONDS
+        if not self.is_alive:
+            # What it left behind holds its end of the pipe open, and the reader waits for that.
+            self.kill()
+        return "host memory" if takes_more(self._process.pid, self.memory) else ""
+
+    def _ended(self, waiting: list[int], what: str, figures: Mapping[int, Happened]) -> Iterator[Happened]:
+        self.kill()
+        first, *rest = waiting
+        words = self._words() if what == "killed" else ""
+        known = figures.get(first)
+        if known is not None and what != "cancelled":
+            text = " ".join(filter(None, (known.text, f"Nothing more could be found out. {self._epitaph(what)}")))
+            yield replace(known, kind="done", text=text)
+        else:
+            yield Happened("failed", first, what=what, text=self._epitaph(what), where=words)
+        for number in rest:
+            yield Happened("failed", number, what="not begun", text=_NOT_BEGUN)
+
+    def _epitaph(self, what: str) -> str:
+        if what == "cancelled":
+            return "Cancelled."
+        if what == "timeout":
+            return too_long(self.timeout)
+        if what == "host memory":
+            return too_much(self.memory)
+        status = self._process.poll()
+        if status is not None and status < 0:
+            name = signal.Signals(-status).name
+            memory = " The system does so when the machine runs out of memory." if name == "SIGKILL" else ""
+            return f"Its process was ended by {name}.{memory}"
+        return f"Its process ended by itself with status {status}."
+
+    def _words(self) -> str:
+        """The last it wrote to its standard error stream."""
+        return _end_of(self._errors)
+
+    def cancel(self) -> None:
+        """From any thread; what is running and what waits end as failed."""
+        self._cancelled.set()
+
+    def kill(self) -> None:
+        """From any thread, with all that it started; whoever listens hears how it ended."""
+        end_tree(self._process)
+
+    def close(self) -> None:
+        self.kill()
+        self._reader.join()
+        for each in (self._process.stdin, self._process.stdout, self._errors):
+            if each is not None:
+                with contextlib.suppress(OSError):
+                    each.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

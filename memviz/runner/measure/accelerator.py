@@ -1,0 +1,152 @@
+"""The GPU's part of torch: `torch.cuda`, or `torch.xpu` where that records too, and what of it stands elsewhere.
+
+Everything the measured side asks of torch's GPUs goes through one Accelerator, so that all of it can be tried on a
+machine without one: a test hands over a namespace of its own.
+
+Looking for a GPU must not start the driver. A script that chooses its card by CUDA_VISIBLE_DEVICES in its first
+lines, or that forks, would otherwise behave differently under `record` than without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.runner.measure.nvidia_smi import nvidia_smi
+from memviz.runner.measure.out_of_memory import is_out_of_memory
+
+Observer = Callable[[int, int, int, int], None]
+"""Called with the device, the bytes asked for, the limit and what is free, just before OutOfMemoryError is raised."""
+
+_OBSERVERS = {"cuda": "_cuda_attach_out_of_memory_observer", "xpu": "_xpu_attachOutOfMemoryObserver"}
+_PREDICT = "`python -m memviz run` predicts a run's memory without one."
+_CANNOT_START = "The GPU that is listed here cannot be used by this PyTorch:"
+_DRIVER = "Driver and PyTorch have to fit: `nvidia-smi` shows the newest CUDA that the driver knows."
+_FULL = "The GPU here has no memory left to start on:"
+_WHOSE = "`nvidia-smi` shows who holds it."
+
+
+def _nobody(*_: str) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    kind: str
+    """As in `torch.device(kind)`."""
+    api: Any
+    """torch.cuda, or whatever has the same names."""
+    attach_observer: Callable[[Observer], object] | None = None
+    """None where torch tells nobody that memory ran out."""
+    versions: tuple[tuple[str, str], ...] = ()
+    """For the reader of a trace: ("torch", "2.13.0")."""
+    history_is_on: Callable[[], bool] | None = None
+    """As torch knows it, whoever switched it on; None where torch cannot tell."""
+    ask_driver: Callable[..., str | None] = _nobody
+    """`nvidia-smi` with these arguments, where that is the driver's own."""
+
+    def wake(self) -> None:
+        """Starts the driver, which may refuse a card that is listed.
+
+        Raises:
+            UsageError: Why this card cannot be used from here, in torch's words.
+        """
+        with _in_words():
+            self.api.init()
+
+    def start(self) -> None:
+        """The same, and proves it by a kernel: PyTorch may be built without any for this card."""
+        self.wake()
+        with _in_words():
+            self.try_it()
+
+    def try_it(self) -> None:
+        """One small kernel. Raises what the card raises, which after some errors it does for ever."""
+        torch = importlib.import_module("torch")
+        torch.ones(1, device=self.kind).add_(1)
+        self.api.synchronize()
+        self.api.memory.empty_cache()
+
+    def count(self) -> int:
+        return int(self.api.device_count())
+
+    def when_used(self, start: Callable[[], None]) -> None:
+        """Now if the driver is up, else as soon as the program starts it: before its first allocation."""
+        self.api._lazy_call(start)
+
+    def name_of(self, index: int) -> str:
+        """That of its kind where it does not answer any more: what is known of it is not lost for a name."""
+        try:
+            return str(self.api.get_device_name(index))
+        except RuntimeError:
+            return f"{self.kind}:{index}"
+
+
+def find_accelerator() -> Accelerator:
+    """The GPU that can be recorded, or the reason why there is none."""
+    try:
+        torch = importlib.import_module("torch")
+    except ImportError as error:
+        reason = f"Recording needs PyTorch, which cannot be imported here ({error})."
+        raise UsageError(f"{reason} Run memviz with the Python that your script runs with.") from None
+    for kind in ("cuda", "xpu"):
+        api = getattr(torch, kind, None)
+        if api is not None and _is_there(torch, api) and records(api):
+            observer = getattr(torch._C, _OBSERVERS[kind], None)
+            is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)
+            asks = nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _nobody
+            return Accelerator(kind, api, observer, _versions(torch), is_on, asks)
+    raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
+
+
+def records(api: Any) -> bool:
+    """XPU has a history from torch 2.11 on."""
+    memory = getattr(api, "memory", None)
+    return hasattr(memory, "_record_memory_history") and hasattr(memory, "_snapshot")
+
+
+def _is_there(torch: Any, api: Any) -> bool:
+    """By the driver's library for monitoring first: `is_available` itself would start the driver."""
+    counts = getattr(api, "_device_count_nvml", None)
+    if counts is not None and _is_built_for_cuda(torch):
+        number = int(counts())
+        if number >= 0:
+            return number > 0
+    return bool(api.is_available())
+
+
+def _is_built_for_cuda(torch: Any) -> bool:
+    return getattr(torch.version, "cuda", None) is not None
+
+
+def _why_none(torch: Any) -> str:
+    if not _is_built_for_cuda(torch) and getattr(torch.version, "hip", None) is None:
+        return f"This PyTorch ({torch.__version__}) is built without CUDA."
+    return "PyTorch sees no GPU here (nvidia-smi shows what the driver sees; CUDA_VISIBLE_DEVICES hides some of it)."
+
+
+def _versions(torch: Any) -> tuple[tuple[str, str], ...]:
+    found = (("torch", torch.__version__), ("cuda", torch.version.cuda), ("rocm", getattr(torch.version, "hip", None)))
+    return tuple((name, str(version)) for name, version in found if version)
+
+
+@contextmanager
+def _in_words() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        what, remedy = (_FULL, _WHOSE) if is_out_of_memory(error) else (_CANNOT_START, _DRIVER)
+        raise UsageError(f"{what} {first_line(error)} {remedy}") from error
+
+
+def first_line(error: BaseException) -> str:
+    """Torch's errors go on for a page; what is wrong stands first. An error may have no words, or fail to find them."""
+    try:
+        text = str(error).strip().partition("\n")[0].rstrip(" .")
+    except Exception:
+        text = ""
+    return f"{text}." if text else f"{type(error).__name__}."

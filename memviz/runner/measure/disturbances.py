@@ -1,0 +1,77 @@
+"""What bears on a run's seconds beside its steps: others on the card, the card's clock, kernels that are waited for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+
+from memviz.runner.measure.accelerator import Accelerator
+from memviz.units import bytes_text
+
+_WAITING = ("CUDA_LAUNCH_BLOCKING", "HIP_LAUNCH_BLOCKING", "AMD_SERIALIZE_KERNEL")
+_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The second is the name with drivers before 535."""
+_HELD_BACK = {
+    0x04: "its power limit",
+    0x08: "a hardware slowdown",
+    0x20: "its temperature",
+    0x40: "its temperature (hardware)",
+    0x80: "a power brake",
+}
+_MiB = 1 << 20
+
+
+class Beside:
+    """Made before the driver starts, when every process that is listed is somebody else's."""
+
+    def __init__(self, accelerator: Accelerator, environment: Mapping[str, str] = os.environ) -> None:
+        self._accelerator = accelerator
+        self._environment = environment
+        self._listed = accelerator.ask_driver("--query-compute-apps=gpu_uuid,pid,used_memory")
+
+    def notes(self, index: int = 0) -> Iterator[str]:
+        """Said beside seconds, right after they were measured."""
+        card = self._uuid(index)
+        yield from self._others(card)
+        yield from self._clock(card)
+        for name in _WAITING:
+            if self._environment.get(name, "0") not in ("", "0"):
+                yield f"{name} is set: every kernel is waited for, so these seconds are longer than without it."
+
+    def _uuid(self, index: int) -> str:
+        """As the driver writes it; its numbers are not torch's."""
+        try:
+            uuid = str(self._accelerator.api.get_device_properties(index).uuid)
+        except (AttributeError, RuntimeError):
+            return ""
+        return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+    def _others(self, card: str) -> Iterator[str]:
+        rows = [[each.strip() for each in line.split(",")] for line in (self._listed or "").splitlines()]
+        others = [row[1:] for row in rows if len(row) == 3 and row[0] == card and row[1] != str(os.getpid())]
+        if others:
+            held = sum(int(memory) for _, memory in others if memory.isdigit()) * _MiB
+            count = "Another process was" if len(others) == 1 else f"{len(others)} other processes were"
+            words = f" with {bytes_text(held)}" if held else ""
+            pids = ", ".join(pid for pid, _ in others)
+            yield f"{count} on this card{words} when the run began (pid {pids}): its seconds may be theirs too."
+
+    def _clock(self, card: str) -> Iterator[str]:
+        if not card:
+            return
+        now, _, top = (self._ask(card, "clocks.sm,clocks.max.sm") or "").partition(",")
+        if now.strip().isdigit() and top.strip().isdigit():
+            clock = f"{int(now):,} of at most {int(top):,} MHz"
+            yield f"The card's clock right after the timing: {clock}.{self._held(card)}"
+
+    def _held(self, card: str) -> str:
+        text = next(filter(None, (self._ask(card, name) for name in _REASONS)), "")
+        try:
+            bits = int(text.strip(), 16)
+        except ValueError:
+            return ""
+        reasons = [words for bit, words in _HELD_BACK.items() if bits & bit]
+        return f" It was held back by {' and '.join(reasons)}." if reasons else ""
+
+    def _ask(self, card: str, fields: str) -> str | None:
+        return self._accelerator.ask_driver(f"--query-gpu={fields}", "-i", card)

@@ -1,0 +1,264 @@
+"""Which layers of a model are compared, and both ways of comparing them.
+
+*Alone*: each layer of the changed model is fed what the reference's layer got, so that its own error is seen and not
+what came from below. *Chained*: both models run through, and errors add up. Layers are matched by their path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.output_check.difference import Difference, difference
+from memviz.runner.output_check.flatten import cloned, flatten
+from memviz.runner.output_check.precision import doubled, fits
+from memviz.runner.output_check.rounding import MARGIN, coarser, coarsest, expected, work_of
+from memviz.runner.output_check.runs import forked, random_state, set_random_state
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """What rounding may do at one place, all relative to the norm of the result."""
+
+    reductions: int
+    """How many weights multiply in a row, at most."""
+    expected: float
+    """From the type, these reductions and their length."""
+    fine: float
+    """The same in float32: what may be left where code computes in float32 whatever it is given."""
+    floor: float | None
+    """Measured: how far the reference lies from itself in float64. None where that was not needed or not possible."""
+    exact: float | None
+    """Measured: how far both lie apart in float64, where rounding is nothing and a bug is what it was."""
+
+
+@dataclass(frozen=True)
+class LayerDifference:
+    path: str
+    block: bool
+    """A block of the model, or a part of one."""
+    name: str
+    """Which of the layer's outputs is the worst."""
+    alone: Difference
+    chained: Difference | None
+    """None for parts of blocks."""
+    rounding: Rounding
+    stored_loss: float | None
+    """For a lossy change, by how much storing this layer's weights changes them."""
+
+
+def blocks_of(model: nn.Module) -> list[str]:
+    """Paths of the outermost entries of module lists and sequences; without any, of the direct children."""
+    found = [path for path in _listed(model, "") if path]
+    return found or [name for name, child in model.named_children() if any(True for _ in child.parameters())]
+
+
+def _listed(module: nn.Module, path: str) -> Iterator[str]:
+    for name, child in module.named_children():
+        inner = f"{path}.{name}" if path else name
+        entry = isinstance(module, (nn.ModuleList, nn.ModuleDict)) or (
+            isinstance(module, nn.Sequential) and any(True for _ in child.children())
+        )
+        if entry:
+            yield inner
+        else:
+            yield from _listed(child, inner)
+
+
+def parts_of(model: nn.Module, block: str) -> list[str]:
+    """The composed children of a block: its attention, its feed-forward, its modulation."""
+    inside = model.get_submodule(block)
+    if isinstance(inside, nn.ModuleList):
+        return []
+    composed = [
+        name
+        for name, child in inside.named_children()
+        if any(True for _ in child.children()) and not isinstance(child, nn.ModuleList)
+    ]
+    return [f"{block}.{name}" for name in composed]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The first call of a layer, in host memory."""
+
+    path: str
+    block: bool
+    arguments: tuple[tuple[Any, ...], dict[str, Any]]
+    random: list[Tensor]
+    outputs: dict[str, Tensor]
+
+
+class Recorder:
+    """What each layer of the reference gets and gives, taken before anything is changed.
+
+    A change may reach beyond its model, as a backend of attention does that is set for the whole process; so the
+    changed layers are run later, from these records.
+    """
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self._model, self._device = model, device
+        self._begun: dict[str, tuple[Any, list[Tensor]]] = {}
+        self.calls: dict[str, Call] = {}
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        handles = []
+        try:
+            for block in blocks_of(self._model):
+                for path in (block, *parts_of(self._model, block)):
+                    module = self._model.get_submodule(path)
+                    handles.append(module.register_forward_pre_hook(self._before(path), with_kwargs=True, prepend=True))
+                    handles.append(module.register_forward_hook(self._after(path, path == block)))
+            yield
+        finally:
+            for each in handles:
+                each.remove()
+
+    def _before(self, path: str) -> Callable[..., None]:
+        def hook(_module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            if path not in self.calls:
+                self._begun[path] = (cloned((args, kwargs), device=torch.device("cpu")), random_state(self._device))
+
+        return hook
+
+    def _after(self, path: str, block: bool) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            begun = self._begun.pop(path, None)
+            if begun is not None:
+                outputs = {name: each.detach().cpu() for name, each in flatten(output).items()}
+                self.calls[path] = Call(path, block, *begun, outputs)
+
+        return hook
+
+
+def in_order(calls: Mapping[str, Call]) -> list[Call]:
+    """Blocks as they were called, each before its parts, which return before it does."""
+    blocks = [each for each in calls.values() if each.block]
+    parts = [each for each in calls.values() if not each.block]
+    return [each for block in blocks for each in (block, *(p for p in parts if p.path.startswith(f"{block.path}.")))]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One layer of the changed model on what the reference's got."""
+
+    name: str
+    """Of the worst output."""
+    difference: Difference
+    rounding: Rounding
+    ours: Tensor | None
+    """That output in float64, where more than float32 explains is to be explained."""
+
+
+class Alone:
+    """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
+
+    def __init__(self, device: torch.device, *, exactly: bool) -> None:
+        self._device, self._exactly = device, exactly
+        self.notes: list[str] = []
+
+    def compare(self, reference: nn.Module, changed: nn.Module, call: Call) -> Compared | None:
+        """None, with a note, where the layer cannot be called by itself."""
+        try:
+            name, worst = worst_of(call.outputs, self._run(changed, call))
+        except Exception as error:  # a layer of anybody's may raise anything when it is called by itself
+            self.notes.append(f"{call.path} could not be compared alone: {type(error).__name__}: {error}")
+            return None
+        bounds = bounds_of(reference, list(flatten(call.arguments).values()), call.outputs, self._device)
+        beyond = self._exactly and worst.relative_l2 > MARGIN * bounds.fine
+        return Compared(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
+
+    def settled(self, reference: nn.Module, call: Call, compared: Compared) -> Compared:
+        """With what float64 says, once nothing is changed any more."""
+        exact = None if compared.ours is None else self._in_float64(reference, call, compared.name)
+        if exact is None:
+            return compared
+        rounding = in_float64(compared.rounding, call.outputs[compared.name], exact, compared.ours)
+        return replace(compared, rounding=rounding)
+
+    def _in_float64(self, module: nn.Module, call: Call, name: str) -> Tensor | None:
+        if not fits(module):
+            return None
+        try:
+            with doubled(module):
+                return self._run(module, call, torch.float64)[name]
+        except Exception as error:  # not every module can compute in float64, and each fails in its own way
+            self.notes.append(f"{call.path} could not be run in float64: {type(error).__name__}: {error}")
+            return None
+
+    def _run(self, module: nn.Module, call: Call, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        args, kwargs = cloned(call.arguments, dtype, self._device)
+        with forked(self._device), torch.no_grad():
+            set_random_state(call.random, self._device)
+            return {name: each.cpu() for name, each in flatten(module(*args, **kwargs)).items()}
+
+
+def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tuple[str, Difference]:
+    """The output that differs most, of those that both have."""
+    names = [name for name in reference if name in ours]
+    if not names:
+        raise UsageError("the layer returns no tensor of the same name")
+    found = {name: difference(reference[name], ours[name]) for name in names}
+    worst = max(names, key=lambda name: (found[name].nonfinite_differ, found[name].relative_l2, found[name].unequal))
+    return worst, found[worst]
+
+
+def bounds_of(module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device) -> Rounding:
+    work = work_of(module, inputs)
+    dtype = coarsest({each.dtype for each in (*inputs, *outputs.values())})
+    return Rounding(
+        work[0], expected(dtype, work, on_cuda=device.type == "cuda"), expected(torch.float32, work), None, None
+    )
+
+
+def in_float64(bounds: Rounding, reference: Tensor, exact: Tensor, ours: Tensor | None) -> Rounding:
+    """With the distances measured: the reference from itself, and both from each other where ours is there.
+
+    Relative to the reference as it is, too: a result that is zero but for rounding, like the gradient of a key's
+    bias, would otherwise differ from itself by 100 %.
+    """
+    if coarser(exact.dtype, torch.float32):
+        return bounds  # the code casts to a type of its own, so nothing was gained
+    own = difference(exact, reference)
+    size = max(own.reference_l2, float(reference.to(torch.float64).norm()))
+    floor = own.l2 / size if size else 0.0
+    if ours is None:
+        return replace(bounds, floor=floor)
+    return replace(bounds, floor=floor, exact=difference(exact, ours).l2 / size if size else 0.0)
+
+
+def chained(changed: nn.Module, calls: Mapping[str, Call], run: Callable[[], Any]) -> dict[str, Difference]:
+    """The blocks' outputs while the changed model runs through, against the reference's."""
+    found: dict[str, Difference] = {}
+
+    def watch(call: Call) -> Callable[..., None]:
+        def hook(_module: nn.Module, _args: Any, output: Any) -> None:
+            ours = {name: each.detach().cpu() for name, each in flatten(output).items()}
+            same = {name: each for name, each in ours.items() if _same_shape(call.outputs.get(name), each)}
+            if call.path not in found and same:
+                found[call.path] = worst_of(call.outputs, same)[1]
+
+        return hook
+
+    modules = dict(changed.named_modules())
+    handles = []
+    try:
+        for call in calls.values():
+            if call.block and call.path in modules:
+                handles.append(modules[call.path].register_forward_hook(watch(call)))
+        run()
+    finally:
+        for each in handles:
+            each.remove()
+    return found
+
+
+def _same_shape(one: Tensor | None, other: Tensor) -> bool:
+    return one is not None and one.shape == other.shape

@@ -1,0 +1,49 @@
+"""A plan's outputs against the baseline, on a small twin of its workload with real numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from memviz.runner.measure.accelerator import find_accelerator
+from memviz.runner.output_check.compare import compare_outputs
+from memviz.runner.plan import Plan, fitted
+from memviz.runner.step import Tell
+from optimizations import apply_all
+
+
+def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
+    """None where nothing is changed. Measured runs compare on the GPU, where their kernels are."""
+    if not plan.optimizations:
+        return None
+    tell("comparing the outputs on a small twin")
+    twin = plan.workload.small()
+    place = place_of(mode)
+    changes = tuple(fitted(each, {}, twin) for each in plan.optimizations if each.name != "allocator_settings")
+    # Twins are too small to gain by threads, and threads that wait for each other cost whole seconds.
+    torch.set_num_threads(1)
+
+    def build() -> nn.Module:
+        torch.manual_seed(twin.seed)
+        return twin.build().to(place)
+
+    def apply(model: nn.Module) -> Callable[[], None]:
+        return apply_all(model, changes)
+
+    found = compare_outputs(
+        build,
+        [twin.inputs(place, number) for number in range(twin.micro_batches)],
+        apply,
+        loss=twin.loss,
+        training=twin.training,
+        claim=plan.claim,
+    )
+    return {"on": f"{twin.describe()}, on {place.type}", **found.as_json()}
+
+
+def place_of(mode: str) -> torch.device:
+    """The device that the run was measured on, whichever kind that is: its kernels are the question."""
+    return torch.device(find_accelerator().kind if mode == "measured" else "cpu")

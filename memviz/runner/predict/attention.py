@@ -1,0 +1,200 @@
+"""Which attention kernel a card would choose, and what is called then.
+
+The rules are those of torch's `sdp_utils.cpp` for tensors of one shape each: kernels are tried in an order of
+preference, and the first takes it that is switched on and can do it. The switches are torch's own
+(`torch.nn.attention.sdpa_kernel`, `torch.backends.cuda.enable_*_sdp`), which work without a card too.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from memviz.errors import UsageError
+from memviz.runner.predict.cards import Card
+from memviz.runner.predict.in_place import adding_masks
+
+aten = torch.ops.aten
+_switches: Any = torch.backends.cuda
+_CUDNN_SINCE = (2, 10)
+"""The first whose wheels bring a cuDNN that is preferred, 9.15.1."""
+_HALVES = (torch.float16, torch.bfloat16)
+
+
+class Backend(IntEnum):
+    """Numbered as torch numbers them."""
+
+    MATH = 0
+    FLASH = 1
+    EFFICIENT = 2
+    CUDNN = 3
+
+
+_ORDER = (Backend.FLASH, Backend.EFFICIENT, Backend.MATH, Backend.CUDNN)
+_CUDNN_FIRST = (Backend.CUDNN, Backend.FLASH, Backend.EFFICIENT, Backend.MATH)
+
+
+@dataclass(frozen=True)
+class Call:
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout: float
+    is_causal: bool
+    grouped: bool
+    """Fewer heads of keys and values than of queries are allowed."""
+
+    @property
+    def trains(self) -> bool:
+        needs = (self.query, self.key, self.value)
+        return torch.is_grad_enabled() and any(each.requires_grad for each in needs)
+
+    @property
+    def widths(self) -> tuple[int, int, int]:
+        return self.query.size(-1), self.key.size(-1), self.value.size(-1)
+
+
+def backend_for(call: Call, card: Card, release: tuple[int, int]) -> Backend:
+    """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
+    tests = {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}
+    on = {
+        Backend.MATH: _switches.math_sdp_enabled(),
+        Backend.FLASH: _switches.flash_sdp_enabled(),
+        Backend.EFFICIENT: _switches.mem_efficient_sdp_enabled(),
+        Backend.CUDNN: _switches.cudnn_sdp_enabled(),
+    }
+    for backend in _order(card, release):
+        if on[backend] and (backend is Backend.MATH or (_any_fused(call) and tests[backend](call, card))):
+            return backend
+    names = ", ".join(each.name.lower() for each, is_on in on.items() if is_on) or "none"
+    raise UsageError(
+        f"No attention kernel that is switched on ({names}) can do this on {card.name}: "
+        f"{_described(call)}. Switch on the math kernel too, or another that can."
+    )
+
+
+def _order(card: Card, release: tuple[int, int]) -> tuple[Backend, ...]:
+    asked = getattr(torch._C, "_get_sdp_priority_order", None)
+    known = {int(each) for each in Backend}
+    order = tuple(Backend(each) for each in asked() if each in known) if asked is not None else _ORDER
+    if order != _ORDER:
+        return order
+    put_back = os.environ.get("TORCH_CUDNN_SDPA_DEPRIORITIZED") == "1"
+    prefers = card.prefers_cudnn_attention and release >= _CUDNN_SINCE
+    return _CUDNN_FIRST if prefers and not put_back else _ORDER
+
+
+def _any_fused(call: Call) -> bool:
+    """What all fused kernels ask: four dimensions, one after the other in memory within a head, none of them empty."""
+    tensors = (call.query, call.key, call.value)
+    if any(each.dim() != 4 or each.numel() == 0 for each in tensors):
+        return False
+    if any(each.stride(-1) != 1 and each.size(-1) != 1 for each in tensors):
+        return False
+    heads = {each.size(1) for each in tensors}
+    return len({each.size(0) for each in tensors}) == 1 and (len(heads) == 1 or call.grouped)
+
+
+def _flash(call: Call, card: Card) -> bool:
+    query, width = call.query, call.query.size(-1)
+    if call.mask is not None or len(set(call.widths)) != 1 or width > 256 or card.architecture < 80:
+        return False
+    if call.trains and (86 <= card.architecture <= 89 or card.architecture >= 120):
+        no_backward = 192 < width <= 224 or (width > 224 and call.dropout > 0)
+        if no_backward:
+            return False
+    square = query.size(-2) == call.key.size(-2)
+    return query.dtype in _HALVES and (square or not call.is_causal)
+
+
+def _efficient(call: Call, card: Card) -> bool:
+    query = call.query
+    if query.size(1) != call.key.size(1):
+        return False
+    half = query.dtype in _HALVES
+    tensor_cores = card.capability[0] >= 8 or (card.capability[0] == 7 and half)
+    alignment = max(4 if card.capability[0] >= 8 else 1, 128 // (16 if half else 32) if tensor_cores else 1)
+    if query.size(-1) != call.key.size(-1) or any(width % alignment for width in call.widths):
+        return False
+    return query.dtype in (torch.float16, torch.float32, *((torch.bfloat16,) if card.capability[0] >= 8 else ()))
+
+
+def _cudnn(call: Call, card: Card) -> bool:
+    if card.architecture < 80 or call.query.dtype not in _HALVES or torch.are_deterministic_algorithms_enabled():
+        return False
+    if call.dropout * 16 % 1 or call.key.size(-2) == 1 or (call.dropout and call.query.size(-2) == 1):
+        return False
+    widest = 256 if card.capability == (9, 0) and not call.trains else 128
+    return all(width % 8 == 0 and width <= widest for width in call.widths)
+
+
+def attend(call: Call, backend: Backend, scale: float | None) -> Tensor:
+    mask = _additive(call.mask, call.query.dtype)
+    if backend is Backend.FLASH:
+        return _attend_flash(call, scale)
+    if backend is Backend.EFFICIENT:
+        mask = None if mask is None else _fitting(mask, call)
+        out = aten._scaled_dot_product_efficient_attention(
+            call.query, call.key, call.value, mask, call.trains, call.dropout, call.is_causal, scale=scale
+        )
+        return _first(out)
+    if backend is Backend.CUDNN:
+        out = aten._scaled_dot_product_cudnn_attention(
+            call.query, call.key, call.value, mask, call.trains, call.dropout, call.is_causal, False, scale=scale
+        )
+        return _first(out)
+    with adding_masks():
+        out = aten._scaled_dot_product_attention_math(
+            call.query, call.key, call.value, mask, call.dropout, call.is_causal, scale=scale, enable_gqa=call.grouped
+        )
+    return _first(out)
+
+
+def _attend_flash(call: Call, scale: float | None) -> Tensor:
+    """Widths that are no multiple of 8 are padded, in copies."""
+    width = call.query.size(-1)
+    missing = -width % 8
+    tensors = (call.query, call.key, call.value)
+    if missing:
+        tensors = (_padded(call.query, missing), _padded(call.key, missing), _padded(call.value, missing))
+        scale = width**-0.5 if scale is None else scale
+    out = aten._scaled_dot_product_flash_attention(*tensors, call.dropout, call.is_causal, False, scale=scale)
+    return _first(out)[..., :width] if missing else _first(out)
+
+
+def _padded(tensor: Tensor, by: int) -> Tensor:
+    return functional.pad(tensor, (0, by))
+
+
+def _first(out: tuple[Tensor, ...]) -> Tensor:
+    return out[0]
+
+
+def _additive(mask: Tensor | None, dtype: torch.dtype) -> Tensor | None:
+    """A mask of yes and no becomes one of zero and minus infinity."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.where(mask, 0.0, torch.scalar_tensor(float("-inf"), dtype=dtype, device=mask.device))
+
+
+def _fitting(mask: Tensor, call: Call) -> Tensor:
+    """Its rows begin at multiples of 16 bytes, if need be in a padded copy."""
+    length = mask.size(-1)
+    unit = 16 // mask.element_size()
+    if length % unit and length > 1:
+        mask = _padded(mask, -length % unit)[..., :length]
+    query, keys = call.query, call.key.size(2)
+    return mask.expand(query.size(0), query.size(1), query.size(2), keys)
+
+
+def _described(call: Call) -> str:
+    sizes = " ".join(str(tuple(each.shape)) for each in (call.query, call.key, call.value))
+    mask = ", with a mask" if call.mask is not None else ""
+    return f"{call.query.dtype} of {sizes}{mask}{f', dropout {call.dropout:g}' if call.dropout else ''}"

@@ -1,0 +1,42 @@
+"""Which device a program names: ours, the host, or one that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from memviz.runner.predict.refusals import no_such_device
+
+HERE = torch.device("meta")
+"""Where torch keeps the tensors that stand for those on the card."""
+SAID = torch.device("cuda", 0)
+"""What a program is told of it."""
+
+
+class NamedDevices:
+    def __init__(self, card: str) -> None:
+        self._card = card
+
+    def means_us(self, value: Any, *, numbers: bool = False) -> bool:
+        """'cuda', 'cuda:0', and where a device is expected also its number; another card's is an error."""
+        if type(value) is str:
+            if not value.startswith("cuda"):
+                return False
+            return value == "cuda" or value.startswith("cuda:") and self._is_there(_number(value[5:]))
+        if type(value) is torch.device:
+            return value.type == "cuda" and self._is_there(value.index or 0)
+        return numbers and type(value) is int and self._is_there(value)
+
+    def check(self, value: Any) -> None:
+        """Of a function that takes a device, or None for the current one."""
+        self.means_us(value, numbers=True)
+
+    def _is_there(self, index: int) -> bool:
+        if index > 0:
+            raise no_such_device(index, self._card)
+        return True
+
+
+def _number(text: str) -> int:
+    return int(text) if text.isdigit() else 0

@@ -1,0 +1,202 @@
+"""Memory that operators take on CUDA and no shape shows: workspaces, and tensors that live inside one kernel call.
+
+Each rule gives the bytes of what is alive together while the operator runs, beside its results. Where they come
+from stands with them; "read" means in torch's source, "estimated" that the sizes follow from how the kernel works
+and were not compared with a card. What has no rule is told by `unseen_by`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from math import ceil
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from memviz.allocator.context import context_sentence
+from memviz.runner.predict.cards import Card
+
+aten = torch.ops.aten
+Temporaries = Callable[[Any, Any, Any, Card], Iterable[int]]
+"""Arguments, keyword arguments, result, card -> bytes of each."""
+
+USES_CUBLAS = {
+    aten.mm,
+    aten.addmm,
+    aten.bmm,
+    aten.baddbmm,
+    aten.addbmm,
+    aten._scaled_mm,
+    aten._addmm_activation,
+    aten.addmv,
+    aten.mv,
+    aten.dot,
+    aten._int_mm,
+}
+_HALVES = (torch.float16, torch.bfloat16)
+_SINGLE, _INDEX = 4, 8
+_UNSORTED_INDICES = 3072
+_ROWS_A_THREAD = 10
+_CHUNK = 65536
+RECURRENT = "recurrent layer"
+"""No operator: torch takes these layers apart before any is seen."""
+
+
+def _up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _flash(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Keys in several parts, where there are too few rows for the card: a partial result each (read)."""
+    query, key = args[0], args[1]
+    dropout = args[3] if len(args) > 3 else kwargs.get("dropout_p", 0.0)
+    batch, heads, rows, width = query.shape
+    splits = 1 if dropout else _splits(batch * heads * ceil(rows / 64), key.size(2), width, card)
+    if splits == 1:
+        return ()
+    each = splits * batch * heads * rows * _SINGLE
+    return each, each * _up(width, 32 if width <= 128 else 64)
+
+
+def _splits(blocks: int, keys: int, width: int, card: Card) -> int:
+    """The least number of parts that keeps the card nearly as busy as any number would."""
+    units = 2 * card.multiprocessors
+    if blocks >= 0.8 * units:
+        return 1
+    key_blocks = ceil(keys / (256 if width <= 64 else 128 if width <= 128 else 64))
+    parts = range(1, min(128, units, key_blocks) + 1)
+    worth = [n for n in parts if n == 1 or ceil(key_blocks / n) != ceil(key_blocks / (n - 1))]
+    busy = {n: (blocks * n / units) / ceil(blocks * n / units) for n in worth}
+    return next(n for n in worth if busy[n] >= 0.85 * max(busy.values()))
+
+
+def _flash_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Row sums, the queries' gradient in fp32, and for grouped heads those of keys and values unsummed (read)."""
+    query, key = args[1], args[2]
+    batch, heads, rows, width = query.shape
+    rows = _up(rows, 128)
+    yield batch * heads * rows * _SINGLE
+    yield batch * heads * rows * _up(width, 32 if width <= 128 else 64) * _SINGLE
+    if key.size(1) != heads:
+        expanded = batch * heads * key.size(2) * width * query.element_size()
+        yield from (expanded, expanded)
+
+
+def _efficient_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
+    query = args[1]
+    batch, heads, rows, width = query.shape
+    yield batch * heads * rows * _SINGLE
+    if query.dtype in _HALVES:
+        yield batch * heads * _up(rows, 64) * _up(width, 64) * _SINGLE
+
+
+def _embedding_backward(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Many indices are sorted, and rows of one index summed in parts in fp32 (read; the sort itself estimated)."""
+    gradient, indices, weights = args[0], args[1], args[2]
+    count = indices.numel()
+    if count <= _UNSORTED_INDICES:
+        return
+    segments = min(count, weights)
+    parts = count // _ROWS_A_THREAD + segments
+    wide = _SINGLE if gradient.dtype in _HALVES else gradient.element_size()
+    yield from (count * _INDEX, count * _INDEX, count * _INDEX)
+    yield from (segments * _INDEX, segments * _INDEX, parts * _INDEX)
+    yield parts * gradient.size(-1) * wide
+
+
+def _index_put(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Adding at indices sorts them: keys and order, before and after (estimated)."""
+    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
+    if not accumulate:
+        return ()
+    count = max((each.numel() for each in args[1] if each is not None), default=0)
+    return (count * _INDEX,) * 5
+
+
+def _foreach_norm(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """A number for each piece of each tensor (read)."""
+    tensors = args[0]
+    pieces = max((ceil(each.numel() / _CHUNK) for each in tensors), default=0)
+    return (len(tensors) * pieces * _SINGLE,)
+
+
+def _copies_for_cublas(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
+    for each in args:
+        if isinstance(each, Tensor) and each.dim() >= 2 and not _suits_cublas(each):
+            yield _bytes(each)
+
+
+def _suits_cublas(matrix: Tensor) -> bool:
+    rows, columns = matrix.shape[-2:]
+    down, across = matrix.stride()[-2:]
+    return (across == 1 and down >= max(1, columns)) or (down == 1 and across >= max(1, rows))
+
+
+def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: Card) -> Iterable[int]:
+    """Kernels that walk memory from end to end copy what does not lie so (read)."""
+    return [_bytes(each) for each in args[:2] if isinstance(each, Tensor) and not each.is_contiguous()]
+
+
+TEMPORARIES: dict[Any, Temporaries] = {
+    aten._scaled_dot_product_flash_attention: _flash,
+    aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+    aten.embedding_dense_backward: _embedding_backward,
+    aten.index_put_: _index_put,
+    aten.index_put: _index_put,
+    aten._foreach_norm: _foreach_norm,
+    **{each: _copies_for_cublas for each in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm)},
+    **{
+        each: _copies_to_be_contiguous
+        for each in (
+            aten.native_layer_norm,
+            aten.native_layer_norm_backward,
+            aten._softmax,
+            aten._softmax_backward_data,
+            aten._log_softmax,
+            aten._log_softmax_backward_data,
+        )
+    },
+}
+
+_UNSEEN = (
+    (
+        ("convolution", "convolution_backward"),
+        "cuDNN takes a workspace for each convolution, chosen as it runs; it is not predicted, so peaks of "
+        "convolutional models are lower bounds.",
+    ),
+    (
+        ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+        "cuDNN's attention takes a workspace that its plan decides on; it is not predicted.",
+    ),
+    (
+        ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+        "cuDNN's batch norm may keep a reserve for backward; it is not predicted.",
+    ),
+    (
+        (RECURRENT,),
+        "cuDNN runs whole recurrent layers with a workspace and a reserve; here they are predicted step by step.",
+    ),
+    (
+        ("sort_stable", "sort", "topk", "argsort", "cumsum", "unique_dim", "multinomial"),
+        "Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
+    ),
+)
+_ALWAYS = (
+    "Reductions take buffers for a moment that are not predicted: mostly some KiB, and up to 528 MiB over very many "
+    "rows, by recordings of others.",
+)
+
+
+def unseen_by(operators: Iterable[str], card: Card) -> tuple[str, ...]:
+    """What a run of these operators takes on a card beyond what is predicted."""
+    used = set(operators)
+    of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
+    return (*of_operators, *_ALWAYS, context_sentence(card.name))

@@ -1,0 +1,242 @@
+"""PyTorch's history of allocations, switched on and always off again, in every release that has one.
+
+Releases differ in how it is asked for, so the arguments are chosen by the names that the function itself takes:
+2.0 has booleans, 2.1 the words used here, later ones can clear what an earlier recording left behind.
+
+The history is one for the whole process, and so is its ring buffer: when that is full, the first events are lost.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from memviz.errors import UsageError
+from memviz.runner.measure.accelerator import Accelerator
+from memviz.runner.measure.out_of_memory import is_out_of_memory
+from memviz.runner.record.event_clock import Counts, counts_of
+
+StackKind = Literal["python", "all", "none"]
+
+BYTES_PER_EVENT = 2048
+"""Of host memory, in torch's buffer and once more as Python objects when a snapshot is taken. Torch says several KB
+where stacks are long and shared by few events; training repeats its stacks."""
+FEWEST_EVENTS = 100_000
+MOST_EVENTS = 5_000_000
+
+_TRIES = 3
+_HEARD = "_heard_by_memviz"
+
+_watched: dict[Callable[..., object], list[Callable[[int], None]]] = {}
+"""By the function that attaches observers, what to call. Torch never lets an observer go again, so there is one per
+process and accelerator, and recordings come and go behind it."""
+_on: list[str] = []
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What torch knew at one moment."""
+
+    snapshot: dict[str, Any]
+    counts: Counts | None
+    """None where torch does not count allocations (XPU), or where they went on while it was taken."""
+    ran_out_on: int | None = None
+    """The GPU that had no more, where PyTorch's allocator said so itself."""
+
+
+def ring_size(available_bytes: int | None = None) -> int:
+    """Events to keep: a quarter of this machine's free memory at most. Torch's buffer grows only as it is filled."""
+    free = _available_bytes() if available_bytes is None else available_bytes
+    return max(FEWEST_EVENTS, min(MOST_EVENTS, free // 4 // BYTES_PER_EVENT))
+
+
+def is_recording() -> bool:
+    return bool(_on)
+
+
+class History:
+    """On from `start` to `stop`; `stop` may be called any number of times, and has to be."""
+
+    def __init__(
+        self,
+        accelerator: Accelerator,
+        *,
+        stacks: StackKind = "python",
+        max_entries: int | None = None,
+        device: int | None = None,
+    ) -> None:
+        self.accelerator = accelerator
+        self.stacks = stacks
+        self.max_entries = ring_size() if max_entries is None else max_entries
+        if self.max_entries < 1:
+            raise UsageError("The history must have room for at least one event.")
+        self.device = device
+        self.at_out_of_memory: Taken | None = None
+        """Of the latest time that memory ran out, taken before the error was raised."""
+        self._counts_then: tuple[Counts | None, ...] = ()
+        self.when_out_of_memory: Callable[[Taken], None] | None = None
+        self.is_on = False
+
+    def start(self) -> None:
+        if _on:
+            raise UsageError("A recording is on already, and PyTorch has one history for the whole process.")
+        self._switch(None)
+        _on.append(self.accelerator.kind)
+        self.is_on = True
+        try:
+            self._switch("all")
+            self._observe()
+        except BaseException:
+            self.stop()
+            raise
+
+    def stop(self) -> None:
+        """Off, and the buffers cleared: the next recording must not begin with this one's events."""
+        if not self.is_on:
+            return
+        self.is_on = False
+        _on.clear()
+        attach = self.accelerator.attach_observer
+        observers = _watched.get(attach, []) if attach else []
+        if self._ran_out in observers:
+            observers.remove(self._ran_out)
+        try:
+            self._switch(None)
+        except Exception:
+            # A device that has failed refuses this too; then its error is on its way already.
+            return
+        except BaseException:
+            # Whoever pressed Ctrl-C just then wants an end of everything, of this too.
+            with suppress(Exception):
+                self._switch(None)
+            raise
+
+    def silence(self) -> None:
+        """Switches off what the program itself switched on, where torch can tell: it would go on for ever."""
+        is_on = self.accelerator.history_is_on
+        if is_on is not None and is_on():
+            self._switch(None)
+
+    def take(self) -> Taken:
+        """With counts that fit it, or with none where other threads go on allocating all the while."""
+        for _ in range(_TRIES):
+            before = self.counts()
+            snapshot: dict[str, Any] = self.accelerator.api.memory._snapshot()
+            if self.counts() == before:
+                return Taken(snapshot, before)
+        return Taken(snapshot, None)
+
+    def take_last(self) -> Taken:
+        """The moment when memory ran out, if nothing was allocated since: what the error let go of is still there."""
+        ran_out = self.at_out_of_memory
+        return ran_out if ran_out is not None and self.ended_out_of_memory() else self.take()
+
+    def ended_out_of_memory(self) -> bool:
+        """On whichever GPU that was, and whichever is this thread's: none of them was given anything since."""
+        if self.at_out_of_memory is None:
+            return False
+        pairs = zip(self._counts_then, self._counts_everywhere(), strict=False)
+        return all(then is None or now is None or then.allocs == now.allocs for then, now in pairs)
+
+    def failed(self, error: BaseException) -> None:
+        """To be told of an error wherever it is met: libraries that run out of memory tell no observer.
+
+        Only the first time counts, because the error lets go of more and more on its way.
+        """
+        if not self.is_on or error.__dict__.get(_HEARD) or not is_out_of_memory(error):
+            return
+        error.__dict__[_HEARD] = True
+        if not self.ended_out_of_memory():
+            self._ran_out()
+
+    def counts(self) -> Counts | None:
+        return counts_of(self.accelerator.api, self.device)
+
+    def _counts_everywhere(self) -> tuple[Counts | None, ...]:
+        """None for a GPU that does not say, as one that has failed may not."""
+        found: list[Counts | None] = []
+        for number in range(self.accelerator.count()):
+            try:
+                found.append(counts_of(self.accelerator.api, number))
+            except RuntimeError:
+                found.append(None)
+        return tuple(found)
+
+    def lost(self, taken: Taken) -> int:
+        """The largest buffer of a device that was full, in events; 0 where no event was lost."""
+        longest = max((len(each) for each in taken.snapshot.get("device_traces", [])), default=0)
+        return longest if longest >= self.max_entries else 0
+
+    def _switch(self, enabled: str | None) -> None:
+        record = self.accelerator.api.memory._record_memory_history
+        names = inspect.signature(record).parameters
+        if "max_entries" not in names:
+            record(**self._legacy(enabled, set(names)))
+        elif enabled is None:
+            record(enabled=None)
+        else:
+            record(**self._arguments(set(names)))
+
+    def _arguments(self, names: set[str]) -> dict[str, Any]:
+        every = {
+            "enabled": "all",
+            "context": None if self.stacks == "none" else "all",
+            "stacks": "all" if self.stacks == "all" else "python",
+            "max_entries": self.max_entries,
+            "clear_history": True,
+            "global_record_annotations": True,
+        }
+        return {name: value for name, value in every.items() if name in names}
+
+    def _legacy(self, enabled: str | None, names: set[str]) -> dict[str, Any]:
+        every = {
+            "enabled": enabled is not None,
+            "record_context": self.stacks != "none",
+            "record_context_cpp": self.stacks == "all",
+            "trace_alloc_max_entries": self.max_entries,
+            "trace_alloc_record_context": self.stacks != "none",
+        }
+        return {name: value for name, value in every.items() if name in names}
+
+    def _observe(self) -> None:
+        attach = self.accelerator.attach_observer
+        if attach is None:
+            return
+        observers = _watched.get(attach)
+        if observers is None:
+            observers = _watched[attach] = []
+            attach(lambda device, *_: _tell(observers, device))
+        observers.append(self._ran_out)
+
+    def _ran_out(self, device: int | None = None) -> None:
+        """Runs inside the failing allocation: an error in here would take the place of OutOfMemoryError."""
+        try:
+            self.at_out_of_memory = None
+            self._counts_then = self._counts_everywhere()
+            self.at_out_of_memory = replace(self.take(), ran_out_on=device)
+            if self.when_out_of_memory is not None:
+                self.when_out_of_memory(self.at_out_of_memory)
+        except Exception:
+            return
+
+
+def _tell(observers: list[Callable[[int], None]], device: int) -> None:
+    for each in tuple(observers):
+        each(device)
+
+
+def _available_bytes() -> int:
+    """Of this machine, and of the container that it may be."""
+    free = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")] if hasattr(os, "sysconf") else []
+    group = Path("/sys/fs/cgroup")
+    try:
+        most, used = (int((group / name).read_text()) for name in ("memory.max", "memory.current"))
+        free.append(max(0, most - used))
+    except (OSError, ValueError):
+        pass
+    return min(free, default=FEWEST_EVENTS * BYTES_PER_EVENT * 4)

@@ -1,0 +1,264 @@
+"""A user's program with the history on: started when the program starts the GPU, written whenever there is reason.
+
+The file belongs to the program's end, however it ends. Moments before have files of their own beside it: `oom` when
+memory ran out and the program went on, `signal1`, `signal2` ... when it was asked. Of a program that runs out of
+memory and ends with that, the moment itself is the end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
+from memviz.runner.record.hard_exit import before_hard_exit
+from memviz.runner.record.history import History, StackKind, Taken
+from memviz.runner.record.log import Log
+from memviz.runner.record.recording import free_path, notes_of, read_taken
+from memviz.runner.record.script import Script
+from memviz.runner.record.signals import Signals, end_by
+from memviz.runner.record.write_recording import own_words, without_stacks, write_snapshot
+
+FAILED = 2
+OUT_OF_MEMORY = "oom"
+_MOST_OUT_OF_MEMORY = 8
+"""Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
+_RANKS = ("RANK", "LOCAL_RANK")
+
+
+@dataclass(frozen=True)
+class Wanted:
+    output: Path
+    stacks: StackKind = "python"
+    max_entries: int | None = None
+    overwrite: bool = False
+
+
+def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | None = None) -> int:
+    """Runs it to its end, and gives its exit status; FAILED where it went well but left no recording."""
+    path = free_path(rank_path(wanted.output), overwrite=wanted.overwrite)
+    free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
+    ends = _Interrupted()
+    found = accelerator or find_accelerator()
+    history = History(found, stacks=wanted.stacks, max_entries=wanted.max_entries)
+    keeper = _Keeper(history, path, script.name)
+    signals = Signals(keeper.answers())
+    found.when_used(keeper.start)
+    signals.open()
+    process = os.getpid()
+    try:
+        return _run(script, keeper, ends)
+    finally:
+        # A process that the program forked may come out here too; the recording is not its own.
+        if os.getpid() == process:
+            signals.close()
+            history.stop()
+
+
+def rank_path(path: Path, environment: Mapping[str, str] = os.environ) -> Path:
+    """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
+    rank = next((environment[each] for each in _RANKS if environment.get(each, "").isdigit()), None)
+    return path if rank is None else beside(path, f"rank{rank}")
+
+
+def beside(path: Path, word: str) -> Path:
+    stem, dot, endings = path.name.partition(".")
+    return path.with_name(f"{stem}.{word}{dot}{endings}")
+
+
+def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
+    process = os.getpid()
+    try:
+        with before_hard_exit(lambda: keeper.finish(None)):
+            _run_to_its_end(script, process)
+    except SystemExit as error:
+        if os.getpid() == process and not keeper.finish(error) and not error.code:
+            return FAILED
+        raise
+    except BaseException as error:
+        if os.getpid() != process:
+            raise
+        keeper.finish(error)
+        script.show(error)
+        if isinstance(error, KeyboardInterrupt):
+            ends.by_signal = True
+        return 1
+    return 0 if os.getpid() != process or keeper.finish(None) else FAILED
+
+
+def _run_to_its_end(script: Script, process: int) -> None:
+    """Python waits for threads that are no daemons before a program is over, and so does the recording."""
+    try:
+        script.run()
+    except SystemExit:
+        _wait_for_threads(process)
+        raise
+    _wait_for_threads(process)
+
+
+def _wait_for_threads(process: int) -> None:
+    if os.getpid() != process:
+        return
+    ours = (threading.current_thread(), threading.main_thread())
+    while running := [each for each in threading.enumerate() if not each.daemon and each not in ours]:
+        running[0].join()
+
+
+class _Interrupted:
+    """A program that does not catch Ctrl-C ends by the signal, after everything that it wants done at its end.
+
+    What is registered first at exit is called last.
+    """
+
+    def __init__(self) -> None:
+        self.by_signal = False
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        if self.by_signal:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            end_by(signal.SIGINT)
+
+
+class _Keeper:
+    """Takes and writes, one at a time, whichever thread asks."""
+
+    def __init__(self, history: History, path: Path, script: str) -> None:
+        self.history = history
+        self.path = path
+        self.script = script
+        self.lock = threading.RLock()
+        self.signals = 0
+        self.out_of_memory = 0
+        self.oom_path: Path | None = None
+        self.has_started = False
+        self.is_over = False
+        self.why_not = ""
+
+    def start(self) -> None:
+        """Called when the GPU's driver is up and nothing is allocated yet."""
+        if self.is_over:
+            return
+        try:
+            self.history.start()
+        except Exception as error:
+            self.why_not = f"The recording could not be switched on: {first_line(error)}"
+            return _say(self.why_not)
+        self.history.when_out_of_memory = self.ran_out
+        self.has_started = True
+
+    def answers(self) -> dict[int, Callable[[int], None]]:
+        wanted = {"SIGUSR1": self.asked, "SIGTERM": self.terminated}
+        return {getattr(signal, name): answer for name, answer in wanted.items() if hasattr(signal, name)}
+
+    def asked(self, _number: int) -> None:
+        with self.lock:
+            self.signals += 1
+            while (path := beside(self.path, f"signal{self.signals}")).exists():
+                self.signals += 1
+            self._keep(path, self.history.take, "on a signal")
+
+    def terminated(self, number: int) -> None:
+        self.lock.acquire()
+        # Never let go: nothing may be written after the end has been. Whoever sent this may not wait long, so
+        # nothing is looked up that is not in the snapshot.
+        self._keep(self.path, self.history.take, "on the signal to end", look_round=False)
+        end_by(number)
+
+    def ran_out(self, taken: Taken) -> None:
+        with self.lock:
+            self.out_of_memory += 1
+            if self.out_of_memory > _MOST_OUT_OF_MEMORY:
+                return
+            path = beside(self.path, OUT_OF_MEMORY)
+            if self._keep(path, lambda: taken, "as memory ran out"):
+                self.oom_path = path
+
+    def finish(self, error: BaseException | None) -> bool:
+        """Whether the program's end is written."""
+        with self.lock:
+            if self.is_over:
+                return False
+            self.is_over = True
+            if not self.has_started:
+                _say(self._why_nothing())
+                return False
+            if error is not None:
+                self.history.failed(error)
+            ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
+            if ended_so and self.oom_path is not None and self._move(self.oom_path):
+                return True
+            return self._keep(self.path, self.history.take, "at its end")
+
+    def _why_nothing(self) -> str:
+        """A GPU that is listed may not start: then the program ran on the processor, or ended with torch's error."""
+        if self.why_not:
+            return "Nothing is written, because nothing was recorded."
+        try:
+            self.history.accelerator.wake()
+        except UsageError as error:
+            return f"There is nothing to record. {error}"
+        return f"{self.script} never used the GPU, so there is nothing to record."
+
+    def _move(self, there: Path) -> bool:
+        try:
+            there.replace(self.path)
+        except OSError:
+            return False
+        _say(f"{self.path} is the moment when memory ran out.")
+        return True
+
+    def _keep(self, path: Path, take: Callable[[], Taken], when: str, *, look_round: bool = True) -> bool:
+        if not self.history.is_on:
+            _say("Nothing is recorded yet, so nothing is written.")
+            return False
+        try:
+            taken = take()
+            write_snapshot(path, self._in_words(taken, path.name) if look_round else taken.snapshot)
+        except Exception as error:
+            _say(f"Nothing is written. {error}")
+            return False
+        events = sum(len(each) for each in taken.snapshot.get("device_traces", []))
+        _say(f"{events:,} events written to {path}, {when}.")
+        for note in notes_of(self.history, taken):
+            _say(f"{note.text} {note.remedy}")
+        return True
+
+    def _in_words(self, taken: Taken, source: str) -> dict[str, Any]:
+        """With labels, or as torch gave it: what was recorded is not lost for a name."""
+        try:
+            return self._with_labels(taken, source)
+        except UsageError:
+            raise
+        except Exception as error:
+            _say(f"The recording has no labels: {first_line(error)}")
+            return taken.snapshot
+
+    def _with_labels(self, taken: Taken, source: str) -> dict[str, Any]:
+        log = Log(lambda: None)
+        if "torch" in sys.modules:
+            from memviz.runner.record.tensor_labels import see_everything_alive
+
+            # Another thread may change what is looked at; then what has been seen by then has to do.
+            with suppress(RuntimeError):
+                see_everything_alive(log, self.history.accelerator.kind)
+        quick = replace(taken, snapshot=without_stacks(taken.snapshot))
+        trace = read_taken(self.history, quick, log, None, facts={"script": self.script}, source=source)
+        return own_words(taken.snapshot, trace)
+
+
+def _say(text: str) -> None:
+    """Where the program's own output does not go."""
+    with suppress(OSError, ValueError):
+        sys.stderr.write(f"memviz: {text}\n")
+        sys.stderr.flush()

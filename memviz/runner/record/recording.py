@@ -1,0 +1,180 @@
+"""`with memviz.recording("run.pickle", model=model, optimizer=optimizer):` around a few steps of any program.
+
+The file is a snapshot as PyTorch writes it, which every viewer opens; what the model and the optimizer add, which
+tensor is what, in which module and phase it was made, stands in it under our own key.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memviz.errors import MemvizError, UsageError
+from memviz.runner.measure.accelerator import Accelerator, find_accelerator
+from memviz.runner.record.history import History, StackKind, Taken
+from memviz.runner.record.labelling import labelled
+from memviz.runner.record.log import Log
+from memviz.runner.record.write_recording import own_words, write_snapshot
+from memviz.trace.formats.torch_snapshot import read_snapshot
+from memviz.trace.intern import Interner
+from memviz.trace.limits import Limits
+from memviz.trace.model import About, Note, Trace
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+_NO_LIMIT = 2**62
+
+
+class Recording:
+    """One history from its start to its end. `trace` is there when it is over."""
+
+    def __init__(self, history: History, device: int, facts: Mapping[str, str]) -> None:
+        from memviz.runner.record.model_hooks import Watch
+
+        self.history = history
+        self.device = device
+        self.facts = facts
+        self.log = Log(history.counts)
+        self.watch = Watch(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
+        self.trace: Trace | None = None
+        history.when_out_of_memory = lambda _: self.watch.see_all()
+
+    def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
+        """For a model or an optimizer that is made only within the recording."""
+        if model is not None:
+            self.watch.model(model)
+        if optimizer is not None:
+            self.watch.optimizer(optimizer)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Names a stretch of the program; 'forward', 'backward' and 'optimizer step' are phases of training."""
+        return self.log.during(name)
+
+    def take(self, source: str = "") -> tuple[Taken, Trace]:
+        if self.history.counts() is None:
+            # Nothing tells when earlier ones were seen, so only those that are there now can be placed.
+            self.log.sightings.clear()
+        self.watch.see_all()
+        taken = self.history.take_last()
+        return taken, read_taken(self.history, taken, self.log, self.device, facts=self.facts, source=source)
+
+
+def read_taken(
+    history: History, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
+) -> Trace:
+    """What was taken, as a Trace with the log's labels, on one GPU or, where that is None, on all of them."""
+    accelerator = history.accelerator
+    trace = trace_of(taken.snapshot, About("measured", source=source))
+    gpus = [each.device for each in trace.devices if each.kind == "gpu"] if device is None else [device]
+    about = replace(
+        trace.about,
+        on=", ".join(dict.fromkeys(accelerator.name_of(each) for each in gpus)),
+        facts={**dict(accelerator.versions), **facts},
+    )
+    trace = replace(trace, about=about, notes=(*trace.notes, *notes_of(history, taken)))
+    for number in gpus:
+        trace = labelled(trace, number, log, None if device is None else taken.counts)
+    return trace
+
+
+@contextmanager
+def recording(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    stacks: StackKind = "python",
+    max_entries: int | None = None,
+    device: int | None = None,
+    overwrite: bool = False,
+    accelerator: Accelerator | None = None,
+) -> Iterator[Recording]:
+    """Records what happens inside, and writes it when that ends, an error included.
+
+    Args:
+        path: The file to write; without one there is only the recording's `trace` afterwards.
+        model: Whose tensors, modules and phases are to be named.
+        optimizer: Whose state and steps are to be named.
+        stacks: Frames of Python, of Python and C++ ("all", some times slower), or "none".
+        max_entries: How many events to keep; by default what fits a quarter of the free host memory.
+        device: The GPU whose tensors are named; by default the current one. Histories cover all GPUs.
+        overwrite: Whether a file that is there already may be replaced.
+        accelerator: For programs that bring their own.
+
+    Raises:
+        UsageError: There is no GPU, a recording is on already, or the file cannot be written.
+    """
+    target = None if path is None else free_path(Path(path), overwrite=overwrite)
+    accelerator = accelerator or find_accelerator()
+    accelerator.wake()
+    index = int(accelerator.api.current_device()) if device is None else device
+    history = History(accelerator, stacks=stacks, max_entries=max_entries, device=index)
+    done = Recording(history, index, facts={})
+    try:
+        history.start()
+        done.label(model, optimizer)
+        try:
+            yield done
+        except BaseException as error:
+            _finish_beside(error, done, target)
+            raise
+        _finish(done, target)
+    finally:
+        try:
+            done.watch.close()
+        finally:
+            history.stop()
+
+
+def _finish(done: Recording, target: Path | None) -> None:
+    taken, done.trace = done.take(target.name if target else "")
+    done.watch.close()
+    done.history.stop()
+    if target is not None:
+        write_snapshot(target, own_words(taken.snapshot, done.trace))
+
+
+def _finish_beside(error: BaseException, done: Recording, target: Path | None) -> None:
+    """The program's own error goes on, whatever becomes of the recording."""
+    try:
+        done.history.failed(error)
+        _finish(done, target)
+    except Exception as other:
+        error.add_note(f"memviz could not keep the recording: {other}")
+    else:
+        if target is not None:
+            error.add_note(f"memviz wrote the recording up to here to {target}.")
+
+
+def free_path(path: Path, *, overwrite: bool) -> Path:
+    """Checked before the program runs: afterwards it is too late."""
+    if path.exists() and not overwrite:
+        raise UsageError(f"{path} is there already. Name another file, or allow it to be overwritten.")
+    folder = path.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise UsageError(f"{path} cannot be written: {folder} is not a folder that can be written to.")
+    return path
+
+
+def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
+    """Of torch's own dict, which is no stranger's file: it may be of any size."""
+    unlimited = Limits(memory_bytes=_NO_LIMIT, events=_NO_LIMIT, items=_NO_LIMIT)
+    try:
+        return read_snapshot(snapshot, about, Interner(), unlimited)
+    except MemvizError as error:
+        raise UsageError(f"Nothing was allocated on the GPU while it was recorded ({error})") from None
+
+
+def notes_of(history: History, taken: Taken) -> tuple[Note, ...]:
+    kept = history.lost(taken)
+    if not kept:
+        return ()
+    text = f"The history was full: it kept the last {kept:,} events, and the first ones are lost."
+    remedy = f"Record less, or keep more than {history.max_entries:,} events (max_entries)."
+    return (Note("history_full", text, remedy, level="warning"),)

@@ -1,0 +1,101 @@
+"""Signals answered by a thread of its own: a training run that hangs in the GPU's driver must still be recorded.
+
+Python runs a signal's handler in the main thread, and only between two of its instructions, so one that waits for
+other ranks would never get there. The number of the signal goes through a pipe to the thread, which acts at once.
+A program that handles a signal itself is left to it, and so are processes that it forks.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from types import FrameType
+from typing import Any
+
+from memviz.runner.record.hard_exit import EXIT
+
+_CLOSE = b"\0"
+
+Answer = Callable[[int], None]
+
+
+class Signals:
+    """Between `open` and `close`; both in the main thread. Elsewhere than on POSIX there is nothing to answer."""
+
+    def __init__(self, answers: Mapping[int, Answer]) -> None:
+        self._answers = answers
+        self._before: dict[int, Any] = {}
+        self._read = self._write = self._old_write = -1
+        self._thread: threading.Thread | None = None
+        self._held = threading.local()
+
+    def open(self) -> None:
+        if os.name != "posix":
+            return
+        ours = [number for number in self._answers if signal.getsignal(number) is signal.SIG_DFL]
+        if not ours:
+            return
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._old_write = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in ours:
+            self._before[number] = signal.signal(number, _noticed)
+        os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._leave_child)
+        self._thread = threading.Thread(target=self._listen, name="memviz signals", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        if self._thread is None:
+            return
+        self._restore()
+        os.write(self._write, _CLOSE)
+        self._thread.join()
+        self._thread = None
+        for end in (self._read, self._write):
+            os.close(end)
+
+    def _restore(self) -> None:
+        signal.set_wakeup_fd(self._old_write)
+        for number, handler in self._before.items():
+            if signal.getsignal(number) is _noticed:
+                signal.signal(number, handler)
+
+    def _hold(self) -> None:
+        """A child has this pipe too until it has left it: a signal to it in between would end us in its place."""
+        if self._thread is not None:
+            self._held.mask = signal.pthread_sigmask(signal.SIG_BLOCK, self._before)
+
+    def _let_go(self) -> None:
+        mask = self._held.__dict__.pop("mask", None)
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+    def _leave_child(self) -> None:
+        if self._thread is not None:
+            self._restore()
+            self._thread = None
+        self._let_go()
+
+    def _listen(self) -> None:
+        while (told := os.read(self._read, 1)) not in (_CLOSE, b""):
+            answer = self._answers.get(told[0])
+            if answer is not None and signal.getsignal(told[0]) is _noticed:
+                answer(told[0])
+
+
+def _noticed(_number: int, _frame: FrameType | None) -> None:
+    """The thread has been told by now. Something has to be here, or Python would not tell it."""
+
+
+def end_by(number: int) -> None:
+    """As the signal would have ended the process, from whichever thread: Python lets only one of them say so."""
+    try:
+        set_handler = ctypes.CDLL(None).signal
+        set_handler.argtypes = (ctypes.c_int, ctypes.c_void_p)
+        set_handler(number, None)
+        os.kill(os.getpid(), number)
+    finally:
+        EXIT(128 + number)

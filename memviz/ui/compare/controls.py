@@ -1,0 +1,174 @@
+"""Above the timelines, once for all of them: what the colours mean, how they are aligned, which axis and mode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from memviz.analysis.comparing.align import Way
+from memviz.analysis.comparing.scores import Score
+from memviz.ui.compare.compare_state import LETTERS, CompareView
+from memviz.ui.html.kinds import swatch
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut
+
+_LEAST_SHARE = 0.002
+_MOST_NAME = 44
+
+
+@dataclass(frozen=True)
+class Controls:
+    view: CompareView
+    scores: tuple[Score, ...]
+    order: tuple[str, ...]
+    ways: tuple[Way, ...]
+    has_times: bool
+    names: tuple[str, ...]
+    other: int
+
+
+def controls_html(controls: Controls) -> Html:
+    view = controls.view
+    return tag(
+        "div",
+        _overlay_legend(controls) if view.overlay else _legend(controls.scores, controls.order),
+        tag(
+            "div",
+            _align(controls),
+            switch_html("overlay", "Layout", (("side", "Side by side"), ("overlay", "Overlay")), _layout(view)),
+            _axis(controls),
+            class_="mv-controls",
+        ),
+        class_="mv-comparebar",
+        data_count=len(controls.scores),
+        data_many="yes" if len(controls.scores) > 3 else None,
+        data_mode=_layout(view),
+    )
+
+
+def _layout(view: CompareView) -> str:
+    return "overlay" if view.overlay else "side"
+
+
+def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
+    """Whatever has more than a hair's breadth at some peak."""
+    shown = {kind for score in scores for kind, count in score.kinds if count > _LEAST_SHARE * max(score.live_bytes, 1)}
+    keys = [
+        tag(
+            "button",
+            swatch(kind),
+            kind,
+            type="button",
+            class_="mv-key",
+            data_compare_by="category",
+            data_compare_row=kind,
+            aria_pressed="false",
+        )
+        for kind in order
+        if kind in shown
+    ]
+    return tag(
+        "div",
+        *keys,
+        _mark("mv-hatched mv-square", "cached"),
+        _mark("mv-rule", "reserved"),
+        class_="mv-legend",
+    )
+
+
+def _overlay_legend(controls: Controls) -> Html:
+    letter = LETTERS[controls.other]
+    others = [
+        _mark(
+            "mv-rule" if number == controls.other else "mv-rule mv-faint", f"{LETTERS[number]} {cut(name, _MOST_NAME)}"
+        )
+        for number, name in enumerate(controls.names)
+        if number
+    ]
+    return tag(
+        "div",
+        _mark("mv-square mv-silhouette", f"A {cut(controls.names[0], _MOST_NAME)}"),
+        *others,
+        _mark("mv-square mv-grown", f"{letter} above A"),
+        _mark("mv-square mv-shrunk", f"{letter} below A"),
+        class_="mv-legend",
+    )
+
+
+def _mark(look: str, words: str) -> Html:
+    return tag("span", tag("i", class_=look, aria_hidden="true"), words, class_="mv-key")
+
+
+def _align(controls: Controls) -> Html:
+    axis = "time" if controls.view.axis == "time" else "event"
+    options = [_option(way, axis, way == controls.view.way) for way in controls.ways]
+    current = tag("summary", tag("span", "Align"), " ", way_text(controls.view.way, axis), " ▾")
+    return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
+
+
+def _option(way: Way, axis: str, chosen: bool) -> Html:
+    return tag(
+        "button",
+        way_text(way, axis),
+        joined(" ", tag("small", _way_reason(way, axis))),
+        type="button",
+        data_act="align",
+        data_value=way.kind,
+        data_number=way.number if way.kind == "step" else None,
+        data_name=way.name or None,
+        aria_pressed="true" if chosen else "false",
+    )
+
+
+def way_text(way: Way, axis: str) -> str:
+    if way.kind == "scale":
+        return axis
+    if way.kind == "step":
+        return f"step {way.number + 1}"
+    return cut(way.name, _MOST_NAME) if way.kind == "annotation" else way.kind
+
+
+def _way_reason(way: Way, axis: str) -> str:
+    unit = "µs" if axis == "time" else "events"
+    reasons = {
+        "start": "each whole run, beginning over beginning",
+        "scale": f"as many {unit} to the inch",
+        "peak": "the same, peak over peak",
+        "step": "the same step, at one width",
+        "annotation": "where it comes first",
+    }
+    return reasons[way.kind]
+
+
+def _axis(controls: Controls) -> Html:
+    axis = controls.view.axis if controls.has_times else "event"
+    why = None if controls.has_times else "Not all of these traces have times"
+    return switch_html(
+        "axis", "Axis", (("event", "Event"), ("time", "Time")), axis, disabled={"time": why} if why else {}
+    )
+
+
+def switch_html(
+    act: str,
+    label: str,
+    choices: Sequence[tuple[str, str]],
+    chosen: str,
+    *,
+    disabled: Mapping[str, str] = MappingProxyType({}),
+) -> Html:
+    """Buttons of which one is pressed; what cannot be chosen says why."""
+    buttons = [
+        tag(
+            "button",
+            text,
+            type="button",
+            data_act=act if value not in disabled else None,
+            data_value=value,
+            aria_pressed="true" if value == chosen else "false",
+            aria_disabled="true" if value in disabled else None,
+            title=disabled.get(value),
+        )
+        for value, text in choices
+    ]
+    return tag("div", *buttons, class_="mvt-switch", role="group", aria_label=label)

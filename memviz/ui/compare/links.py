@@ -1,0 +1,67 @@
+"""Links that restore a comparison: its traces by their names in links, baseline first, and how they are looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from urllib.parse import urlencode
+
+from memviz.analysis.comparing.align import START
+from memviz.ui.compare.compare_state import GROUPINGS, LETTERS, SORTS, CompareView, Side, way_of
+from memviz.ui.shell.links import link_name, named
+from memviz.ui.shell.session import Session
+
+TAB = "compare"
+_LONGEST = 200
+OpenSample = Callable[[Session, str], Session | None]
+"""A session with the sample of that name open in it; None where there is no such sample."""
+
+
+def compare_query(sides: tuple[Side, ...], view: CompareView) -> str:
+    """Only what differs from how a comparison begins."""
+    said = {"tab": TAB, "traces": ",".join(link_name(side.opened) for side in sides)}
+    other = view.number_of_other(sides)
+    if other > 1:
+        said["other"] = LETTERS[other]
+    if view.by:
+        said["by"] = view.by
+    if view.sort != CompareView().sort:
+        said["sort"] = view.sort
+    if view.way != START:
+        said["align"] = view.way.kind
+        said |= {"step": str(view.way.number)} if view.way.kind == "step" else {}
+        said |= {"name": view.way.name} if view.way.name else {}
+    if view.axis != "event":
+        said["axis"] = view.axis
+    if view.overlay:
+        said["overlay"] = "1"
+    return urlencode(said)
+
+
+def compare_session(session: Session, query: Mapping[str, str], open_sample: OpenSample) -> Session | None:
+    """Its traces side by side; None where one of them is not open here."""
+    keys: list[str] = []
+    for name in query.get("traces", "").split(",")[: len(LETTERS)]:
+        found = named(session, name)
+        if found is None:
+            opened = open_sample(session, name)
+            session = opened or session
+            found = named(session, name) if opened else None
+        if found is None:
+            return None
+        keys.append(found.key)
+    return replace(session, compared=tuple(dict.fromkeys(keys)), chosen=keys[0], home=False)
+
+
+def compare_view(session: Session, query: Mapping[str, str]) -> CompareView:
+    """Whatever is not understood is left out."""
+    by, sort, other = query.get("by", ""), query.get("sort", ""), query.get("other", "")
+    place = LETTERS.find(other) if len(other) == 1 else -1
+    return CompareView(
+        other=session.compared[place] if 0 < place < len(session.compared) else "",
+        by=by if by in GROUPINGS else "",
+        sort=sort if sort in SORTS else CompareView().sort,
+        way=way_of(query.get("align", ""), query.get("step", "")[:6], query.get("name", "")[:_LONGEST]),
+        axis="time" if query.get("axis") == "time" else "event",
+        overlay=query.get("overlay") == "1",
+    )

@@ -1,0 +1,179 @@
+"""One row a trace, on one scale: the peak by category, then hatched up to what was reserved, and the figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memviz.analysis.comparing.scores import Score
+from memviz.ui.compare.compare_state import LETTERS, Side
+from memviz.ui.html.kinds import colour_style
+from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.html.words import cut, rounded
+from memviz.ui.shell.session import Opened
+from memviz.units import bytes_text, duration_text, percent_text
+
+NOT_IN_FILE = "not in file"
+FACT_COLUMNS = (("step time", "Step"), ("work", "Work"), ("output difference", "Output vs A"), ("loss", "Loss"))
+"""Of `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
+_MOST_NAME = 48
+
+
+@dataclass(frozen=True)
+class Board:
+    sides: tuple[Side, ...]
+    scores: tuple[Score, ...]
+    order: tuple[str, ...]
+    """Of the categories, as the timelines stack them."""
+    other: int
+    """The trace that the waterfall leads to."""
+    also_open: tuple[Opened, ...] = ()
+
+
+def scoreboard_html(board: Board) -> Html:
+    facts = [(key, head) for key, head in FACT_COLUMNS if any(key in side.trace.about.facts for side in board.sides)]
+    timed = any(score.duration_us is not None for score in board.scores)
+    head = [
+        tag("th", "Trace", scope="col"),
+        tag("th", "Peak, live by category, then cached up to reserved", scope="col", class_="mv-scorebar"),
+        *(_head(text, title) for text, title in _HEADS),
+        *([_head("Recorded", "From the first event to the last")] if timed else []),
+        *(_head(text, "As the run wrote it") for _, text in facts),
+        tag("th", tag("span", "Remove", class_="mv-hidden"), scope="col"),
+    ]
+    scale = max(max(score.reserved_bytes, score.live_bytes) for score in board.scores) or 1
+    rows = [
+        tag(
+            "tr",
+            _name(board, number),
+            tag("td", _bar(board.scores[number], board.order, scale), class_="mv-scorebar"),
+            *_figures(board.scores[number], number),
+            *([_duration(board.scores[number], side)] if timed else []),
+            *(_cell(side.trace.about.facts.get(key, NOT_IN_FILE), soft=True) for key, _ in facts),
+            _remove(side),
+            class_="mv-to" if number == board.other and len(board.sides) > 2 else None,
+        )
+        for number, side in enumerate(board.sides)
+    ]
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-scores")
+    return tag("section", table, _also(board), aria_label="The traces compared")
+
+
+_HEADS = (
+    ("Live", "Live bytes at the peak"),
+    ("Reserved", "Most that was reserved at any time"),
+    ("Gap, of reserved", "Reserved at most, and not live at the peak"),
+    ("vs A", "Live at the peak, over the baseline's"),
+)
+
+
+def _head(text: str, title: str) -> Html:
+    return tag("th", text, scope="col", class_="mv-number", title=title)
+
+
+def _name(board: Board, number: int) -> Html:
+    side = board.sides[number]
+    name: Html = tag("span", cut(side.name, _MOST_NAME), class_="mv-whose")
+    if len(board.sides) > 2 and number:
+        words = f"Show the way from A to {side.letter} below"
+        pressed = "true" if number == board.other else "false"
+        name = _button(cut(side.name, _MOST_NAME), "other", side, class_="mv-whose", title=words, aria_pressed=pressed)
+    title = "The baseline" if number == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
+    badge = _button(
+        side.letter,
+        "baseline",
+        side,
+        class_="mv-letter",
+        title=title,
+        aria_label=f"{side.letter}, {title[0].lower()}{title[1:]}",
+        data_letter=side.letter,
+        draggable="true",
+    )
+    where = f"{side.trace.about.label}, {'cuda' if side.device.kind == 'gpu' else 'host'}:{side.device.device}"
+    return tag("th", tag("div", badge, name, tag("small", where), class_="mv-who"), scope="row")
+
+
+def _button(text: str, act: str, side: Side, **attributes: str) -> Html:
+    return tag("button", text, type="button", data_act=act, data_key=side.opened.key, **attributes)
+
+
+def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
+    held = sorted(score.kinds, key=lambda each: order.index(each[0]))
+    parts = [
+        tag(
+            "i",
+            class_="mv-kind",
+            style=f"{colour_style(kind)};width:{_share(count, scale)}",
+            title=f"{kind} {bytes_text(count)}",
+            data_compare_by="category",
+            data_compare_row=kind,
+        )
+        for kind, count in held
+    ]
+    label = f"{bytes_text(score.live_bytes)} live of {bytes_text(score.reserved_bytes)} reserved"
+    hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=_gap(score))
+    tick = tag("i", class_="mv-tick", style=f"left:{_share(score.reserved_bytes, scale)}")
+    return tag("div", *parts, hatch, tick, class_="mv-peakbar", role="img", aria_label=label)
+
+
+def _gap(score: Score) -> str:
+    return f"reserved and not live {bytes_text(score.gap_bytes)}"
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.3f}%"
+
+
+def _figures(score: Score, number: int) -> list[Html]:
+    return [
+        _cell(tag("b", rounded(score.live_bytes))),
+        _cell(rounded(score.reserved_bytes)),
+        _cell(percent_text(score.gap_bytes, score.reserved_bytes), soft=True),
+        _cell(*_against(score.delta_bytes, number), soft=not score.delta_bytes),
+    ]
+
+
+def _against(delta: int, number: int) -> tuple[str | Html, ...]:
+    if not number:
+        return ("baseline",)
+    if not delta:
+        return ("as high",)
+    arrow, look = ("▲", "mv-grew") if delta > 0 else ("▼", "mv-shrank")
+    return (tag("b", arrow, " ", rounded(abs(delta)), class_=look),)
+
+
+def _duration(score: Score, side: Side) -> Html:
+    if score.duration_us is not None:
+        return _cell(duration_text(score.duration_us))
+    return _cell(NOT_IN_FILE if side.device.is_timed else "no clock ran", soft=True)
+
+
+def _cell(*children: object, soft: bool = False) -> Html:
+    return tag("td", *children, class_="mv-number mv-soft" if soft else "mv-number")
+
+
+def _remove(side: Side) -> Html:
+    words = f"Take {side.name} out of the comparison"
+    return tag("td", _button("×", "toggle", side, class_="mv-out", title=words, aria_label=words), class_="mv-number")
+
+
+def _also(board: Board) -> Html:
+    if not board.also_open:
+        return esc("")
+    if len(board.sides) == len(LETTERS):
+        return tag("p", "Eight are the most that can be compared. Take one out to add another.", class_="mv-also")
+    boxes = [
+        tag(
+            "button",
+            tag("i", aria_hidden="true"),
+            cut(each.name, _MOST_NAME),
+            type="button",
+            role="checkbox",
+            aria_checked="false",
+            data_act="toggle",
+            data_key=each.key,
+            title=f"Compare {each.name} too",
+        )
+        for each in board.also_open
+    ]
+    return tag("p", "Also open", *boxes, class_="mv-also")

@@ -1,0 +1,283 @@
+"""From peak A to peak B, a table whose rows carry their bars: each begins where the one above it ends.
+
+The axis is the change. Whatever the rows are sorted by, what they leave over is one named row, so that the last
+bar ends at B's peak and the figures add up to the byte.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from memviz.analysis.comparing.changes import Change, Changes
+from memviz.ui.compare.compare_state import LETTERS
+from memviz.ui.compare.controls import switch_html
+from memviz.ui.html.kinds import swatch
+from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.html.words import cut, exact, rounded
+from memviz.units import bytes_text, count_text
+
+FEW_ROWS = 8
+MOST_ROWS = 200
+_CHOICES = (("site", "Site"), ("category", "Category"), ("module", "Module"), ("stack", "Stack"))
+_FIRST_HEAD = {
+    "site": "Site and operator",
+    "category": "Category",
+    "module": "Module",
+    "stack": "Stack, innermost first",
+}
+_MANY = {"site": "sites", "category": "categories", "module": "modules", "stack": "stacks"}
+_NEAR = 45.0
+"""In hundredths of the bars' width: two labels closer than this cannot both stand between their lines."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One row: something that changed, or (without one) all that is not shown."""
+
+    change: Change | None
+    before: int
+    after: int
+    begin: int
+    """Where its bar begins: the sum of the changes above it."""
+    in_before: bool = True
+    """There is something of it in A, even if that is 0 bytes."""
+    in_after: bool = True
+    hidden: int = 0
+    """How many rows it stands for, where it is the rest."""
+
+    @property
+    def delta(self) -> int:
+        return self.after - self.before
+
+
+@dataclass(frozen=True)
+class Waterfall:
+    by: str
+    steps: tuple[Step, ...]
+    other: int
+    peaks: tuple[int, int]
+    sort: str
+    every_row: bool
+    more: int
+    """Rows that could be shown besides."""
+
+    @property
+    def delta(self) -> int:
+        return self.peaks[1] - self.peaks[0]
+
+
+def waterfall(found: Changes, other: int, *, sort: str = "change", every_row: bool = False) -> Waterfall:
+    # With more than two traces, some rows are in neither of these.
+    held = [row for row in found.rows if row.counts[0] or row.counts[other]]
+    ordered = sorted(held, key=_orders(other)[sort])
+    may_show = [row for row in ordered if found.by == "category" or sort != "change" or row.delta(other)]
+    # A rest of one row would say less than the row itself.
+    few = FEW_ROWS + 1 if len(ordered) == FEW_ROWS + 1 else FEW_ROWS
+    shown = may_show[: MOST_ROWS if every_row else few]
+    steps: list[Step] = []
+    begin = 0
+    for row in shown:
+        counts = bool(row.counts[0]), bool(row.counts[other])
+        steps.append(Step(row, row.bytes[0], row.bytes[other], begin, *counts))
+        begin += row.delta(other)
+    keys = {row.thing.key for row in shown}
+    left = [row for row in ordered if row.thing.key not in keys]
+    if left:
+        before, after = (sum(row.bytes[side] for row in left) for side in (0, other))
+        steps.append(Step(None, before, after, begin, hidden=len(left)))
+    peaks = (found.moments[0].live_bytes, found.moments[other].live_bytes)
+    more = min(len(may_show), MOST_ROWS) - min(len(may_show), few)
+    return Waterfall(found.by, tuple(steps), other, peaks, sort, every_row, more)
+
+
+def _orders(other: int) -> dict[str, Callable[[Change], tuple[object, ...]]]:
+    return {
+        "change": lambda row: (-abs(row.delta(other)), row.thing.label, row.thing.key),
+        "a": lambda row: (-row.bytes[0], row.thing.label, row.thing.key),
+        "b": lambda row: (-row.bytes[other], row.thing.label, row.thing.key),
+        "name": lambda row: (row.thing.label.lower(), row.thing.key),
+    }
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a waterfall is drawn into."""
+
+    linked: str
+    """The timelines' name, and their keys, baseline first: what a row lights."""
+    keys: tuple[str, ...]
+    why_by: str = ""
+    """Why this grouping was chosen for the visitor, if it was."""
+    has_modules: bool = True
+
+
+def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
+    letter = LETTERS[fall.other]
+    scale = _Scale(fall)
+    rows = [_row(step, fall.by, scale) for step in fall.steps]
+    table = tag(
+        "table",
+        tag("thead", tag("tr", *_heads(fall, letter), tag("th", _ends(fall, letter, scale), class_="mv-fall"))),
+        tag("tbody", *rows),
+        tag("tfoot", _total(fall, scale)),
+        class_="mv-table mv-changes",
+    )
+    return tag(
+        "section",
+        _title(fall, letter, around),
+        table,
+        _below(fall),
+        class_="mv-differences",
+        aria_label=f"From peak A to peak {letter}",
+        data_linked=around.linked,
+        data_sides=json.dumps(around.keys),
+        data_by=fall.by,
+    )
+
+
+def _title(fall: Waterfall, letter: str, around: Surroundings) -> Html:
+    count = len(fall.steps)
+    verb = "row adds" if count == 1 else "rows add"
+    words = f"{count_text(count)} {verb} up to {_exact_change(fall.delta)}, to the byte"
+    why = {} if around.has_modules else {"module": "None of these files says which module made what"}
+    return tag(
+        "div",
+        tag("h2", f"From peak A to peak {letter}"),
+        tag("span", words, class_="mv-soft"),
+        tag("span", around.why_by, class_="mv-why") if around.why_by else "",
+        switch_html("by", "Rows by", _CHOICES, fall.by, disabled=why),
+        class_="mv-falltitle",
+    )
+
+
+def _heads(fall: Waterfall, letter: str) -> list[Html]:
+    heads = ((_FIRST_HEAD[fall.by], "name"), ("A", "a"), (letter, "b"), ("Change", "change"))
+    return [_head(text, sort, chosen=fall.sort == sort) for text, sort in heads]
+
+
+def _head(text: str, sort: str, *, chosen: bool) -> Html:
+    falls = "ascending" if sort == "name" else "descending"
+    arrow = (" ↑" if sort == "name" else " ↓") if chosen else ""
+    return tag(
+        "th",
+        tag("button", text, arrow, type="button", data_act="sort", data_value=sort),
+        scope="col",
+        class_=None if sort == "name" else "mv-number",
+        aria_sort=falls if chosen else None,
+    )
+
+
+def _row(step: Step, by: str, scale: _Scale) -> Html:
+    change = step.change
+    if change is None:
+        words = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
+        name = tag("th", words, scope="row", class_="mv-rest")
+    else:
+        name = tag("th", _named(change, by), scope="row")
+    return tag(
+        "tr",
+        name,
+        _bytes(step.before, step.in_before),
+        _bytes(step.after, step.in_after),
+        tag("td", _change(step.delta), class_=f"mv-number {_look(step.delta)}"),
+        scale.cell(step),
+        data_compare_by=by if change else None,
+        data_compare_row=change.thing.key if change else None,
+    )
+
+
+def _named(change: Change, by: str) -> Html:
+    thing = change.thing
+    look = "mv-code" if by in ("site", "stack", "module") else None
+    return tag(
+        "button",
+        swatch(change.kind),
+        tag("span", cut(thing.label), class_=look),
+        tag("span", cut(thing.detail), class_="mv-code mv-detail") if thing.detail else "",
+        type="button",
+        class_="mv-rowname",
+        aria_pressed="false",
+        title=f"{cut(thing.label)} {cut(thing.detail)}\nmostly {change.kind}. Click keeps it lit.",
+    )
+
+
+def _bytes(count: int, there: bool) -> Html:
+    return tag("td", rounded(count) if there else "–", class_="mv-number")
+
+
+def _change(delta: int) -> Html:
+    return tag("span", change_text(delta), title=_exact_change(delta)) if delta else esc("0")
+
+
+def change_text(delta: int) -> str:
+    """With a real minus: beside a hyphen, a plus looks like more."""
+    return f"{'+' if delta > 0 else '−'}{bytes_text(abs(delta))}" if delta else "0"
+
+
+def _exact_change(delta: int) -> str:
+    return f"{'+' if delta > 0 else '−' if delta < 0 else ''}{exact(abs(delta))}"
+
+
+def _look(delta: int) -> str:
+    return "mv-grew" if delta > 0 else "mv-shrank" if delta < 0 else "mv-soft"
+
+
+def _total(fall: Waterfall, scale: _Scale) -> Html:
+    cells = [
+        tag("td", tag("b", bytes_text(peak)), tag("small", exact(peak)), class_="mv-number") for peak in fall.peaks
+    ]
+    delta = tag("td", tag("b", change_text(fall.delta)), tag("small", _exact_change(fall.delta)), class_="mv-number")
+    return tag("tr", tag("th", "Peak", scope="row"), *cells, delta, scale.cell())
+
+
+def _below(fall: Waterfall) -> Html:
+    shown = f"Only the first {FEW_ROWS}" if fall.every_row else f"{count_text(fall.more)} more rows"
+    rows = tag("button", shown, type="button", data_act="rows") if fall.more else ""
+    return tag(
+        "p",
+        rows,
+        tag("button", "Table as CSV", type="button", data_take="csv"),
+        tag("button", "Comparison as one HTML page", type="button", data_take="html"),
+        class_="mv-take",
+    )
+
+
+class _Scale:
+    """Bytes of change to hundredths of the width; A's peak and B's are always on it."""
+
+    def __init__(self, fall: Waterfall) -> None:
+        reached = [0, fall.delta, *(step.begin for step in fall.steps)]
+        self.low = min(reached)
+        self.span = max(reached) - self.low or 1
+        self.ends = self.at(0), self.at(fall.delta)
+
+    def at(self, change: int) -> float:
+        return 100 * (change - self.low) / self.span
+
+    def cell(self, step: Step | None = None) -> Html:
+        first, last = self.ends
+        lines = (_place("mv-at-a", first), _place("mv-at-b", last))
+        return tag("td", tag("div", *lines, *(self._bar(step) if step else ()), class_="mv-falls"), class_="mv-fall")
+
+    def _bar(self, step: Step) -> list[Html]:
+        begin, end = self.at(step.begin), self.at(step.begin + step.delta)
+        join = _place("mv-join", end)
+        if not step.delta:
+            return [join]
+        style = f"left:{min(begin, end):.3f}%;width:{abs(end - begin):.3f}%"
+        return [tag("i", class_=f"mv-fallbar {_look(step.delta)}", style=style), join]
+
+
+def _place(look: str, left: float) -> Html:
+    return tag("i", class_=look, style=f"left:{left:.3f}%")
+
+
+def _ends(fall: Waterfall, letter: str, scale: _Scale) -> Html:
+    """Both peaks in words where their lines begin. Near each other, they stand on two lines."""
+    first, last = scale.ends
+    labels = ((f"A {bytes_text(fall.peaks[0])}", first), (f"{letter} {bytes_text(fall.peaks[1])}", last))
+    near = abs(first - last) < _NEAR
+    spans = [tag("span", text, style=f"right:{100 - at:.3f}%" if at > 50 else f"left:{at:.3f}%") for text, at in labels]
+    return tag("div", *spans, class_="mv-ends mv-near" if near else "mv-ends")

@@ -1,0 +1,167 @@
+"""What stands below the timeline for one moment or range, as HTML: computed only where it is due and seen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.allocation import allocation
+from memviz.analysis.callstacks.stack_paths import Path, parse_path, path_text, rows_below, stack_breakdown
+from memviz.analysis.churn import freed_at_once
+from memviz.analysis.event_state import moment
+from memviz.analysis.find import sites_found
+from memviz.analysis.leaks import growth
+from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.dominant import Breakdown, breakdown
+from memviz.analysis.range_summary import Some, Within, within
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace, Ints8, Trace
+from memviz.ui.explore.explore_state import Chosen, Look, chosen_of
+from memviz.ui.explore.find import found_html, refused_query_html
+from memviz.ui.explore.icicle import icicle_html
+from memviz.ui.explore.inspector import allocation_html, moment_html
+from memviz.ui.explore.live_set import head_html, moment_words_html, table_html, within_html
+from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
+from memviz.ui.explore.source_lines import source_line
+from memviz.ui.html.markup import Html, tag
+
+MOMENT = frozenset({"head", "found", "live", "inspector"})
+"""Due after another moment or range was chosen."""
+ALL = MOMENT | {"end"}
+"""After another trace was. What is said of its end is the same at every moment."""
+PIN = frozenset({"inspector"})
+TABLE = frozenset({"head", "live", "end"})
+"""After a click on a tab or on a control of the tables."""
+FOUND = frozenset({"found"})
+
+
+@dataclass(frozen=True)
+class Half:
+    """None stands for what is not due."""
+
+    head: Html | None
+    found: Html | None
+    live: Html | None
+    inspector: Html | None
+
+    @property
+    def panels(self) -> list[Html | None]:
+        return [self.head, self.found, self.live, self.inspector]
+
+
+@dataclass(frozen=True)
+class _View:
+    trace: Trace
+    device: DeviceTrace
+    look: Look
+    chosen: Chosen
+    during: Within | None
+    """Where a range is chosen."""
+
+    @property
+    def event(self) -> int:
+        return self.during.peak_event if self.during else self.chosen.at
+
+    @property
+    def is_still(self) -> bool:
+        """Only the state at the end is known."""
+        return not len(self.device.events)
+
+
+def lower_half(
+    trace: Trace, device: DeviceTrace, key: str, look: Look, *, said: Mapping[str, Any], due: frozenset[str]
+) -> Half:
+    """`said` is what the timeline's `select` said last, of this trace or of another one."""
+    chosen = chosen_of(said, key, device)
+    during = within(device, *chosen.range) if chosen.range else None
+    view = _View(trace, device, look, chosen, during)
+    return Half(
+        head=_head(view) if "head" in due else None,
+        found=_found(view) if "found" in due else None,
+        live=_live(view, due) if "live" in due else None,
+        inspector=_inspector(view) if "inspector" in due else None,
+    )
+
+
+def _head(view: _View) -> Html:
+    if view.look.tab != "live":
+        return head_html(view.look)
+    rows = live_rows(view.device, view.event)
+    live = Some(len(rows), int(lifetimes(view.device).size[rows].sum()))
+    moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
+    return head_html(view.look, moment_words, within_html(view.during) if view.during else Html(""))
+
+
+def _found(view: _View) -> Html:
+    if not view.look.query:
+        return Html("")
+    try:
+        return found_html(sites_found(view.trace, view.device, view.look.query, view.event), view.look.query)
+    except UsageError as error:
+        return refused_query_html(str(error))
+
+
+def _live(view: _View, due: frozenset[str]) -> Html | None:
+    if view.look.tab == "live":
+        return tag("div", *_live_set(view), data_trace=view.chosen.key)
+    if view.look.tab == "never":
+        return tag("div", _never_freed(view), data_trace=view.chosen.key) if "end" in due else None
+    return tag("div", data_trace=view.chosen.key)
+
+
+def _live_set(view: _View) -> list[Html]:
+    trace, device, look, key = view.trace, view.device, view.look, view.chosen.key
+    rows = live_rows(device, view.event)
+    by = "site" if look.by == "stack" else look.by
+    path = _path(trace, look.path_of(key)) if look.by == "stack" else ()
+    asked = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
+    download = {**asked, "name": f"live-at-{max(view.event, 0)}-by-{by}.csv"}
+    parts = [table_html(breakdown(trace, device, rows_below(trace, device, rows, path), by), look, download=download)]
+    if look.by == "stack":
+        parts.insert(0, icicle_html(trace, stack_breakdown(trace, device, rows, path)))
+    return parts
+
+
+def _path(trace: Trace, text: str) -> Path:
+    """A path that this trace does not have leads nowhere: all is shown."""
+    try:
+        return parse_path(trace, text)
+    except UsageError:
+        return ()
+
+
+def _never_freed(view: _View) -> Html:
+    trace, device = view.trace, view.device
+    kept = breakdown(trace, device, never_freed_rows(device), "site")
+    churn = freed_at_once(trace, device, top=CHURN_ROWS)
+    download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
+    return never_freed_html(kept, growth(trace, device), churn, view.look, download=download)
+
+
+def never_freed_rows(device: DeviceTrace) -> Ints8:
+    """Those of `leaks.never_freed`."""
+    rows, count = lifetimes(device), len(device.events)
+    return np.flatnonzero((rows.start > BEFORE) & (rows.end == count) & (rows.free_requested == count))
+
+
+def _inspector(view: _View) -> Html:
+    if view.chosen.pin >= 0:
+        return allocation_html(view.trace, allocation(view.trace, view.device, view.chosen.pin), source_line)
+    found = moment(view.trace, view.device, view.event)
+    return moment_html(found, of_range=view.during is not None, is_still=view.is_still)
+
+
+def full_table(trace: Trace, device: DeviceTrace, asked: Mapping[str, str]) -> Breakdown:
+    """All rows of a table that the page shows the largest of. What is asked comes from a browser."""
+    by = asked.get("by", "site")
+    if asked.get("what") == "never":
+        return breakdown(trace, device, never_freed_rows(device), by)
+    event = asked.get("event", "")
+    if not event.removeprefix("-").isdecimal() or len(event) > 18:
+        raise UsageError("A moment is the number of an event.")
+    rows = live_rows(device, int(event))
+    return breakdown(trace, device, rows_below(trace, device, rows, parse_path(trace, asked.get("path", ""))), by)

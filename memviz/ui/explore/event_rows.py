@@ -1,0 +1,290 @@
+"""The list of events: which of a million are wanted, and what a page of them says.
+
+Choosing is a few array look-ups, whatever the number of events; only the rows of one page become texts.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from memviz.analysis.annotations import NO_INTERVAL, annotated, annotation_of_events
+from memviz.analysis.cache import kept, remembered
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.lifetimes import BEFORE, lifetimes
+from memviz.analysis.live import has_times
+from memviz.trace.model import (
+    DEFAULT_POOL,
+    NO_STACK,
+    Action,
+    Bools,
+    DeviceTrace,
+    Ints4,
+    Ints8,
+    Trace,
+    address_text,
+)
+from memviz.ui.html.plain import plain
+from memviz.ui.html.words import exact
+from memviz.units import bytes_text
+
+MOST_CACHED = 4
+_NOTHING = -1
+
+_SIGNS = {
+    Action.ALLOC: "+",
+    Action.SEGMENT_ALLOC: "+",
+    Action.SEGMENT_MAP: "+",
+    Action.FREE_COMPLETED: "−",
+    Action.SEGMENT_FREE: "−",
+    Action.SEGMENT_UNMAP: "−",
+}
+_OF_THE_DEVICE = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+_FREES = (Action.FREE_REQUESTED, Action.FREE_COMPLETED)
+
+
+@dataclass(frozen=True)
+class EventFilter:
+    actions: tuple[int, ...] = ()
+    """All where empty."""
+    text: str = ""
+    """Part of a site's or an annotation's name, in any case."""
+
+    def __bool__(self) -> bool:
+        return bool(self.actions or self.text)
+
+
+@dataclass(frozen=True)
+class EventRow:
+    event: int
+    time: str
+    """Milliseconds since the first event; empty in a file without times."""
+    action: str
+    bytes: str
+    exact: str
+    address: str
+    stream: str
+    pool: str
+    site: str
+    annotation: str
+    look: str
+    """'grew' or 'shrank' where live bytes change, the same after 'device-' where reserved ones do, 'oom' or 'plain'."""
+
+
+@dataclass(frozen=True)
+class ActionCount:
+    action: int
+    name: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Place:
+    """Of a moment in a list: its row, or the row before which it would stand."""
+
+    row: int
+    is_there: bool
+    count: int
+    """Rows of the list."""
+
+
+@dataclass(frozen=True, eq=False)
+class Chosen:
+    """The events that pass a filter; all of them where `numbers` is None."""
+
+    count: int
+    numbers: Ints8 | None = None
+
+    def rows(self, first: int, last: int) -> Ints8:
+        """Event numbers of rows first <= row < last, as far as there are any."""
+        begin, end = min(max(first, 0), self.count), min(max(last, 0), self.count)
+        return np.arange(begin, end) if self.numbers is None else self.numbers[begin:end]
+
+    def place_of(self, event: int) -> Place:
+        if self.numbers is None:
+            return Place(max(event, 0), event >= 0, self.count)
+        row = int(np.searchsorted(self.numbers, event))
+        return Place(row, row < self.count and int(self.numbers[row]) == event, self.count)
+
+
+@dataclass
+class _Recent:
+    """The last few filters of one device, so that scrolling through a choice does not choose again."""
+
+    found: OrderedDict[EventFilter, Chosen] = field(default_factory=OrderedDict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+
+def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Chosen:
+    if not wanted:
+        return Chosen(len(device.events))
+    recent = kept(trace, (chosen_events, device.name), _Recent)
+    with recent.lock:
+        if wanted not in recent.found:
+            numbers = np.flatnonzero(_passing(trace, device, wanted))
+            recent.found[wanted] = Chosen(len(numbers), numbers)
+        recent.found.move_to_end(wanted)
+        while len(recent.found) > MOST_CACHED:
+            recent.found.popitem(last=False)
+        return recent.found[wanted]
+
+
+def _passing(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Bools:
+    passing = np.ones(len(device.events), dtype=np.bool_)
+    if wanted.actions:
+        among = np.zeros(256, dtype=np.bool_)
+        among[[each for each in wanted.actions if 0 <= each < len(among)]] = True
+        passing &= among[device.events.action]
+    if wanted.text:
+        passing &= _at_sites(trace, device, wanted.text) | _within_annotations(trace, device, wanted.text)
+    return passing
+
+
+def _at_sites(trace: Trace, device: DeviceTrace, text: str) -> Bools:
+    table, part = sites(trace), text.casefold()
+    hit = np.array([part in each.label.casefold() or part in each.key.casefold() for each in table.sites])
+    return np.asarray(hit[table.of_stack][stack_of_events(device)], dtype=np.bool_)
+
+
+def _within_annotations(trace: Trace, device: DeviceTrace, text: str) -> Bools:
+    """Inside any annotation of such a name, however deep."""
+    intervals, part, count = annotated(device).intervals, text.casefold(), len(device.events)
+    names = [code for code in np.unique(intervals.name).tolist() if part in trace.strings[code].casefold()]
+    rows = np.flatnonzero(np.isin(intervals.name, names) & (intervals.end_event >= intervals.start_event))
+    opened = np.bincount(intervals.start_event[rows], minlength=count + 1)
+    closed = np.bincount(intervals.end_event[rows] + 1, minlength=count + 1)
+    return np.asarray(np.cumsum(opened - closed)[:count] > 0, dtype=np.bool_)
+
+
+@remembered
+def row_of_events(device: DeviceTrace) -> Ints4:
+    """The row of `lifetimes` that each alloc begins and each free ends; -1 for other events."""
+    lives, count = lifetimes(device), len(device.events)
+    found = np.full(count, _NOTHING, dtype=np.int32)
+    rows = np.arange(len(lives), dtype=np.int32)
+    # An alloc may itself end what lay at its address; it is written last, because it is first of all an alloc.
+    for event in (lives.free_requested, lives.end, lives.start):
+        inside = (event >= 0) & (event < count)
+        found[event[inside]] = rows[inside]
+    return found
+
+
+@remembered
+def stack_of_events(device: DeviceTrace) -> Ints4:
+    """Where what the event is about was allocated; for events that are about no allocation their own stack."""
+    row, lives = row_of_events(device), lifetimes(device)
+    is_free = np.isin(device.events.action, _FREES)
+    stack = np.where(is_free, np.int32(NO_STACK), device.events.stack)
+    known = row >= 0
+    stack[known] = lives.stack[row[known]]
+    return stack
+
+
+@remembered
+def _counts(device: DeviceTrace) -> Ints8:
+    return np.bincount(device.events.action, minlength=1)
+
+
+def action_counts(trace: Trace, device: DeviceTrace) -> tuple[ActionCount, ...]:
+    """The kinds of event that occur, by their number in the file's format."""
+    counts = _counts(device)
+    return tuple(
+        ActionCount(code, action_words(trace, code), int(counts[code])) for code in counts.nonzero()[0].tolist()
+    )
+
+
+def action_words(trace: Trace, action: int) -> str:
+    """PyTorch's own names, with spaces; the one that people search for is spelled out."""
+    return "out of memory" if action == Action.OOM else plain(trace.action_name(action).replace("_", " "))
+
+
+def event_rows(trace: Trace, device: DeviceTrace, events: Ints8) -> tuple[EventRow, ...]:
+    """A page of them: this is a loop over its rows."""
+    table, rows, names = device.events, row_of_events(device)[events], _annotation_names(trace, device, events)
+    times = _times(device, events)
+    stacks = stack_of_events(device)[events]
+    return tuple(
+        EventRow(
+            event=event,
+            time=times[i],
+            action=action_words(trace, action),
+            bytes=_bytes_words(action, size),
+            exact=exact(size),
+            address=f"{bytes_text(address)} free" if action == Action.OOM else address_text(address),
+            stream=str(trace.streams[stream]),
+            pool=_pool_words(trace.pools[pool]),
+            site=_site_words(trace, device, action, int(rows[i]), int(stacks[i])),
+            annotation=names[i],
+            look=_look(action),
+        )
+        for i, (event, action, size, address, stream, pool) in enumerate(
+            zip(
+                events.tolist(),
+                table.action[events].tolist(),
+                table.size[events].tolist(),
+                table.address[events].tolist(),
+                table.stream[events].tolist(),
+                table.pool[events].tolist(),
+                strict=True,
+            )
+        )
+    )
+
+
+def _times(device: DeviceTrace, events: Ints8) -> Sequence[str]:
+    if not has_times(device):
+        return [""] * len(events)
+    since = device.events.time_us[events] - device.events.time_us[0]
+    return [f"{each / 1000:,.3f}".replace("-", "−") for each in since.tolist()]
+
+
+def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[str]:
+    intervals = annotated(device).intervals
+    if not len(intervals):
+        return [""] * len(events)
+    found = annotation_of_events(device, events)
+    return ["" if each == NO_INTERVAL else plain(trace.strings[intervals.name[each]]) for each in found.tolist()]
+
+
+def _bytes_words(action: int, size: int) -> str:
+    sign = _SIGNS.get(Action(action), "") if action < Action.OTHER else ""
+    return f"{sign}{bytes_text(size)}" if size or sign else ""
+
+
+def _look(action: int) -> str:
+    known = Action(action) if action < Action.OTHER else Action.OTHER
+    if known is Action.OOM:
+        return "oom"
+    change = {"+": "grew", "−": "shrank"}.get(_SIGNS.get(known, ""), "plain")
+    return f"device-{change}" if known in _OF_THE_DEVICE else change
+
+
+def _pool_words(pool: tuple[int, int]) -> str:
+    return "default" if pool == DEFAULT_POOL else f"{pool[0]}, {pool[1]}"
+
+
+def _site_words(trace: Trace, device: DeviceTrace, action: int, row: int, stack: int) -> str:
+    if stack == NO_STACK and action in _FREES:
+        if row < 0:
+            return "what it frees is not in this file"
+        if lifetimes(device).start[row] == BEFORE:
+            return "was there before the first event"
+    return plain(sites(trace).of(stack).label)
+
+
+def list_value(trace: Trace, device: DeviceTrace, key: str, at: int) -> dict[str, object]:
+    """What the list is given besides its pages: how long it is, its kinds of event, and which columns say something."""
+    return {
+        "key": key,
+        "at": at,
+        "count": len(device.events),
+        "actions": [[each.action, each.name, each.count] for each in action_counts(trace, device)],
+        "has_times": has_times(device),
+        "has_annotations": bool(len(annotated(device).intervals)),
+        "many_streams": len(trace.streams) > 1,
+        "many_pools": len(trace.pools) > 1,
+    }

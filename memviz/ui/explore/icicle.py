@@ -1,0 +1,200 @@
+"""Live bytes by stack: callers on top, 21 px a row, as wide as their bytes. Plain HTML, widths in percent.
+
+A box is coloured by the category that most of its bytes belong to, mixed toward the page the more the less that
+one dominates. A caller whose only callee holds all of its bytes shares one box with it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from memviz.analysis.callstacks.stack_paths import Path, StackBreakdown, path_text
+from memviz.analysis.callstacks.stacks import OTHER, ROOT, StackTree
+from memviz.analysis.purpose.dominant import Dominant
+from memviz.analysis.purpose.kinds import BEFORE_RECORDING
+from memviz.figures.theme import DARK, LIGHT, Palette, mixed, text_on
+from memviz.trace.model import Category, Trace
+from memviz.ui.html.frames import FrameWords, frame_words
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import allocations, cut, exact
+from memviz.units import bytes_text, percent_text
+
+ROW_HEIGHT = 22
+"""With the gap of 1 px."""
+_LEAST_SHARE = 0.001
+"""Of the width; what is narrower goes into its caller's `(other)`."""
+_LABEL_SHARE = 0.03
+"""Of the width; nobody reads a label in less."""
+_CHAIN_SHARE = 0.3
+"""Of the width; narrower boxes name only the innermost of several frames."""
+_LONGEST = 90
+_WHITE = "#ffffff"
+_NO_NODE = -1
+_CATEGORIES = {each.label: each for each in Category}
+
+
+@dataclass(frozen=True)
+class Box:
+    path: Path | None
+    """Where a click leads; None for `(other)`."""
+    frames: tuple[int, ...]
+    """Outermost first; more than one where each holds all bytes of the one before."""
+    left: float
+    width: float
+    """Shares of the whole width."""
+    row: int
+    bytes: int
+    count: int
+    dominant: Dominant | None
+
+
+def icicle_html(trace: Trace, found: StackBreakdown) -> Html:
+    whole = int(found.tree.bytes[found.node])
+    crumbs = crumbs_html(trace, found.path) if found.path else ""
+    if not whole:
+        return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
+    drawn = list(boxes(found))
+    height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
+    words = "Live bytes by stack, callers on top. Arrow keys walk, Enter zooms in. The table below is its equal."
+    nodes = tag("div", *(_box_html(trace, box, whole) for box in drawn), style=f"height:{height}px")
+    return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=words))
+
+
+def crumbs_html(trace: Trace, path: Path) -> Html:
+    """The way back out."""
+    steps = [_crumb("all", "")]
+    steps += [_crumb(_short(frame_words(trace, frame)), path_text(path[: i + 1])) for i, frame in enumerate(path[:-1])]
+    here = tag("b", _short(frame_words(trace, path[-1])), aria_current="true")
+    separated = [piece for step in steps for piece in (step, " › ")]
+    return tag("nav", *separated, here, class_="mv-crumbs", aria_label="Zoomed into")
+
+
+def _crumb(label: str, path: str) -> Html:
+    return tag("button", label, type="button", data_act="zoom", data_value=path)
+
+
+def boxes(found: StackBreakdown) -> Iterator[Box]:
+    """Level by level, left to right."""
+    tree, children = found.tree, _children(found.tree)
+    whole = max(int(tree.bytes[found.node]), 1)
+    waiting = deque([(_box(found, [found.node], found.path, left=0.0, row=0), found.node)])
+    while waiting:
+        box, node = waiting.popleft()
+        yield box
+        left, other_bytes, other_count = box.left, 0, 0
+        for child in children.get(node, []):
+            size = int(tree.bytes[child])
+            if tree.frame[child] == OTHER or size < _LEAST_SHARE * whole:
+                other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
+                continue
+            chain = _chain(tree, children, child)
+            path = (*(box.path or ()), *(int(tree.frame[each]) for each in chain))
+            waiting.append((_box(found, chain, path, left=left, row=box.row + 1), chain[-1]))
+            left += size / whole
+        if other_bytes:
+            other = Box(None, (OTHER,), left, other_bytes / whole, box.row + 1, other_bytes, other_count, None)
+            waiting.append((other, _NO_NODE))
+
+
+def _children(tree: StackTree) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parent.tolist()[1:], start=1):
+        found.setdefault(parent, []).append(node)
+    return found
+
+
+def _chain(tree: StackTree, children: dict[int, list[int]], node: int) -> list[int]:
+    chain = [node]
+    while len(below := children.get(chain[-1], [])) == 1:
+        if tree.bytes[below[0]] != tree.bytes[node] or tree.frame[below[0]] == OTHER:
+            break
+        chain.append(below[0])
+    return chain
+
+
+def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int) -> Box:
+    tree, last = found.tree, chain[-1]
+    size = int(tree.bytes[last])
+    return Box(
+        path=path,
+        frames=tuple(int(tree.frame[each]) for each in chain),
+        left=left,
+        width=size / max(int(tree.bytes[found.node]), 1),
+        row=row,
+        bytes=size,
+        count=int(tree.count[last]),
+        dominant=found.dominant[last],
+    )
+
+
+def _box_html(trace: Trace, box: Box, whole: int) -> Html:
+    words = [frame_words(trace, frame) for frame in box.frames]
+    place = f"left:{100 * box.left:.3f}%;width:{100 * box.width:.3f}%;top:{ROW_HEIGHT * box.row}px"
+    label = _label(words, box) if box.width >= _LABEL_SHARE else ""
+    title = _title(words, box, whole)
+    if box.path is None or box.dominant is None:
+        return tag("span", label, class_="mv-node mv-is-other", style=place, title=title)
+    lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
+    look, fill = _fill(box)
+    # The topmost box leads back out.
+    back = {"data_value": path_text(box.path[:-1])} if box.row == 0 else {}
+    return tag(
+        "button",
+        label,
+        type="button",
+        class_=look,
+        style=f"{fill}{place}",
+        title=title,
+        aria_label=None if label else _label(words, box),
+        tabindex="0" if box.row == 0 else "-1",
+        data_act="zoom",
+        **lights,
+        **back,
+    )
+
+
+def _label(words: list[FrameWords], box: Box) -> str:
+    named = words if box.width >= _CHAIN_SHARE else words[-1:]
+    return f"{' › '.join(_short(each) for each in named)} {bytes_text(box.bytes)}"
+
+
+def _short(words: FrameWords) -> str:
+    """Functions called `forward` are told apart by their file, so that comes first."""
+    name = words.place.rpartition("/")[2].replace(".py:", ":", 1)
+    return cut(f"{name} {words.function}" if name else words.function, _LONGEST)
+
+
+def _title(words: list[FrameWords], box: Box, whole: int) -> str:
+    frames = [cut(f"{each.function} {each.path}" if each.place else each.function, 300) for each in words[-12:]]
+    figures = f"{exact(box.bytes)}, {percent_text(box.bytes, whole)} of {bytes_text(whole)}, {allocations(box.count)}"
+    mostly = ""
+    if box.dominant is not None:
+        mostly = f"\n{box.dominant.kind} {percent_text(box.dominant.bytes, box.bytes)}"
+    return "\n".join(frames) + f"\n{figures}{mostly}"
+
+
+def page_share(dominant: int, whole: int) -> int:
+    """Percent of the page's colour: none for a pure node, else 50 to 70, more the less one category dominates."""
+    if dominant >= whole:
+        return 0
+    return 70 - 5 * round(4 * dominant / whole)
+
+
+def _fill(box: Box) -> tuple[str, str]:
+    """Class and style. Text is ink, or white where only that can be read, in each mode by itself."""
+    if box.frames == (ROOT,) or box.dominant is None:
+        return "mv-node mv-plain", ""
+    share = page_share(box.dominant.bytes, box.bytes) / 100
+    style = ""
+    for mode, look in (("light", LIGHT), ("dark", DARK)):
+        fill = mixed(_colour(look, box.dominant.kind), look.page, share)
+        style += f"--mv-{mode}:{fill};"
+        if text_on(fill) == _WHITE:
+            style += f"--mv-on-{mode}:{_WHITE};"
+    return "mv-node mv-kind", style
+
+
+def _colour(look: Palette, kind: str) -> str:
+    return look.before if kind == BEFORE_RECORDING else look.category(_CATEGORIES[kind])

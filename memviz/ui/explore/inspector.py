@@ -1,0 +1,235 @@
+"""The column at the side: one pinned allocation with its stack, or the moment in figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import groupby
+
+from memviz.analysis.allocation import Allocation, BlockKnown, Span
+from memviz.analysis.event_state import Happened, Moment
+from memviz.analysis.lifetimes import BEFORE
+from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
+from memviz.ui.html.frames import FrameWords, frame_words
+from memviz.ui.html.kinds import swatch
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import allocations, cut, exact, when
+from memviz.units import bytes_text, count_text, duration_text
+
+MOST_FRAMES = 400
+_LONGEST_TEXT = 600
+_NO_CONTEXT = ("", "N/A")
+"""What torch writes where nothing was compiled."""
+
+SourceLine = Callable[[str, int], str]
+"""From a path and a line to that line, or to nothing."""
+
+
+def no_source(path: str, line: int) -> str:
+    return ""
+
+
+def allocation_html(trace: Trace, found: Allocation, source: SourceLine = no_source) -> Html:
+    unpin = tag("button", "Unpin ", tag("kbd", "Esc"), type="button", class_="mv-link", data_mv_pin=found.row)
+    head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
+    # Seen on a narrow screen only, where this is a sheet at the bottom.
+    handle = tag("button", type="button", class_="mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
+    return tag(
+        "section",
+        handle,
+        head,
+        tag("p", tag("b", bytes_text(found.asked_bytes)), f" {_where(found)}", class_="mv-figure"),
+        _facts(_allocation_facts(found)),
+        stack_html(trace, found.stack, "Stack, our frames first", source),
+        _forward_html(trace, found.forward_stack, source),
+        class_="mv-pinned",
+    )
+
+
+def _where(found: Allocation) -> str:
+    if found.stack == NO_STACK:
+        return found.site
+    place, _, _ = found.site.rpartition(" ")
+    return f"in {cut(place if ':' in place else found.site, 80)}"
+
+
+def _allocation_facts(found: Allocation) -> Iterable[tuple[str, object]]:
+    yield "Asked", exact(found.asked_bytes)
+    yield "Block", joined(exact(found.block_bytes), _soft(_block_words(found)))
+    yield "Category", joined(swatch(found.category.label), " ", found.category.label, _soft(found.reason))
+    if found.operator:
+        yield "Operator", tag("span", cut(found.operator), class_="mv-code")
+    yield "Lifetime", _lifetime(found.span)
+    yield "Pool", " · ".join(_pool_words(found))
+    if found.module:
+        yield "Module", tag("span", cut(found.module), class_="mv-code")
+    if found.phase is not Phase.UNKNOWN:
+        yield "Phase", found.phase.name.lower()
+    if found.metadata:
+        yield "Metadata", tag("span", cut(found.metadata, _LONGEST_TEXT), class_="mv-code")
+    if found.compile_context not in _NO_CONTEXT:
+        yield "Compiled", tag("span", cut(found.compile_context, _LONGEST_TEXT), class_="mv-code")
+
+
+def _block_words(found: Allocation) -> str:
+    if found.block_bytes == found.rounded_bytes:
+        return "rounded to 512" if found.block_known is BlockKnown.ROUNDED or found.block_bytes % 512 == 0 else ""
+    rest = "with a rest that was not worth a split"
+    return rest if found.block_known is BlockKnown.RECORDED else f"{rest}, as the layout around it shows"
+
+
+def _lifetime(span: Span) -> Html:
+    begin = _event_link(span.start) if span.start > BEFORE else "before the first event"
+    end = _event_link(span.end) if span.end < span.never else "the end"
+    words = joined("event " if span.start > BEFORE else "", begin, " → ", end)
+    notes = []
+    if span.microseconds is not None and span.never:
+        notes.append(f"{'' if span.is_whole else 'at least '}{duration_text(span.microseconds)}")
+    if BEFORE < span.free_requested < span.end - 1:
+        notes.append(f"free asked for at event {count_text(span.free_requested)}")
+    return joined(words, _soft(", ".join(notes)))
+
+
+def _event_link(event: int) -> Html:
+    return tag("button", count_text(event), type="button", class_="mv-link", data_mv_at=event, title="Go to this event")
+
+
+def _pool_words(found: Allocation) -> Iterable[str]:
+    if found.is_large is not None:
+        yield "large" if found.is_large else "small"
+    if found.pool != DEFAULT_POOL:
+        yield f"private pool {found.pool[0]}, {found.pool[1]}"
+    yield f"stream {found.stream}"
+
+
+def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_source) -> Html:
+    """Innermost first; what lies between a person's own frames is folded."""
+    numbers = trace.stacks.of(stack).tolist()
+    if not numbers:
+        words = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
+        return tag("p", words, class_="mv-soft")
+    frames = [frame_words(trace, frame) for frame in numbers[:MOST_FRAMES]]
+    copied = "\n".join(cut(f"{each.function} {each.path}", _LONGEST_TEXT) for each in frames)
+    copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
+    parts: list[Html] = []
+    place = 0
+    for is_own, run in groupby(frames, key=lambda each: each.is_own):
+        some = list(run)
+        if is_own:
+            parts += [_own_frame(trace, each, numbers[place + i], source) for i, each in enumerate(some)]
+        else:
+            parts.append(_library_frames(some))
+        place += len(some)
+    if len(numbers) > MOST_FRAMES:
+        parts.append(
+            tag("div", f"{count_text(len(numbers) - MOST_FRAMES)} outer frames are not shown", class_="mv-soft")
+        )
+    return tag("section", tag("h3", title, " ", copy), *parts, class_="mv-stack")
+
+
+def _own_frame(trace: Trace, words: FrameWords, frame: int, source: SourceLine) -> Html:
+    table = trace.stacks.frames
+    text = source(trace.strings[table.filename[frame]], int(table.line[frame]))
+    shown = tag("div", text, class_="mv-source", title="The line as it is now on this machine") if text else ""
+    line = joined(tag("b", cut(words.function, 80)), " ", tag("span", cut(words.place, 80), class_="mv-soft"))
+    return tag("div", line, shown, class_="mv-frame", title=cut(words.path, _LONGEST_TEXT))
+
+
+def _library_frames(words: list[FrameWords]) -> Html:
+    count = f"{count_text(len(words))} library frame{'' if len(words) == 1 else 's'}"
+    frames = [
+        tag(
+            "div",
+            joined(cut(each.function, 120), " ", tag("span", cut(each.place, 80), class_="mv-soft")),
+            title=cut(each.path, 300),
+        )
+        for each in words
+    ]
+    return tag("details", tag("summary", count), *frames)
+
+
+def _forward_html(trace: Trace, stack: int, source: SourceLine) -> Html:
+    if stack == NO_STACK:
+        return Html("")
+    return stack_html(trace, stack, "Where its forward was called", source)
+
+
+def moment_html(found: Moment, *, of_range: bool = False, is_still: bool = False) -> Html:
+    title = when(found.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
+    return tag(
+        "section",
+        tag("div", tag("h2", title), class_="mv-aside-head"),
+        _failed_html(found),
+        tag("p", tag("b", bytes_text(_live(found))), " live", class_="mv-figure"),
+        tag("p", ", ".join(_circumstances(found)), class_="mv-soft"),
+        _facts(_moment_facts(found)),
+        _around_html(found),
+        class_="mv-instant",
+    )
+
+
+def _live(found: Moment) -> int:
+    return found.bytes.live + found.bytes.waiting + found.bytes.outside
+
+
+def _circumstances(found: Moment) -> Iterable[str]:
+    yield allocations(found.count)
+    if found.microseconds and found.event > BEFORE:
+        yield f"{duration_text(found.microseconds)} after the first event"
+    if found.annotation:
+        yield f"in {cut(found.annotation, 80)}"
+
+
+def _failed_html(found: Moment) -> Html:
+    if found.failed is None:
+        return Html("")
+    asked = tag("b", f"✗ {bytes_text(found.failed.asked_bytes)} did not fit.", title=exact(found.failed.asked_bytes))
+    free = f" The device had {bytes_text(found.failed.device_free_bytes)} free, for all programs together."
+    return tag("p", asked, free, class_="mv-oom")
+
+
+def _moment_facts(found: Moment) -> Iterable[tuple[str, object]]:
+    """Reserved is the sum of what stands above it, to the byte, but for what was not placed."""
+    parts = found.bytes
+    yield "Live", exact(_live(found))
+    if parts.waiting:
+        yield "· waiting", joined(exact(parts.waiting), _soft("freed, but another stream may still use it"))
+    if parts.outside:
+        yield "· not placed", joined(exact(parts.outside), _soft("in no segment that is known"))
+    yield "Rounding", joined(exact(parts.rounding), _soft("beyond what was asked"))
+    yield "Cached", joined(exact(parts.cached), _soft("reserved and free"))
+    kinds = (
+        ("· segments", parts.free_segments, "whole; empty_cache() returns them"),
+        ("· remainders", parts.free_remainders, "of segments in use"),
+        ("· pages", parts.free_pages, "of expandable segments"),
+    )
+    for name, size, words in kinds:
+        if size:
+            yield name, joined(exact(size), _soft(words))
+    if parts.unknown:
+        yield "Unknown", joined(exact(parts.unknown), _soft("beyond the segments that are known"))
+    yield "Reserved", exact(parts.reserved)
+    yield "Largest free", joined(exact(found.largest_free), _soft("in one piece"))
+
+
+def _around_html(found: Moment) -> Html:
+    if not found.around:
+        return Html("")
+    rows = [_happened(each, is_now=each.event == found.event) for each in found.around]
+    return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
+
+
+def _happened(each: Happened, *, is_now: bool) -> Html:
+    number = tag("button", count_text(each.event), type="button", class_="mv-link", data_mv_at=each.event)
+    size = bytes_text(each.bytes) if each.bytes else ""
+    words = f" {each.action.replace('_', ' ')} {size} "
+    return tag(
+        "li", number, words, tag("span", cut(each.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
+    )
+
+
+def _facts(rows: Iterable[tuple[str, object]]) -> Html:
+    return tag("dl", *(piece for name, value in rows for piece in (tag("dt", name), tag("dd", value))), class_="mv-dl")
+
+
+def _soft(words: str) -> Html:
+    return joined(" ", tag("span", words, class_="mv-soft")) if words else Html("")

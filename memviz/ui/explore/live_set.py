@@ -1,0 +1,192 @@
+"""What is live at a moment or at a range's peak: the head of the lower half, and the table by site, category ..."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from memviz.analysis.groups import Group
+from memviz.analysis.purpose.dominant import Breakdown, Dominant
+from memviz.analysis.range_summary import Some, Within
+from memviz.ui.explore.explore_state import GROUPINGS, TABS, Look
+from memviz.ui.html.kinds import colour_style, swatch
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import allocations, cut, exact, rounded, when
+from memviz.units import bytes_text, count_text, percent_text
+
+FEW_ROWS = 40
+MOST_ROWS = 200
+_LONGEST_KEY = 2000
+"""Of a group's key in the page. A longer one cannot be lit; nobody wrote such a function by hand."""
+_NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
+
+
+def tabs_html(look: Look) -> Html:
+    tabs = [
+        tag(
+            "button",
+            words,
+            type="button",
+            role="tab",
+            data_act="tab",
+            data_value=name,
+            aria_selected="true" if name == look.tab else "false",
+        )
+        for name, words in TABS.items()
+    ]
+    return tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
+
+
+def head_html(look: Look, moment: Html | str = "", facts: Html | str = "") -> Html:
+    """The moment and the switch belong to the live set; the other tabs say theirs themselves."""
+    switch = switch_html(look) if look.tab == "live" else ""
+    return joined(tag("div", tabs_html(look), moment, switch, class_="mv-head"), facts)
+
+
+def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_still: bool = False) -> Html:
+    """Which moment everything below answers for."""
+    which = "live at the range’s peak, " if of_range else ""
+    words = f"{which}{when(event, is_still=is_still)} · {allocations(live.count)} · "
+    return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
+
+
+def switch_html(look: Look) -> Html:
+    buttons = [
+        tag(
+            "button",
+            words,
+            type="button",
+            data_act="by",
+            data_value=name,
+            aria_pressed="true" if name == look.by else "false",
+        )
+        for name, words in GROUPINGS.items()
+    ]
+    return tag("div", *buttons, class_="mv-switch", role="group", aria_label="What a row is")
+
+
+def within_html(during: Within) -> Html:
+    span = f"events {count_text(max(during.first, 0))} to {count_text(during.last)}:"
+    parts = (
+        ("allocated within", during.allocated),
+        ("freed within", during.freed),
+        ("live throughout", during.throughout),
+    )
+    facts = [
+        tag("span", f"{words} ", tag("b", rounded(some.bytes)), f" in {count_text(some.count)}")
+        for words, some in parts
+    ]
+    return tag("p", tag("span", span), *facts, class_="mv-facts")
+
+
+def table_html(found: Breakdown, look: Look, *, total: str = "Live", download: dict[str, str] | None = None) -> Html:
+    """`download` is what the browser asks the whole table with."""
+    if not found.groups.count:
+        return tag("p", "Nothing is live here.", class_="mv-soft")
+    by, groups = found.groups.by, ordered(found, look.sort, is_rising=look.is_rising)
+    shown = groups[: MOST_ROWS if look.is_long else FEW_ROWS]
+    largest = max((each.bytes for each in found.groups.groups), default=0)
+    rows = [_row(each, found.dominant[each.key], found, largest=largest) for each in shown]
+    rest = groups[len(shown) :]
+    if rest:
+        rows.append(_rest_row(rest, found, can_grow=not look.is_long))
+    return tag(
+        "table",
+        tag("thead", tag("tr", *_heads(by, look, found.groups.bytes))),
+        tag("tbody", *rows),
+        tag("tfoot", _total_row(found, total, download)),
+        class_="mv-table mv-groups",
+    )
+
+
+def ordered(found: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
+    """Equal ones by their bytes, then by name."""
+    groups = sorted(found.groups.groups, key=lambda each: (-each.bytes, each.label, each.key))
+    keys = {
+        "name": lambda each: each.label.lower(),
+        "category": lambda each: found.dominant[each.key].kind,
+        "count": lambda each: each.count,
+        "bytes": lambda each: each.bytes,
+    }
+    return sorted(groups, key=keys[sort], reverse=not is_rising)
+
+
+def _heads(by: str, look: Look, whole: int) -> Iterable[Html]:
+    yield _head(_NAMES.get(by, by.capitalize()), "name", look)
+    if by != "category":
+        yield _head("Category", "category", look, "mv-wide")
+    yield tag("th", class_="mv-wide", scope="col")
+    yield _head("Blocks", "count", look, "mv-number")
+    yield _head("Bytes", "bytes", look, "mv-number")
+    yield tag("th", f"of {bytes_text(whole)}", class_="mv-number mv-wide", scope="col")
+
+
+def _head(words: str, sort: str, look: Look, class_: str = "") -> Html:
+    is_sorted = look.sort == sort
+    arrow = (" ↑" if look.is_rising else " ↓") if is_sorted else ""
+    button = tag("button", words, arrow, type="button", data_act="sort", data_value=sort)
+    direction = ("ascending" if look.is_rising else "descending") if is_sorted else None
+    return tag("th", button, class_=class_ or None, scope="col", aria_sort=direction)
+
+
+def _row(group: Group, mostly: Dominant, found: Breakdown, *, largest: int) -> Html:
+    by_category = found.groups.by == "category"
+    # Where the category has its own column, that one goes on narrow screens, and the swatch goes to the name.
+    first = tag("span", swatch(mostly.kind), class_=None if by_category else "mv-narrow")
+    cells = [tag("td", first, name_html(group.label, found.groups.by))]
+    if not by_category:
+        cells.append(tag("td", category_html(mostly, group.bytes), class_="mv-wide"))
+    bar = f"width:{100 * group.bytes / max(largest, 1):.2f}%;{colour_style(mostly.kind)}"
+    return tag(
+        "tr",
+        *cells,
+        tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
+        tag("td", count_text(group.count), class_="mv-number"),
+        tag("td", rounded(group.bytes), class_="mv-number"),
+        tag("td", percent_text(group.bytes, found.groups.bytes), class_="mv-number mv-soft mv-wide"),
+        **lights(found.groups.by, group.key),
+    )
+
+
+def name_html(label: str, by: str) -> Html:
+    """A button, so that the keyboard lights and keeps the row as the pointer does."""
+    text = cut(label)
+    place, space, function = text.rpartition(" ")
+    has_function = by == "site" and (":" in place or function == "(backward)")
+    inside = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
+    return tag("button", inside, type="button", class_="mv-name mv-code", title=cut(label, 600), data_keep="")
+
+
+def lights(by: str, key: str) -> dict[str, str]:
+    return {"data_light_by": by, "data_light_group": key} if len(key) <= _LONGEST_KEY else {}
+
+
+def category_html(mostly: Dominant, whole: int) -> Html:
+    """With its share, unless that reads 100 %."""
+    share = percent_text(mostly.bytes, whole)
+    mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
+    return joined(swatch(mostly.kind), " ", mostly.kind, mixed)
+
+
+def _rest_row(rest: list[Group], found: Breakdown, *, can_grow: bool) -> Html:
+    size, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
+    words = f"everything else, {count_text(len(rest))} more"
+    name = tag("button", words, type="button", class_="mv-link", data_act="more") if can_grow else words
+    return _sum_row(name, count, rounded(size), percent_text(size, found.groups.bytes), found.groups.by)
+
+
+def _total_row(found: Breakdown, name: str, download: dict[str, str] | None) -> Html:
+    groups, link = found.groups, Html("")
+    if download is not None:
+        data = {f"data_{name}": value for name, value in download.items()}
+        link = tag(
+            "button", "CSV", type="button", class_="mv-link", title="The whole table as CSV", data_csv="", **data
+        )
+    whole = percent_text(groups.bytes, groups.bytes)
+    return _sum_row(joined(f"{name} ", link), groups.count, exact(groups.bytes), whole, groups.by)
+
+
+def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Html:
+    wide = [tag("td", class_="mv-wide")] * (1 if by == "category" else 2)
+    figures = (count_text(count), size)
+    cells = [tag("td", each, class_="mv-number") for each in figures]
+    return tag("tr", tag("td", name), *wide, *cells, tag("td", share, class_="mv-number mv-soft mv-wide"))

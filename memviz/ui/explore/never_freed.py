@@ -1,0 +1,113 @@
+"""What was made here and is alive at the end, what grows from step to step, and what was freed at once."""
+
+from __future__ import annotations
+
+from memviz.analysis.groups import Groups
+from memviz.analysis.leaks import Growth, GrowthRow
+from memviz.analysis.purpose.dominant import Breakdown
+from memviz.ui.explore.explore_state import Look
+from memviz.ui.explore.live_set import lights, name_html, table_html
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import allocations, cut, exact, rounded
+from memviz.units import bytes_text, count_text, delta_text
+
+CHURN_ROWS = 12
+
+
+def never_freed_html(
+    kept: Breakdown, grown: Growth, churn: Groups, look: Look, *, download: dict[str, str] | None = None
+) -> Html:
+    return joined(kept_html(kept, look, download), growth_html(grown), churn_html(churn))
+
+
+def kept_html(kept: Breakdown, look: Look, download: dict[str, str] | None) -> Html:
+    groups = kept.groups
+    if not groups.count:
+        return _section("Everything that was made here was freed again, or asked to be.")
+    head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
+    soft = f"{bytes_text(groups.bytes)}. A model and its optimizer belong here; what grows from step to step does not."
+    return _section(head, soft, table_html(kept, look, total="Never freed", download=download))
+
+
+def growth_html(grown: Growth) -> Html:
+    if not grown.steps:
+        words = "The trace marks no steps, so what grows from one to the next is not known."
+        return _section("Growth from step to step", words)
+    spans = len(grown.steps) - 1
+    if not spans:
+        return _section("Growth from step to step", "The trace holds one step; there is none to compare it with.")
+    total = grown.live_bytes[-1] - grown.live_bytes[0]
+    change = delta_text(total) if total else "No change"
+    head = f"{change} from the end of {cut(grown.steps[0])} to the end of {cut(grown.steps[-1])}"
+    if not grown.rows:
+        return _section(head, "No site holds more at the end of the last step than at the end of the first.")
+    rows = [_growth_row(each, grown.by, spans) for each in grown.rows]
+    rest = GrowthRow("", "everything else", grown.rest_bytes)
+    live = GrowthRow("", "Live", grown.live_bytes)
+    foot = [tag("tr", tag("td", each.label), *_cells(each, spans, is_exact=each is live)) for each in (rest, live)]
+    names = ("Site", f"After {cut(grown.steps[0], 40)}", f"After {cut(grown.steps[-1], 40)}", "Change", "A step")
+    return _section(head, "", _table(names, rows, foot))
+
+
+def _growth_row(row: GrowthRow, by: str, spans: int) -> Html:
+    return tag("tr", tag("td", name_html(row.label, by)), *_cells(row, spans), **lights(by, row.key))
+
+
+def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html, ...]:
+    change = row.grown_bytes
+    last = exact(row.bytes[-1]) if is_exact else rounded(row.bytes[-1])
+    first = exact(row.bytes[0]) if is_exact else rounded(row.bytes[0])
+    kind = "mv-grew" if change > 0 else "mv-shrank" if change < 0 else ""
+    return (
+        tag("td", first, class_="mv-number mv-wide"),
+        tag("td", last, class_="mv-number mv-wide"),
+        tag("td", _change(change), class_=f"mv-number {kind}", title=exact(change)),
+        tag("td", _change(round(change / spans)), class_="mv-number"),
+    )
+
+
+def _change(count: int) -> str:
+    """The change always shows its direction; colour alone would not tell it."""
+    return delta_text(count).replace("-", "−") if count else "0"
+
+
+def churn_html(churn: Groups) -> Html:
+    if not churn.count:
+        return _section("Nothing was freed at once", "No allocation was freed by the very next alloc or free.")
+    head = f"{allocations(churn.count)} freed at once"
+    soft = f"{bytes_text(churn.bytes)} passed through, never live together. They cost time, not room."
+    rows = [
+        tag(
+            "tr",
+            tag("td", name_html(each.label, churn.by)),
+            tag("td", count_text(each.count), class_="mv-number"),
+            tag("td", rounded(each.bytes), class_="mv-number"),
+            **lights(churn.by, each.key),
+        )
+        for each in churn.groups
+    ]
+    foot = [_churn_sum("everything else", churn.rest_count, churn.rest_bytes)] if churn.rest_count else []
+    foot.append(_churn_sum("Together", churn.count, churn.bytes, is_exact=True))
+    return _section(head, soft, _table(("Site", "Times", "Bytes"), rows, foot))
+
+
+def _churn_sum(name: str, count: int, size: int, *, is_exact: bool = False) -> Html:
+    bytes_cell = tag("td", exact(size) if is_exact else rounded(size), class_="mv-number")
+    return tag("tr", tag("td", name), tag("td", count_text(count), class_="mv-number"), bytes_cell)
+
+
+def _table(names: tuple[str, ...], rows: list[Html], foot: list[Html]) -> Html:
+    wide = ("After",)
+    heads = [
+        tag(
+            "th", each, scope="col", class_=("mv-number" + (" mv-wide" if each.startswith(wide) else "")) if i else None
+        )
+        for i, each in enumerate(names)
+    ]
+    body = (tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
+    return tag("table", *body, class_="mv-table mv-groups")
+
+
+def _section(head: str, soft: str = "", *content: Html) -> Html:
+    words = joined(" ", tag("span", soft, class_="mv-soft")) if soft else ""
+    return tag("section", tag("h3", head, words), *content, class_="mv-part")

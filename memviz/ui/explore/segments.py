@@ -1,0 +1,324 @@
+"""The allocator's map at a moment as the browser draws it, and what it says in figures and as a table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from memviz.analysis.cache import kept
+from memviz.analysis.callstacks.sites import sites
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.live import clock, has_times
+from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.sums import sum_by
+from memviz.analysis.timeline import timeline
+from memviz.figures.colouring import Colouring, colouring, pixel_palette
+from memviz.figures.packed_timeline import Packed, pack
+from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.plain import plain
+from memviz.ui.html.words import exact, when
+from memviz.units import bytes_text, count_text, percent_text
+
+MOST_ROWS = 200
+"""Of the table. The rest is one row, so that its sums stay whole."""
+MOST_GROUPS = 40
+
+_PARTS = {
+    "live": "live",
+    "waiting": "waiting for another stream",
+    "rounding": "rounding",
+    "free_remainders": "free, in segments in use",
+    "free_segments": "free, whole segments",
+    "free_pages": "free, mapped pages",
+    "unknown": "in segments that are not known",
+}
+_ALWAYS = ("live", "rounding", "free_remainders", "free_segments")
+"""Shown at zero too, so that the row stays still while the moment moves."""
+
+
+@dataclass(frozen=True)
+class FreeSpace:
+    """What a new allocation could be put into without asking the device for more."""
+
+    largest: int
+    pieces: int
+    whole_segments: int
+
+
+@dataclass(frozen=True)
+class SegmentGroup:
+    """Segments that may stand in for each other: of one pool and one stream."""
+
+    name: str
+    words: str
+    """How many, and how much."""
+
+
+@dataclass(frozen=True)
+class SegmentView:
+    title: str
+    figures: Html
+    table: Html
+    """Empty where it was not asked for."""
+    drawing: Packed
+
+
+def segment_view(
+    trace: Trace, device: DeviceTrace, event: int, *, meaning: str = "category", with_table: bool = False
+) -> SegmentView:
+    moment = segments_at(trace, device, event)
+    parts = fragmentation_at(trace, device, event)
+    return SegmentView(
+        title=title(moment, parts),
+        figures=joined(figures_html(free_space(moment)), fragmentation_html(parts)),
+        table=table_html(trace, moment) if with_table else Html(""),
+        drawing=packed_map(trace, device, moment, meaning=meaning),
+    )
+
+
+def title(moment: SegmentsAt, parts: Fragmentation) -> str:
+    count = len(moment.segments)
+    held = f"{bytes_text(parts.reserved)} reserved, {bytes_text(parts.cached)} free inside"
+    return f"{when(moment.event)} · {count_text(count)} segment{'' if count == 1 else 's'} · {held}"
+
+
+def free_space(moment: SegmentsAt) -> FreeSpace:
+    tiles = moment.tiles
+    free = tiles.kind == TileKind.FREE
+    whole = tiles.size[free] == moment.segments.size[tiles.segment[free]]
+    sizes = tiles.size[free]
+    return FreeSpace(int(sizes.max(initial=0)), len(sizes), int(np.count_nonzero(whole)))
+
+
+def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup, ...], Ints8]:
+    """The groups, and to which of them each segment belongs. In one order at all moments of a trace."""
+    keys = np.column_stack([segments.pool, segments.stream, segments.is_expandable])
+    found, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
+    code = code.reshape(-1)
+    sizes, counts = sum_by(code, segments.size, len(found)), np.bincount(code, minlength=len(found))
+    names_stream = len(np.unique(found[:, 1])) > 1
+    largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
+    groups = [
+        SegmentGroup(
+            _group_name(trace, found[each], names_stream=names_stream),
+            _group_words(counts[each], sizes[each], "mapped range" if found[each, 2] else "segment"),
+        )
+        for each in largest.tolist()
+    ]
+    rest = np.setdiff1d(np.arange(len(found)), largest)
+    place = np.full(len(found), len(groups))
+    place[largest] = np.arange(len(largest))
+    if len(rest):
+        name = f"{count_text(len(rest))} smaller groups of other pools and streams"
+        groups.append(SegmentGroup(name, _group_words(counts[rest].sum(), sizes[rest].sum(), "segment")))
+    return tuple(groups), place[code]
+
+
+def _group_words(count: int, size: int, noun: str) -> str:
+    return f"{count_text(int(count))} {noun}{'' if count == 1 else 's'}, {bytes_text(int(size))}"
+
+
+def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:
+    pool, stream, is_expandable = key.tolist()
+    first, second = trace.pools[pool]
+    words = ["default pool" if (first, second) == DEFAULT_POOL else f"private pool {first}, {second}"]
+    if names_stream:
+        words.append(f"stream {trace.streams[stream]}")
+    if is_expandable:
+        words.append("expandable")
+    return " · ".join(words)
+
+
+def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> Packed:
+    """Segments by address, then tiles by address: a tile belongs to the segment that its place adds up to."""
+    segments, tiles = moment.segments, moment.tiles
+    groups, group_of = segment_groups(trace, segments)
+    colours = _colours(trace, device, meaning)
+    labels, site = _sites(trace, device, tiles.row)
+    row = np.where(tiles.row >= 0, tiles.row, 0)
+    held = tiles.row >= 0
+    columns = {
+        **_halves("segment_size", segments.size),
+        **_halves("segment_address", segments.address),
+        "segment_group": group_of.astype(np.uint8),
+        "segment_flags": (segments.is_large + 2 * segments.is_expandable).astype(np.uint8),
+        "segment_tiles": np.bincount(tiles.segment, minlength=len(segments)).astype(np.uint32),
+        **_halves("size", tiles.size),
+        **_halves("requested", tiles.requested),
+        "kind": tiles.kind,
+        "row": (tiles.row + 1).astype(np.uint32),
+        "group": np.where(held, _taken(colours.group, row), 0).astype(np.uint8),
+        "start": np.where(held, _taken(lifetimes(device).start, row) + 1, 0).astype(np.uint32),
+        "site": site.astype(np.uint32),
+        **_ages(device, moment),
+    }
+    return pack(
+        columns,
+        at=moment.event,
+        most_reserved=timeline(device).reserved_peak_bytes,
+        groups=[[each.name, each.words] for each in groups],
+        sites=labels,
+        meanings=[plain(each) for each in colours.labels],
+        palettes=_palettes(trace, device, colours),
+    )
+
+
+def _colours(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
+    """The timeline's own colours, made once: scrubbing asks for them at every moment."""
+    return kept(trace, (colouring, device.name, meaning), lambda: colouring(trace, device, meaning))
+
+
+def _palettes(trace: Trace, device: DeviceTrace, colours: Colouring) -> dict[str, list[int]]:
+    def both() -> dict[str, list[int]]:
+        return {mode: pixel_palette(colours, dark=mode == "dark").reshape(-1).tolist() for mode in ("light", "dark")}
+
+    return kept(trace, (pixel_palette, device.name, colours.meaning), both)
+
+
+def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], Ints8]:
+    """Labels of the sites that occur here, and the place in them for each row; any place for free memory."""
+    table = sites(trace)
+    held = rows >= 0
+    found, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
+    place = np.zeros(len(rows), dtype=np.int64)
+    place[held] = code
+    return [plain(table.sites[each].label) for each in found.tolist()], place
+
+
+def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]]:
+    """Microseconds since each allocation; absent where the file has no times."""
+    if not has_times(device) or moment.event < 0:
+        return {}
+    times, rows = clock(device), moment.tiles.row
+    start = np.where(rows >= 0, _taken(lifetimes(device).start, np.maximum(rows, 0)), -1)
+    return _halves("age", np.where(start >= 0, times[moment.event] - times[np.maximum(start, 0)], 0))
+
+
+def _taken(values: npt.NDArray[Any], rows: Ints8) -> npt.NDArray[Any]:
+    """`values[rows]`; where nothing was ever allocated any value does, but there must be one."""
+    return values[rows] if len(values) else np.zeros(len(rows), dtype=np.int64)
+
+
+def _halves(name: str, values: Ints8) -> dict[str, npt.NDArray[Any]]:
+    """Browsers have no 64-bit integers to unpack into."""
+    return {
+        f"{name}_low": (values & 0xFFFFFFFF).astype(np.uint32),
+        f"{name}_high": (values >> 32 & 0xFFFFFFFF).astype(np.uint32),
+    }
+
+
+def figures_html(free: FreeSpace) -> Html:
+    facts = (
+        ("largest free piece", bytes_text(free.largest), exact(free.largest)),
+        ("free pieces", count_text(free.pieces), None),
+        ("whole segments free", count_text(free.whole_segments), "empty_cache() gives them back"),
+    )
+    return tag(
+        "p", *(tag("span", f"{name} ", tag("b", text), title=more) for name, text, more in facts), class_="mv-facts"
+    )
+
+
+def fragmentation_html(parts: Fragmentation) -> Html:
+    """One bar and one sum: the parts add up to what is reserved, to the byte."""
+    shown = {each: getattr(parts, each) for each in _PARTS if each in _ALWAYS or getattr(parts, each)}
+    bar = [
+        tag(
+            "i",
+            class_=f"mvs-part mvs-{part.replace('_', '-')}",
+            style=f"flex-grow:{size}",
+            title=_exact(part, size, parts),
+        )
+        for part, size in shown.items()
+        if size > 0
+    ]
+    terms = [
+        tag(
+            "span",
+            tag("i", class_=f"mvs-part mvs-{part.replace('_', '-')}"),
+            f"{_PARTS[part]} ",
+            tag("b", bytes_text(size)),
+            title=_exact(part, size, parts),
+        )
+        for part, size in shown.items()
+    ]
+    whole = tag("span", "reserved ", tag("b", bytes_text(parts.reserved)), " =", title=exact(parts.reserved))
+    return joined(
+        tag("div", *bar, class_="mvs-whole", aria_hidden="true"),
+        tag("p", whole, *terms, class_="mvs-terms"),
+        _outside_html(parts),
+    )
+
+
+def _exact(part: str, size: int, parts: Fragmentation) -> str:
+    return f"{_PARTS[part]}: {exact(size)}, {percent_text(size, parts.reserved)} of what is reserved"
+
+
+def _outside_html(parts: Fragmentation) -> Html:
+    if not parts.outside:
+        return Html("")
+    words = f"{bytes_text(parts.outside)} live lie in no segment known at this moment, and are in none of these sums."
+    return tag("p", words, class_="mv-soft")
+
+
+_HEAD = ("Segment", "Pool", "Blocks", "Live", "Rounding", "Free", "Largest free", "Size")
+_LARGEST = 4
+"""Of the figures of a row; all others are sums."""
+
+
+def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
+    """By size. Live, rounding and free add up to it in each row, and to what is reserved in the last one."""
+    segments = moment.segments
+    figures = _by_segment(moment)
+    groups, group_of = segment_groups(trace, segments)
+    order = np.argsort(-segments.size, kind="stable")
+    rows = [
+        _table_row(
+            tag("td", address_text(int(segments.address[each])), class_="mv-code"),
+            f"{groups[group_of[each]].name}, {'large' if segments.is_large[each] else 'small'}",
+            figures[each],
+        )
+        for each in order[:most].tolist()
+    ]
+    rest = order[most:]
+    if len(rest):
+        name = f"{count_text(len(rest))} smaller segments"
+        rows.append(_table_row(tag("td", name), "", _together(figures[rest])))
+    total = _table_row(tag("td", f"all {count_text(len(segments))}"), "", _together(figures), to_the_byte=True)
+    head = [tag("th", name, scope="col", class_="mv-number" if i > 1 else None) for i, name in enumerate(_HEAD)]
+    return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), tag("tfoot", total), class_="mv-table")
+
+
+def _by_segment(moment: SegmentsAt) -> Ints8:
+    """Per segment, in the table's order: blocks, live (waiting included), rounding, free, largest free piece, size."""
+    tiles, count = moment.tiles, len(moment.segments)
+    free = tiles.kind == TileKind.FREE
+    largest = np.zeros(count, dtype=np.int64)
+    np.maximum.at(largest, tiles.segment[free], tiles.size[free])
+    return np.column_stack(
+        [
+            np.bincount(tiles.segment[~free], minlength=count),
+            sum_by(tiles.segment, tiles.requested, count),
+            sum_by(tiles.segment[~free], (tiles.size - tiles.requested)[~free], count),
+            sum_by(tiles.segment[free], tiles.size[free], count),
+            largest,
+            moment.segments.size,
+        ]
+    )
+
+
+def _together(figures: Ints8) -> Ints8:
+    sums = figures.sum(axis=0)
+    sums[_LARGEST] = figures[:, _LARGEST].max(initial=0)
+    return np.asarray(sums, dtype=np.int64)
+
+
+def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = False) -> Html:
+    blocks, *sizes = figures.tolist()
+    words = exact if to_the_byte else bytes_text
+    cells = [tag("td", words(size), class_="mv-number", title=exact(size)) for size in sizes]
+    return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)

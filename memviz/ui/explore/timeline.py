@@ -1,0 +1,49 @@
+"""What the timeline component is given besides the packed columns: words, phases and marks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from memviz.analysis.annotations import annotated
+from memviz.analysis.live import has_times
+from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.overview import overview
+from memviz.analysis.timeline import timeline
+from memviz.headlines.explore import explore
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.html.plain import plain
+from memviz.units import bytes_text
+
+_MOST_PHASES = 2000
+_MOST_OOM = 50
+
+
+def timeline_value(
+    trace: Trace, device: DeviceTrace, key: str, *, state: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    return {
+        "key": key,
+        "label": str(explore(overview(trace, device))),
+        "has_times": has_times(device),
+        "phases": phase_bands(trace, device),
+        "ooms": [
+            _oom(each.then.event, each.asked_bytes, device)
+            for each in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
+        ],
+        "state": state or {},
+    }
+
+
+def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
+    """Annotations as [name, first instant, last instant]: those that no other one encloses."""
+    found = annotated(device).intervals
+    rows = ((found.depth == 0) & (found.end_event >= found.start_event)).nonzero()[0][:_MOST_PHASES]
+    return [
+        [plain(trace.strings[found.name[row]]), int(found.start_event[row]) + 1, int(found.end_event[row]) + 2]
+        for row in rows
+    ]
+
+
+def _oom(event: int, asked: int, device: DeviceTrace) -> dict[str, Any]:
+    reserved = int(timeline(device).reserved[event + 1])
+    return {"event": event, "reserved": reserved, "text": f"{bytes_text(asked)} did not fit"}

@@ -1,0 +1,180 @@
+"""What the Run tab does between the form and the view: orders, estimates, and runs that are kept. No gradio here."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import MemvizError, TraceError
+from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
+from memviz.runner.jobs.lent_gpu import LENT_DEVICE
+from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.worker_process import listing
+from memviz.runner.jobs.zero_gpu import is_zero_gpu
+from memviz.runner.run import load_run
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.run.estimates import Estimates, changes
+from memviz.ui.run.form import Asked, Filled, asked_of, filled, place_of
+from memviz.ui.run.limits import RunLimits, run_limits
+from memviz.ui.run.published_tables import Tables
+from memviz.ui.shell.session import Refused, Session
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import opened
+
+MOST_COMPARED = 8
+_MOST_CHOSEN = 512
+"""Orders of which a choice is remembered."""
+
+
+def refused(asked: Asked, variant: Variant) -> Asked:
+    """With what a run or an estimate was refused for, at its field."""
+    if variant.what != "refused":
+        return asked
+    return replace(asked, faults={place_of(variant.phase, asked): variant.phase, **asked.faults})
+
+
+@dataclass(frozen=True)
+class RunState:
+    """What one visitor's Run tab shows."""
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """As the browser told them."""
+    order: str = ""
+    story: str = ""
+    drawn: int = 0
+    """Version of the form."""
+
+
+class RunAnswers:
+    """One for a page. Of visitors it keeps orders under keys that nobody can guess, and runs in their own folders."""
+
+    def __init__(self, store: TraceStore, folder: Path | None = None, limits: RunLimits | None = None) -> None:
+        self.store = store
+        self.limits = limits or run_limits()
+        known = self.limits
+        self.desk = Desk(
+            timeout=known.seconds,
+            memory=known.memory_bytes,
+            most_waiting=known.waiting,
+            patience=known.patience_seconds,
+        )
+        self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
+        self.tables = Tables()
+        self._folder = folder or default_folder()
+        self._listing: dict[str, Any] | None = None
+        self._lock = threading.Lock()
+        self._chosen: OrderedDict[str, int] = OrderedDict()
+
+    def close(self) -> None:
+        self.desk.close()
+        self.estimates.desk.close()
+
+    def listing(self) -> dict[str, Any]:
+        """What there is to run is the same for everybody, and does not change while the page is up."""
+        with self._lock:
+            if self._listing is None:
+                found = listing()
+                self._listing = {**found, "device": LENT_DEVICE} if is_zero_gpu() else found
+            return self._listing
+
+    def meant(self, fields: Mapping[str, Any]) -> tuple[Filled, Asked]:
+        """With what an estimate of the same was refused for, where it was."""
+        form = filled(fields, self.listing())
+        if not form.card:
+            form = replace(form, card=self._default_card())
+        asked = asked_of(form, self.listing(), self.limits.variants)
+        known = self.estimates.known(asked)
+        return form, asked if known is None else refused(asked, known)
+
+    def _default_card(self) -> str:
+        names: list[str] = [each["name"] for each in self.listing()["cards"]]
+        return next((each for each in names if "4090" in each), names[0])
+
+    def kept(self, visitor: str) -> KeptRuns:
+        return KeptRuns(self._folder, visitor)
+
+    def begin(self, asked: Asked, visitor: str, instead_of: str = "") -> Standing:
+        """What is done is kept at once, whether or not somebody still looks."""
+        self.estimates.stop_all()
+        self.desk.leave(instead_of)
+        return self.desk.order(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
+
+    def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+        """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
+        return changes(self.desk, order, is_there)
+
+    def standing(self, order: str) -> Standing | None:
+        return self.desk.standing(order) if order else None
+
+    def choose(self, order: str, number: int) -> None:
+        """The variant whose code and command are shown, instead of the headline's."""
+        with self._lock:
+            self._chosen[order] = number
+            while len(self._chosen) > _MOST_CHOSEN:
+                self._chosen.popitem(last=False)
+
+    def chosen(self, order: str) -> int | None:
+        return self._chosen.get(order)
+
+    def estimate(self, asked: Asked, owner: str) -> Iterator[Variant]:
+        """None of it while something runs."""
+        return iter(()) if self.desk.is_busy else self.estimates.of(asked, owner)
+
+    def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:
+        """The traces of these variants, or of all, as open traces; the first few are compared, baseline first."""
+        standing = self.standing(order)
+        if standing is None:
+            return session
+        if numbers is None:
+            chosen = [each for each in standing.variants if each.run is not None]
+        else:
+            chosen = [each for at, each in enumerate(standing.variants) if at in numbers]
+        keys = []
+        for each in [each for each in chosen if each.file is not None][:MOST_COMPARED]:
+            assert each.file is not None
+            session, is_open = self._read(session, each.file, each.label)
+            keys += [session.chosen] if is_open else []
+        return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
+
+    def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
+        """Files of runs go after some hours; what was kept is still there."""
+        try:
+            return self._shown(session, _named(load_trace(path), name)), True
+        except (OSError, TraceError):
+            return session.with_refused(Refused(name, "The file of this run is gone. Run it again.")), False
+
+    def reopened(self, session: Session, visitor: str, id: str) -> Session:
+        """UsageError where it is gone."""
+        kept = self.kept(visitor).get(id)
+        trace, _ = load_run(kept.path)
+        return self._shown(session, _named(trace, kept.name))
+
+    def _shown(self, session: Session, trace: Trace) -> Session:
+        """The same run is not opened twice."""
+        for each in session.opened:
+            known = self.store.get(each.key)
+            if known is not None and known.about == trace.about:
+                return session.choosing(each.key)
+        return session.with_opened(opened(self.store, trace))
+
+
+def _named(trace: Trace, name: str) -> Trace:
+    return replace(trace, about=replace(trace.about, source=name))
+
+
+def _keep(kept: KeptRuns, variant: Variant) -> str:
+    """A full disk costs the copy, not the run: its own file is there until the page ends."""
+    if variant.file is None or variant.run is None:
+        return ""
+    try:
+        kept.keep(variant.file, variant.run, variant.label)
+    except (OSError, MemvizError) as error:
+        return f"It is not among the kept runs: {error}"
+    return ""

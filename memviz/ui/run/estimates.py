@@ -1,0 +1,93 @@
+"""The peak of what is switched on in the form, a moment after each change: a luxury, so it makes way for everything.
+
+One visitor has one at a time and one that waits; a run ends them all; what was found out once is not asked again.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.request import Request
+from memviz.ui.run.form import Asked
+
+_REMEMBERED = 256
+_MOST_WAITING = 4
+_PATIENCE_SECONDS = 1.0
+
+
+class Estimates:
+    def __init__(self, seconds: float, memory: int | None = None) -> None:
+        self.desk = Desk(timeout=seconds, memory=memory, most_waiting=_MOST_WAITING)
+        self._lock = threading.Lock()
+        self._looked_at: dict[str, str] = {}
+        self._known: OrderedDict[str, Variant] = OrderedDict()
+
+    def known(self, asked: Asked) -> Variant | None:
+        """What was found out about the last of these before."""
+        with self._lock:
+            return self._known.get(_key(asked.requests[-1])) if asked.count else None
+
+    def of(self, asked: Asked, owner: str) -> Iterator[Variant]:
+        """Of everything that is switched on, together. It ends without an answer where another question came."""
+        self.leave(owner)
+        if not asked.count or asked.faults or asked.requests[-1].on == "cuda":
+            return
+        found = self.known(asked)
+        if found is not None:
+            yield replace(found, label=asked.labels[-1])
+            return
+        with suppress(MemvizError):
+            begun = self.desk.order([_plain(asked.requests[-1])], [asked.labels[-1]], self._note, owner)
+            with self._lock:
+                self._looked_at[owner] = begun.id
+            for standing in changes(self.desk, begun.id):
+                if standing.variants[0].what in ("refused", "timeout"):
+                    self._note(standing.variants[0])
+                yield standing.variants[0]
+
+    def leave(self, owner: str) -> None:
+        """What runs may end by itself: its process is warm, and its answer is remembered."""
+        with self._lock:
+            before = self._looked_at.pop(owner, "")
+        self.desk.leave(before, stops=False)
+
+    def stop_all(self) -> None:
+        self.desk.stop_all()
+
+    def _note(self, variant: Variant) -> str:
+        """The figures are all that is wanted, and not the trace."""
+        if variant.file is not None:
+            variant.file.unlink(missing_ok=True)
+        with self._lock:
+            self._known[_key(variant.request)] = replace(variant, file=None)
+            while len(self._known) > _REMEMBERED:
+                self._known.popitem(last=False)
+        return ""
+
+
+def changes(desk: Desk, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[Standing]:
+    """Each change of an order until it is over, until its owner looks at another, or until they are gone."""
+    standing, seen = desk.standing(order), -1
+    while standing is not None and not standing.is_left and is_there():
+        if standing.version != seen:
+            yield standing
+        if standing.is_over:
+            return
+        seen = standing.version
+        standing = desk.standing(order, newer_than=seen, wait=_PATIENCE_SECONDS)
+
+
+def _plain(request: Request) -> Request:
+    return replace(request, numerics=False, on="predict", label="")
+
+
+def _key(request: Request) -> str:
+    return json.dumps(_plain(request).as_json(), sort_keys=True)

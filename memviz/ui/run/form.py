@@ -1,0 +1,283 @@
+"""The form of the Run tab as texts, and the runs that it asks for.
+
+What there is to choose comes from `memviz.runner.listing`, fetched from a worker: the page itself never imports
+PyTorch. Everything here comes from a browser, so only what the listing names is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import product
+from math import prod
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.runner.request import Request
+from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
+
+MOST_UNASKED = 8
+"""More variants than these are asked about first."""
+MOST_VARIANTS = 32
+BASELINE = "Baseline"
+_OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
+
+
+@dataclass(frozen=True)
+class Filled:
+    """What stands in the form. Texts of knobs that nobody touched are absent: the listing has their defaults."""
+
+    workload: str = ""
+    knobs: Mapping[str, str] = field(default_factory=dict)
+    chosen: tuple[str, ...] = ()
+    """Optimizations that are switched on."""
+    their_knobs: Mapping[tuple[str, str], str] = field(default_factory=dict)
+    on: str = "predict"
+    card: str = ""
+    options: Mapping[str, str] = field(default_factory=dict)
+    keep_output: bool = False
+    numerics: bool = True
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the form means: the runs, baseline first, or why there are none."""
+
+    requests: tuple[Request, ...] = ()
+    labels: tuple[str, ...] = ()
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """By the field's name in the form."""
+
+    @property
+    def count(self) -> int:
+        return len(self.requests)
+
+
+def filled(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> Filled:
+    """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
+    workload = str(fields.get("workload", ""))
+    known = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
+    return Filled(
+        workload=known,
+        knobs={key[2:]: _spelled(value) for key, value in fields.items() if key.startswith("w:")},
+        chosen=tuple(each["name"] for each in listing["optimizations"] if fields.get(f"o:{each['name']}") is True),
+        their_knobs=dict(_theirs(fields)),
+        on=str(fields.get("on", "predict")),
+        card=str(fields.get("card", "")),
+        options={name: str(fields[name]) for name in _OPTIONS if name in fields},
+        keep_output=fields.get("keep_output") is True,
+        numerics=fields.get("numerics", True) is True,
+    )
+
+
+def _theirs(fields: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str], str]]:
+    for key, value in fields.items():
+        parts = key.split(":")
+        if len(parts) == 3 and parts[0] == "o":
+            yield (parts[1], parts[2]), _spelled(value)
+
+
+def _spelled(value: Any) -> str:
+    return ("true" if value else "false") if isinstance(value, bool) else str(value)
+
+
+def asked_of(form: Filled, listing: Mapping[str, Any], most: int = MOST_VARIANTS) -> Asked:
+    """The baseline is the workload as it is; then one run for each combination of the values that were given."""
+    workload = _row(listing["workloads"], form.workload)
+    if workload is None:
+        return Asked(faults={"workload": "There is no such workload."})
+    faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing)])
+    if step_faults_of := dict(step_faults(form.options)):
+        return Asked(faults={**faults, **step_faults_of})
+    count = _count(form, workload, listing)
+    if count > most:
+        words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
+        return Asked(faults={**faults, "run": words})
+    try:
+        sizes = list(_combinations(workload, form.knobs))
+        changed = list(_changes(form, listing))
+        base = _request(form)
+    except UsageError as error:
+        return Asked(faults={**faults, "run": str(error)})
+    varied = [each for each in workload["knobs"] if len({size.get(each["name"]) for size in sizes}) > 1]
+    requests, labels = [], []
+    for settings, change in product(sizes, [(), *changed]):
+        optimizations = tuple((name, dict(knobs)) for name, knobs in change)
+        several = ", ".join(_of_the_workload(each, settings) for each in varied)
+        label = ": ".join(filter(None, (several, _label(change, changed, listing))))
+        requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
+        labels.append(label)
+    return Asked(tuple(requests), tuple(labels), faults)
+
+
+def _wrong_values(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    yield from knob_faults("w", workload["knobs"], form.knobs)
+    for name in form.chosen:
+        row = _row(listing["optimizations"], name) or {"knobs": ()}
+        yield from knob_faults(f"o:{name}", row["knobs"], _theirs_of(form, name))
+
+
+def _count(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
+    """Without making them: somebody may have given a thousand values twice."""
+    sizes = prod(len(each) for each in _given(workload, form.knobs).values())
+    rows = [(name, _row(listing["optimizations"], name) or {}) for name in form.chosen]
+    changes = prod(len(each) for name, row in rows for each in _given(row, _theirs_of(form, name)).values())
+    return sizes * (1 + changes if form.chosen else 1)
+
+
+def _theirs_of(form: Filled, name: str) -> dict[str, str]:
+    return {key: text for (owner, key), text in form.their_knobs.items() if owner == name}
+
+
+def _request(form: Filled) -> Request:
+    asked: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
+    for name in ("warmup", "steps"):
+        asked[name] = int(form.options.get(name, "1"))
+    asked |= {"card": form.card} if form.card else {}
+    return Request.from_json({**asked, "keep_output": form.keep_output, "numerics": form.numerics})
+
+
+def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """One for each combination of the values given, of knobs that differ from their defaults."""
+    values = _given(row, texts)
+    for chosen in product(*values.values()):
+        yield {
+            key: text
+            for key, text in zip(values, chosen, strict=True)
+            if text != _default_text(_row(row["knobs"], key))
+        }
+
+
+def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
+    return {each["name"]: values_of(each, texts[each["name"]]) for each in row["knobs"] if each["name"] in texts}
+
+
+def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
+    """`1, 2, 4` are three values, except where a text may hold commas itself."""
+    if text == EVERY_CHOICE and knob["choices"]:
+        return [_spelled(each) for each in knob["choices"]]
+    if knob["type"] == "text" and not knob["choices"]:
+        return [text.strip()]
+    several = [each.strip() for each in text.split(",") if each.strip()]
+    return list(dict.fromkeys(several)) or [_default_text(knob)]
+
+
+def _default_text(knob: Mapping[str, Any] | None) -> str:
+    value = None if knob is None else knob["default"]
+    return "none" if value is None else _spelled(value)
+
+
+def _changes(form: Filled, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
+    if not form.chosen:
+        return
+    each_way = []
+    for name in form.chosen:
+        row = _row(listing["optimizations"], name)
+        assert row is not None
+        each_way.append([(name, knobs) for knobs in _combinations(row, _theirs_of(form, name))])
+    yield from product(*each_way)
+
+
+def _label(
+    chosen: tuple[tuple[str, dict[str, str]], ...],
+    all_chosen: list[tuple[tuple[str, dict[str, str]], ...]],
+    listing: Mapping[str, Any],
+) -> str:
+    """The title of each, with the knobs in which it differs from its neighbours or from the default.
+
+    One knob that has words for a run with its value stands for the title: "Every 2nd block".
+    """
+    if not chosen:
+        return BASELINE
+    words = []
+    for at, (name, knobs) in enumerate(chosen):
+        row = _row(listing["optimizations"], name)
+        assert row is not None
+        varied = {key for one in all_chosen for key in one[at][1]}
+        shown = [each for each in row["knobs"] if each["name"] in varied]
+        said = [_said(each, knobs.get(each["name"], _default_text(each))) for each in shown]
+        alone = len(shown) == 1 and shown[0].get("says")
+        words.append(said[0] if alone else ", ".join([row["title"], *said]))
+    together = " + ".join(words)
+    return together[:1].upper() + together[1:]
+
+
+def _of_the_workload(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
+    text = settings.get(knob["name"], _default_text(knob))
+    return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
+
+
+def _said(knob: Mapping[str, Any], text: str) -> str:
+    if knob.get("says"):
+        return " ".join(str(knob["says"]).format(text, nth=_nth(text)).split())
+    return f"{knob['name'].replace('_', ' ')} {text}"
+
+
+def _nth(text: str) -> str:
+    """2nd of 2, and nothing of 1: "every block" says it."""
+    if not text.isdecimal() or text == "1":
+        return "" if text == "1" else text
+    ending = "th" if text[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(text[-1], "th")
+    return f"{text}{ending}"
+
+
+def _conflicts(form: Filled, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Why something that is switched on does not go with the rest. Nothing is greyed: the reason stands there."""
+    modes = _modes(form, listing)
+    for name in form.chosen:
+        row = _row(listing["optimizations"], name)
+        assert row is not None
+        others = [mode for mode in modes if row["needs"] not in ("any", mode)]
+        if others:
+            yield f"o:{name}", f"It has an effect in {row['needs']} only, and this is {others[0]}."
+        for other, reason in row["not_with"].items():
+            if other in form.chosen:
+                yield f"o:{name}", reason
+                yield f"o:{other}", reason
+
+
+def changed(
+    fields: Mapping[str, Any], before: Mapping[str, Any], listing: Mapping[str, Any]
+) -> tuple[dict[str, Any], bool]:
+    """The fields as they are to be taken, and whether the form must be drawn anew for them."""
+    now, then = filled(fields, listing), filled(before, listing)
+    if now.workload != then.workload:
+        # What stood in the form was the other workload's.
+        return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
+    # Choices are ticked instead of taken from a menu from now on, or from a menu again.
+    turns = any(fields.get(name) in (EVERY_CHOICE, "") for name in _with_choices(now, listing))
+    return dict(fields), turns or now.on != then.on
+
+
+def _with_choices(form: Filled, listing: Mapping[str, Any]) -> Iterator[str]:
+    rows = [
+        ("w", _row(listing["workloads"], form.workload)),
+        *((f"o:{e['name']}", e) for e in listing["optimizations"]),
+    ]
+    for prefix, row in rows:
+        yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
+
+
+def place_of(refusal: str, asked: Asked) -> str:
+    """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
+    name, colon, said = refusal.partition(":")
+    if not colon or not asked.count:
+        return "run"
+    knob = said.split()[0] if said.split() else ""
+    if name == asked.requests[0].workload:
+        return f"w:{knob}" if any(knob in each.settings for each in asked.requests) else "knobs"
+    theirs = next((knobs for each, knobs in asked.requests[-1].optimizations if each == name), None)
+    if theirs is None:
+        return "run"
+    return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"
+
+
+def _modes(form: Filled, listing: Mapping[str, Any]) -> list[str]:
+    """training, inference or both; none where the workload does not let one choose."""
+    row = _row(listing["workloads"], form.workload)
+    knob = _row(row["knobs"], "mode") if row else None
+    return values_of(knob, form.knobs.get("mode", str(knob["default"]))) if knob else []
+
+
+def _row(rows: Any, name: str) -> dict[str, Any] | None:
+    return next((each for each in rows if each["name"] == name), None)

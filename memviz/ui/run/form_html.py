@@ -1,0 +1,302 @@
+"""The form of the Run tab: a workload and its knobs, where it runs, and the optimizations with a sentence each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memviz.runner.jobs.order import Variant
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.run.faults import EVERY_CHOICE
+from memviz.ui.run.form import Asked, Filled, values_of
+from memviz.units import bytes_text, count_text
+
+_FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
+"""Knobs that stand in the open, in this order; the others wait behind a fold."""
+_MOST_FIRST = 6
+_USUAL = ("checkpointing", "split_feed_forward", "layerwise_casting", "flat_gradients", "attention_backend")
+"""Optimizations that stand first, in this order."""
+_CLAIMS = {
+    "bitwise": "Same output, bit for bit.",
+    "rounding": "Same output up to rounding.",
+    "lossy": "The output changes: lossy.",
+}
+_OPTIMIZERS = {
+    "none": "no optimizer, gradients add up",
+    "sgd": "SGD",
+    "adamw": "AdamW, foreach",
+    "adamw-fused": "AdamW, fused",
+    "adamw-for-loop": "AdamW, one parameter at a time",
+}
+NO_DEVICE = "No CUDA device here, so measuring is off. A prediction runs the real code on tensors without data."
+STORIES = {
+    "split-feed-forward": "Split feed-forward",
+    "checkpointing": "Checkpoint every k-th block",
+    "flat-gradients": "Flat gradients",
+    "layerwise-casting": "Weights in fp8",
+}
+
+
+def form_value(form: Filled, asked: Asked, listing: Mapping[str, Any], *, version: str) -> dict[str, Any]:
+    """It follows from the fields alone. Only another `version` draws it anew, so that nobody is interrupted."""
+    return {
+        "version": version,
+        "html": form_html(form, listing),
+        "faults": dict(asked.faults),
+        "parts": {"count": count_words(asked), "buttons": buttons_html(form, asked)},
+    }
+
+
+def form_html(form: Filled, listing: Mapping[str, Any]) -> Html:
+    row = next(each for each in listing["workloads"] if each["name"] == form.workload)
+    return joined(
+        _stories(),
+        tag(
+            "details",
+            tag("summary", "Workload and optimizations"),
+            *_fields(form, row, listing),
+            class_="mv-fields",
+            open=True,
+        ),
+        tag("div", data_part="buttons"),
+    )
+
+
+def _fields(form: Filled, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
+    first, rest = _apart(row["knobs"])
+    names = [(each["name"], each["title"]) for each in listing["workloads"]]
+    head = tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head")
+    return [
+        tag("label", tag("span", "Workload"), _select("workload", form.workload, names), class_="mv-wide mv-big"),
+        tag("p", row["sentence"], class_="mv-soft"),
+        _fault("workload"),
+        tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
+        _fault("knobs"),
+        _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
+        _where(form, listing),
+        _optimizer(form),
+        _step(form),
+        _fault("run"),
+        head,
+        *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
+    ]
+
+
+def _place(row: Mapping[str, Any]) -> int:
+    return _USUAL.index(row["name"]) if row["name"] in _USUAL else len(_USUAL)
+
+
+def _apart(knobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    order = {name: at for at, name in enumerate(_FIRST)}
+    first = sorted((each for each in knobs if each["name"] in order), key=lambda each: order[each["name"]])[
+        :_MOST_FIRST
+    ]
+    return first, [each for each in knobs if each not in first]
+
+
+def _fold(words: str, knobs: list[Html]) -> Html:
+    if not knobs:
+        return Html("")
+    return tag("details", tag("summary", words), tag("div", *knobs, class_="mv-knobs"), class_="mv-more")
+
+
+def _knob(prefix: str, knob: Mapping[str, Any], text: str | None) -> Html:
+    name = f"{prefix}:{knob['name']}"
+    words = knob["name"].replace("_", " ").capitalize()
+    unit = f", {knob['unit']}" if knob["unit"] else ""
+    title = f"{knob['help']}{unit}"
+    if knob["type"] == "bool":
+        on = knob["default"] if text is None else text == "true"
+        box = tag("input", type="checkbox", name_=name, checked=bool(on))
+        return tag("label", box, tag("span", words), title=title, class_="mv-check")
+    value = _text(knob["default"]) if text is None else text
+    if has_several(knob, value):
+        return _ticks(name, knob, value, title)
+    field = _choices(name, knob, value) if knob["choices"] else _input(name, value)
+    return tag("label", tag("span", words), field, _fault(name), title=title, class_="mv-wide")
+
+
+def has_several(knob: Mapping[str, Any], text: str) -> bool:
+    """Whether its choices stand to be ticked, and not on a menu of which one is taken."""
+    return bool(knob["choices"]) and (text == EVERY_CHOICE or "," in text)
+
+
+def _choices(name: str, knob: Mapping[str, Any], value: str) -> Html:
+    names = [_text(each) for each in knob["choices"]]
+    options = [(each, each) for each in names]
+    return _select(name, value, [*options, (EVERY_CHOICE, "several …")] if len(names) > 1 else options)
+
+
+def _ticks(name: str, knob: Mapping[str, Any], value: str, title: str) -> Html:
+    """Each choice by itself. With none of them ticked the menu comes back."""
+    on = values_of(knob, value)
+    boxes = [
+        tag(
+            "label",
+            tag("input", type="checkbox", name_=name, value=each, data_several=True, checked=each in on),
+            tag("span", each),
+            class_="mv-check",
+        )
+        for each in map(_text, knob["choices"])
+    ]
+    words = tag("legend", knob["name"].replace("_", " ").capitalize())
+    return tag("fieldset", words, *boxes, title=title, class_="mv-several")
+
+
+def _input(name: str, value: str) -> Html:
+    return tag("input", type="text", name_=name, value=value, autocomplete="off", spellcheck="false")
+
+
+def _select(name: str, value: str, options: list[tuple[str, str]]) -> Html:
+    made = [tag("option", words, value=each, selected=each == value) for each, words in options]
+    return tag("select", *made, name_=name)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
+
+
+def _where(form: Filled, listing: Mapping[str, Any]) -> Html:
+    device = listing.get("device")
+    can = bool(device)
+    ways = [
+        ("cuda", f"Measured on {device}" if can else "Measured on a GPU", can),
+        ("predict", "Predicted for a card", True),
+    ]
+    switch = [
+        tag(
+            "label",
+            tag("input", type="radio", name_="on", value=way, checked=form.on == way, disabled=not possible),
+            words,
+        )
+        for way, words, possible in ways
+    ]
+    cards = [
+        (each["name"], f"{each['name'].removeprefix('NVIDIA ')}, {bytes_text(each['memory_bytes'])}")
+        for each in listing["cards"]
+    ]
+    card = tag("label", tag("span", "Card"), _select("card", form.card, cards), class_="mv-wide")
+    why = tag("p", NO_DEVICE, class_="mv-soft") if not can else Html("")
+    return joined(
+        tag("p", "Device", class_="mv-device", id="run-device"),
+        tag("div", *switch, class_="mv-way", role="radiogroup", aria_labelledby="run-device"),
+        why,
+        card if form.on != "cuda" else Html(""),
+    )
+
+
+_RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]
+
+
+def _optimizer(form: Filled) -> Html:
+    """In the open: whether a step fits depends on it."""
+    chosen = _select("optimizer", form.options.get("optimizer", "none"), list(_OPTIMIZERS.items()))
+    words = "Optimizer, of a training step"
+    return tag("label", tag("span", words), chosen, _fault("optimizer"), class_="mv-wide")
+
+
+def _step(form: Filled) -> Html:
+    value = form.options.get
+    windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
+    fields = [
+        tag(
+            "label",
+            tag("span", "Warm-up steps"),
+            _input("warmup", value("warmup", "1")),
+            _fault("warmup"),
+            class_="mv-wide",
+        ),
+        tag("label", tag("span", "Steps"), _input("steps", value("steps", "1")), _fault("steps"), class_="mv-wide"),
+        tag(
+            "label",
+            tag("span", "Applying the optimizations"),
+            _select("conversion", value("conversion", "before"), windows),
+            class_="mv-wide",
+        ),
+        tag(
+            "label",
+            tag("span", "Kernels of torch"),
+            _select("torch", value("torch", ""), _RELEASES),
+            class_="mv-wide",
+            title="Of a prediction: newer releases fuse what older ones did in several steps",
+        ),
+        _tick("keep_output", form.keep_output, "The warm-up's output stays alive"),
+        _tick("numerics", form.numerics, "Compare the outputs on a small twin"),
+    ]
+    return _fold("The step, and what its peak counts", fields)
+
+
+def _tick(name: str, on: bool, words: str) -> Html:
+    return tag("label", tag("input", type="checkbox", name_=name, checked=on), tag("span", words), class_="mv-check")
+
+
+_SAID_BY_THE_WORKLOAD = ("micro_batches",)
+"""A default of their own would stand there and not be what runs."""
+
+
+def _optimization(row: Mapping[str, Any], form: Filled) -> Html:
+    name, on = row["name"], row["name"] in form.chosen
+    own = [each for each in row["knobs"] if each["name"] not in _SAID_BY_THE_WORKLOAD]
+    knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in own]
+    box = tag("input", type="checkbox", name_=f"o:{name}", checked=on)
+    return tag(
+        "div",
+        tag("label", box, tag("b", row["title"]), class_="mv-opt-head"),
+        tag("p", row["sentence"], " ", _CLAIMS[row["claim"]]),
+        _fault(f"o:{name}"),
+        tag("div", *knobs, class_="mv-knobs mv-opt-knobs") if knobs else Html(""),
+        class_="mv-opt" + (" mv-on" if on else ""),
+    )
+
+
+def _fault(field: str) -> Html:
+    return tag("p", class_="mv-fault", data_fault=field, role="alert")
+
+
+def _stories() -> Html:
+    buttons = [
+        tag("button", words, type="button", data_act="story", data_story=name) for name, words in STORIES.items()
+    ]
+    return tag("p", tag("span", "Try"), *buttons, class_="mv-stories")
+
+
+def count_words(asked: Asked) -> str:
+    return f"{count_text(asked.count)} variant{'s' if asked.count != 1 else ''}" if asked.count else ""
+
+
+def buttons_html(form: Filled, asked: Asked) -> Html:
+    """The button counts what it would run. What does not go together explains itself when it is pressed."""
+    verb = "Measure" if form.on == "cuda" else "Predict"
+    words = f"{verb} {count_words(asked)}" if asked.count > 1 else verb
+    run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
+    return tag("p", run, class_="mv-buttons")
+
+
+def cancel_html() -> Html:
+    """It takes the button's place while something runs."""
+    cancel = tag("button", "Cancel", type="button", class_="mv-primary", data_act="cancel")
+    return tag("p", cancel, class_="mv-buttons mv-cancel")
+
+
+def refused_html(words: str) -> Html:
+    return tag("p", words, class_="mv-fault", role="alert")
+
+
+def estimate_html(variant: Variant) -> Html:
+    """Of everything switched on together, a moment after each change. Refusals stand where they belong."""
+    if variant.state == "failed":
+        return Html("")
+    if variant.run is None:
+        return tag("p", "estimating …", class_="mv-soft")
+    run = variant.run
+    words = f"{variant.label}: {bytes_text(run.peak_reserved_bytes)} reserved"
+    fits = {None: "", True: ", fits", False: ", does not fit"}[run.fit.fits if run.fit else None]
+    return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
+
+
+def many_html(asked: Asked) -> Html:
+    words = f"These are {count_text(asked.count)} variants, one after the other. "
+    button = tag("button", f"Run all {count_text(asked.count)}", type="button", class_="mv-quiet", data_act="run-all")
+    return tag("p", words, button, class_="mv-soft")

@@ -1,0 +1,269 @@
+"""The right side of the Run tab: a row for each variant on one scale, the outputs, and what was not seen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from memviz.headlines.run import (
+    base_of,
+    change_words,
+    is_training,
+    optimizer_words,
+    reserved_on_card,
+    said_of,
+    step_word,
+)
+from memviz.runner.jobs.order import Standing, Variant
+from memviz.runner.run import Run
+from memviz.ui.html.kinds import colour_style, swatch
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut, rounded
+from memviz.ui.run.below_results import below_html, verdict_of
+from memviz.units import bytes_text, count_text, percent_text
+
+_HEADROOM = 1.04
+_WEIGHTS, _REST = "parameter", "activation"
+_MOST_WORDS = 400
+
+
+def results_html(standing: Standing | None, chosen: int | None = None) -> Html:
+    """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
+    if standing is None:
+        return _nothing_yet()
+    variants = standing.variants
+    shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
+    usable = _usable(variants)
+    scale = _HEADROOM * max((usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
+    rows = [
+        _row(variants, number, _Scale(scale or 1, usable), is_chosen=number == shown) for number in range(len(variants))
+    ]
+    return joined(
+        _legend(usable, standing),
+        tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
+        below_html(variants, shown),
+    )
+
+
+def head_html(standing: Standing | None) -> Html:
+    """The verdict, and what the figures are of."""
+    if standing is None:
+        return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
+    said = said_of(standing.variants).headline
+    done = sum(each.is_over for each in standing.variants)
+    answer = said.answer or _under_way(standing, done)
+    facts = _facts(standing)
+    return tag(
+        "header",
+        tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict"),
+        tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts"),
+    )
+
+
+def _under_way(standing: Standing, done: int) -> str:
+    if standing.before:
+        others = "order" if standing.before == 1 else "orders"
+        return f"Waiting for the device: {count_text(standing.before)} {others} of others first."
+    return f"Running variant {min(done + 1, len(standing.variants))} of {len(standing.variants)}."
+
+
+def _facts(standing: Standing) -> list[tuple[str, str]]:
+    run = next((each.run for each in standing.variants if each.run is not None), None)
+    if run is None:
+        return []
+    where = "predicted for" if run.mode == "predicted" else "measured on"
+    usable = f", {bytes_text(run.fit.usable_bytes)} usable" if run.fit else ""
+    count = len(standing.variants)
+    facts = [(where, f"{run.device}{usable}"), (run.describes, ""), (f"counted: {run.window}", "")]
+    if is_training(run):
+        facts.append(("the step has", optimizer_words(run)))
+    over = f"{count} variant{'s' if count > 1 else ''} in"
+    return [*facts, (over, f"{standing.seconds:.1f} s")] if standing.is_over else facts
+
+
+def _nothing_yet() -> Html:
+    words = (
+        "Choose a workload on the left, switch on what you would try, and press the button. Several values of a knob, "
+        "as in 1, 2, 4, make several variants; the baseline is always there. Or take one of the four examples."
+    )
+    return tag("p", words, class_="mv-soft mv-run-empty")
+
+
+def _usable(variants: Sequence[Variant]) -> int:
+    return next((each.run.fit.usable_bytes for each in variants if each.run and each.run.fit), 0)
+
+
+def _legend(usable: int, standing: Standing) -> Html:
+    parts = [
+        tag("span", swatch(_WEIGHTS), "weights"),
+        tag("span", swatch(_REST), "everything else live"),
+        tag("span", tag("i", class_="mv-square mv-striped", aria_hidden="true"), "cached, up to reserved"),
+    ]
+    if usable:
+        parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), f"{bytes_text(usable)} usable"))
+    ready = [each for each in standing.variants if each.file is not None and each.run is not None]
+    button = tag("button", f"Compare {_all(len(ready))}", type="button", class_="mv-primary", data_act="compare")
+    return tag("div", tag("p", *parts), button if len(ready) > 1 else Html(""), class_="mv-run-legend")
+
+
+def _all(count: int) -> str:
+    words = {2: "both", 3: "all three", 4: "all four", 5: "all five", 6: "all six", 7: "all seven", 8: "all eight"}
+    return words.get(count, "the first eight")
+
+
+@dataclass(frozen=True)
+class _Scale:
+    bytes: float
+    usable: int
+
+    def share(self, count: float) -> str:
+        return f"{100 * count / self.bytes:.3f}%"
+
+
+def _row(variants: Sequence[Variant], number: int, scale: _Scale, *, is_chosen: bool) -> Html:
+    each, at = variants[number], base_of(variants, number)
+    run, base = each.run, None if at == number else variants[at].run
+    saving = "baseline" if at == number else _saving(run, base)
+    name = tag("div", _chooser(each, number, is_chosen), tag("small", saving), class_="mv-variant-name")
+    limit = tag("i", class_="mv-limit", style=f"left:{scale.share(scale.usable)}") if scale.usable else Html("")
+    bar = tag("div", _bar(run, scale) if run else Html(""), limit, class_="mv-variant-bar")
+    figures = _figures(run) if run else Html("")
+    choose = {"data_act": "choose", "data_number": str(number)} if run else {}
+    middle = tag("div", bar, figures, class_="mv-variant-middle", **choose)
+    last = _state(each, number) if run is None or each.state == "failed" else _answers(each, number, run, base)
+    return tag("li", name, middle, last, class_=f"mv-variant mv-is-{each.state}{' mv-chosen' if is_chosen else ''}")
+
+
+def _chooser(each: Variant, number: int, is_chosen: bool) -> Html:
+    """Its code and command stand below then."""
+    if each.run is None:
+        return tag("b", cut(each.label), title=each.label)
+    return tag(
+        "button",
+        cut(each.label),
+        type="button",
+        class_="mv-choose",
+        data_act="choose",
+        data_number=str(number),
+        aria_pressed="true" if is_chosen else "false",
+        title=f"{each.label}: show its code and its command below",
+    )
+
+
+def _saving(run: Run | None, base: Run | None) -> str:
+    if run is None or base is None:
+        return ""
+    saved = base.peak_reserved_bytes - run.peak_reserved_bytes
+    sign = "\N{MINUS SIGN}" if saved >= 0 else "+"
+    return f"{sign}{bytes_text(abs(saved))} reserved"
+
+
+def _bar(run: Run, scale: _Scale) -> Html:
+    weights = min(run.weights_bytes, run.peak_allocated_bytes)
+    rest = run.peak_allocated_bytes - weights
+    squeezed = reserved_on_card(run)
+    reserved = run.peak_reserved_bytes if squeezed is None else squeezed
+    cached = max(0, reserved - run.peak_allocated_bytes)
+    return joined(
+        tag("i", class_="mv-kind", style=f"{colour_style(_WEIGHTS)};width:{scale.share(weights)}"),
+        tag("i", class_="mv-kind", style=f"{colour_style(_REST)};width:{scale.share(rest)}"),
+        tag("i", class_="mv-striped mv-cached", style=f"width:{scale.share(cached)}"),
+    )
+
+
+def _figures(run: Run) -> Html:
+    gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
+    reserved = [tag("span", "reserved ", tag("b", rounded(run.peak_reserved_bytes)))]
+    squeezed = reserved_on_card(run)
+    if squeezed is not None:
+        without = tag("span", "without a limit ", tag("b", rounded(run.peak_reserved_bytes)))
+        reserved = [tag("span", "reserved on the card ", tag("b", rounded(squeezed))), without]
+    return tag(
+        "p",
+        tag("span", "live ", tag("b", rounded(run.peak_allocated_bytes))),
+        *reserved,
+        tag("span", f"gap {gap}"),
+        class_="mv-variant-figures",
+    )
+
+
+def _open(words: str, each: Variant, number: int) -> Html:
+    if each.file is None:
+        return Html("")
+    label = f"{words}: {each.label}"
+    return tag(
+        "button", words, type="button", class_="mv-link", data_act="open", data_number=str(number), aria_label=label
+    )
+
+
+def _answers(each: Variant, number: int, run: Run, base: Run | None) -> Html:
+    change = f"one {step_word(run)}" if base is None else change_words(base, run)
+    spread = tag("small", run.seconds.spread_words) if run.seconds else None
+    cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
+    words = [_open("Open", each, number), _fit(run), _output_words(run)]
+    if each.state == "running":
+        words.append(tag("small", f"{each.phase} …", class_="mv-phase"))
+    if each.amiss:
+        words.append(tag("small", cut(each.amiss, _MOST_WORDS), class_="mv-amiss"))
+    return joined(cost, tag("div", *filter(None, words), class_="mv-variant-says"))
+
+
+def _work(run: Run) -> str:
+    if run.seconds is not None:
+        return f"{run.seconds.median * 1000:,.1f} ms" if run.seconds.median < 10 else f"{run.seconds.median:,.2f} s"
+    return f"{run.flops / 1e12:,.1f} TFLOP" if run.flops else "–"
+
+
+def _fit(run: Run) -> Html | None:
+    fit = run.fit
+    if fit is None:
+        return None
+    if fit.fits:
+        spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
+        words = f"{spare} to spare{', no optimizer' if optimizer_words(run) == 'no optimizer' else ''}"
+        return joined(tag("b", "✓ ", class_="mv-good"), tag("b", "fits"), tag("small", words))
+    too_much = max(fit.too_much_bytes, 0)
+    words = f"{bytes_text(too_much)} too much" if too_much else f"runs out at event {count_text(fit.event or 0)}"
+    return joined(tag("b", "✗ ", class_="mv-bad"), tag("b", "does not fit"), tag("small", words))
+
+
+def _output_words(run: Run) -> Html | None:
+    verdict = verdict_of(run.numerics)
+    if verdict is None:
+        return None
+    # What it claimed stands in the table below.
+    words = str(verdict["words"]).removesuffix(", as claimed")
+    return tag("small", f"output {cut(words)}", class_="mv-bad" if verdict.get("ok") is False else None)
+
+
+def _state(each: Variant, number: int) -> Html:
+    """Of one that has no figures: what it is doing, or what became of it."""
+    if each.state == "waiting":
+        return tag("div", tag("small", "waiting"), class_="mv-variant-says mv-wide-says")
+    if each.state == "running":
+        words = tag("small", f"{each.phase} …", class_="mv-phase")
+        return tag("div", words, tag("i", class_="mv-working"), class_="mv-variant-says mv-wide-says")
+    return _failed(each, number)
+
+
+_ENDS = {
+    "cancelled": "cancelled",
+    "refused": "not run",
+    "timeout": "stopped",
+    "host memory": "stopped",
+    "out of memory": "ran out of memory",
+    "killed": "its process died",
+}
+
+
+def _failed(each: Variant, number: int) -> Html:
+    parts = [
+        tag("b", "✗ ", class_="mv-bad"),
+        tag("b", _ENDS.get(each.what, "failed")),
+        tag("small", cut(each.phase, _MOST_WORDS)),
+    ]
+    if each.where and each.what in ("exception", "killed"):
+        parts.append(tag("details", tag("summary", "Where"), tag("pre", cut(each.where, 4 * _MOST_WORDS))))
+    if each.run is None:
+        parts.append(_open("Open what was recorded", each, number))
+    return tag("div", *parts, class_="mv-variant-says mv-wide-says", role="alert" if each.what != "cancelled" else None)

@@ -1,0 +1,267 @@
+"""Run: a workload with optimizations, predicted for a card or measured on this machine's GPU.
+
+The form is on the left, the variants on the right. Runs happen in processes of their own, one order at a time; what
+is done is kept in the visitor's own folder and opens like any other trace.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from memviz.errors import MemvizError
+from memviz.runner.jobs.order import Standing
+from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.plain_form import PlainForm, told
+from memviz.ui.run.answer import RunAnswers, RunState, refused
+from memviz.ui.run.form import MOST_UNASKED, Asked, changed
+from memviz.ui.run.form_html import cancel_html, estimate_html, form_value, many_html, refused_html
+from memviz.ui.run.kept_runs import kept_value
+from memviz.ui.run.published_table_html import table_html
+from memviz.ui.run.results import head_html, results_html
+from memviz.ui.run.stories import story_fields
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.presence import presence
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.wiring import IN_PARTS
+
+ID = "run"
+LABEL = "Run"
+_PARTS = ("state", "head", "form", "cancel", "said", "results", "table", "kept")
+
+
+@dataclass(frozen=True)
+class RunTab:
+    head: Panel
+    form: PlainForm
+    cancel: Panel
+    said: Panel
+    """Below the button: the estimate, or what a press of it met."""
+    results: Panel
+    table: Panel
+    kept: PlainForm
+    state: gr.State
+    visitor: gr.BrowserState
+    """A secret by which this browser finds the runs that were kept for it."""
+    answers: RunAnswers
+
+    @property
+    def answer(self) -> list[Any]:
+        return [getattr(self, name) for name in _PARTS]
+
+
+def build(context: Context, tab: gr.Tab) -> RunTab:
+    answers = RunAnswers(context.store)
+    head = Panel(elem_id="run-head")
+    with gr.Row(elem_classes="mv-what-if mv-run"):
+        with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
+            form = PlainForm(elem_id="run-form")
+            cancel = Panel(elem_id="run-cancel")
+            said = Panel(elem_id="run-said")
+        with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+            results = Panel(elem_id="run-results")
+            table = Panel(elem_id="run-table")
+            kept = PlainForm(elem_id="run-kept")
+    visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
+    parts = RunTab(head, form, cancel, said, results, table, kept, gr.State(RunState()), visitor, answers)
+    _Wiring(parts).wire(tab)
+    return parts
+
+
+class _Wiring:
+    """Which event asks what. Answers that come in parts skip what did not change.
+
+    Each begins with a part, as Gradio empties the outputs of a generator that yields nothing; and each that may be
+    overtaken ends with an empty one, as Gradio sends the last part again when a generator ends.
+    """
+
+    def __init__(self, parts: RunTab) -> None:
+        self.parts = parts
+        self.answers = parts.answers
+
+    def wire(self, tab: gr.Tab) -> None:
+        parts = self.parts
+        asked = [parts.state, parts.visitor]
+        tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, asked, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, asked, parts.answer, **IN_PARTS)
+        parts.said.click(self._all_the_same, asked, parts.answer, **IN_PARTS)
+        parts.cancel.click(self._cancel, asked, None, **IN_PARTS)
+        parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
+        parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
+        parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
+
+    def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
+        secret = visitor or secrets.token_urlsafe(18)
+        if not state.drawn:
+            yield [secret, *_values(head=head_html(None))]
+            found = self.answers.desk.newest_of(secret)
+            state = replace(state, drawn=1, order=found.id if found else "")
+        self.answers.desk.warm_up()
+        standing = self.answers.standing(state.order)
+        yield [
+            secret,
+            *_values(
+                state=state,
+                head=head_html(standing),
+                form=self._form(state),
+                results=results_html(standing, self.answers.chosen(state.order)),
+                kept=self._kept_value(secret),
+            ),
+        ]
+        if standing is not None and not standing.is_over:
+            for each in self._followed(state, secret):
+                yield [gr.skip(), *each]
+
+    def _form(self, state: RunState) -> dict[str, Any]:
+        form, asked = self.answers.meant(state.fields)
+        return form_value(form, asked, self.answers.listing(), version=str(state.drawn))
+
+    def _marked(self, state: RunState, standing: Standing) -> Any:
+        """What was refused in the run is marked at its field."""
+        form, asked = self.answers.meant(state.fields)
+        bad = [each for each in standing.variants if each.what == "refused"]
+        if not bad:
+            return gr.skip()
+        return form_value(form, refused(asked, bad[0]), self.answers.listing(), version=str(state.drawn))
+
+    def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
+        return kept_value(self.answers.kept(visitor).all() if visitor else (), fault)
+
+    # -- the form
+
+    def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
+        fields, is_redrawn = changed(told(event), state.fields, self.answers.listing())
+        state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
+        # What was estimated is not true of the new fields.
+        yield _values(state=state, form=self._form(state), said="")
+        _, asked = self.answers.meant(fields)
+        for each in self.answers.estimate(asked, visitor):
+            yield _values(said=estimate_html(each), form=self._form(state) if each.what == "refused" else gr.skip())
+        yield _values()
+
+    def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
+        fields = told(event)
+        act, story = fields.pop("act", ""), fields.pop("story", "")
+        # Nobody waits for an estimate any more, and it must not speak over what is said now.
+        self.answers.estimates.leave(visitor)
+        yield _values()
+        if act == "story":
+            state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)
+            yield from self._run(state, visitor)
+        elif act == "run":
+            state = replace(state, fields=fields, story="")
+            _, asked = self.answers.meant(fields)
+            if asked.count > MOST_UNASKED and not asked.faults:
+                yield _values(state=state, form=self._form(state), said=many_html(asked))
+            else:
+                yield from self._run(state, visitor)
+
+    def _all_the_same(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
+        yield _values()
+        if clicked(event).get("act") == "run-all":
+            yield from self._run(state, visitor)
+
+    def _cancel(self, state: RunState, visitor: str) -> None:
+        self.answers.desk.cancel(state.order)
+
+    def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        _, asked = self.answers.meant(state.fields)
+        begun = self._begun(asked, visitor, state)
+        if not isinstance(begun, str):
+            state = replace(state, order=begun.id)
+        # What does not go together explains itself where it stands; nothing else is changed.
+        words = begun if isinstance(begun, str) else ""
+        yield _values(state=state, form=self._form(state), said=refused_html(words) if words else "")
+        if not isinstance(begun, str):
+            yield _values(table=table_html(state.story, None))
+            yield from self._followed(state, visitor)
+
+    def _begun(self, asked: Asked, visitor: str, state: RunState) -> Any:
+        """How it stands, or why it was not begun."""
+        if asked.faults or not asked.count:
+            return "Nothing was run: what is marked above does not go."
+        try:
+            return self.answers.begin(asked, visitor, instead_of=state.order)
+        except MemvizError as error:
+            return str(error)
+
+    def _followed(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        for standing in self.answers.follow(state.order, presence()):
+            over = standing.is_over
+            yield _values(
+                head=head_html(standing),
+                results=results_html(standing, self.answers.chosen(state.order)),
+                form=self._marked(state, standing) if over else gr.skip(),
+                cancel="" if over else cancel_html(),
+                kept=self._kept_value(visitor) if over else gr.skip(),
+            )
+        yield _values()
+
+    def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
+        """Of another variant than the headline's."""
+        data, standing = clicked(event), self.answers.standing(state.order)
+        number = data.get("number", "")
+        if data.get("act") != "choose" or not number.isdigit() or standing is None:
+            return _values()
+        self.answers.choose(state.order, int(number))
+        return _values(results=results_html(standing, int(number)))
+
+    # -- what was published, and what was kept
+
+    def _table(self, state: RunState) -> Iterator[list[Any]]:
+        rows: list[dict[str, Any]] = []
+        yield _values(table=table_html(state.story, rows, waiting=True))
+        try:
+            for rows, is_all in self.answers.tables.rows(state.story):
+                yield _values(table=table_html(state.story, rows, waiting=not is_all))
+        except MemvizError as error:
+            yield _values(table=table_html(state.story, rows, fault=str(error)))
+        yield _values()
+
+    def _kept(self, state: RunState, visitor: str, event: gr.EventData) -> list[Any]:
+        fields = told(event)
+        id, runs, fault = fields.get("id", ""), self.answers.kept(visitor), ""
+        try:
+            match fields.get("act"):
+                case "rename":
+                    runs.rename(id, fields.get(f"name:{id}", ""))
+                case "delete":
+                    runs.delete(id)
+                case "reopen":
+                    runs.get(id)
+        except (OSError, MemvizError) as error:
+            fault = str(error)
+        return _values(kept=self._kept_value(visitor, fault))
+
+
+def _values(**known: Any) -> list[Any]:
+    return [known.get(name, gr.skip()) for name in _PARTS]
+
+
+def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventData) -> tuple[Session, str]:
+    """Clicks on results that open traces: the session then, and the tab to turn to."""
+    data = clicked(event)
+    act = data.get("act")
+    number = data.get("number", "")
+    if act == "compare":
+        return parts.answers.opened(session, state.order), "compare"
+    if act == "open" and number.isdigit():
+        return parts.answers.opened(session, state.order, [int(number)]), "explore"
+    return session, ID
+
+
+def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
+    """Where it is gone, the list of runs says so."""
+    fields = told(event)
+    if fields.get("act") != "reopen":
+        return session, ID
+    try:
+        return parts.answers.reopened(session, visitor, str(fields.get("id", ""))), "explore"
+    except (OSError, MemvizError):
+        return session, ID

@@ -1,0 +1,31 @@
+"""What the tabs of one page share: the store, and how a key becomes a trace and its device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.store import TraceStore
+
+
+@dataclass(frozen=True)
+class Context:
+    store: TraceStore
+
+    def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
+        """`key` is the store's, a slash, and the device's name."""
+        name, _, device = key.partition("/")
+        trace = self.store.get(name)
+        found = [each for each in trace.devices if each.name == device] if trace is not None else []
+        return (trace, found[0]) if trace is not None and found else None
+
+    def of(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
+        return self.find(timeline_key(opened)) if opened is not None else None
+
+    def current(self, session: Session) -> tuple[Trace, DeviceTrace] | None:
+        return self.of(session.current)
+
+
+def timeline_key(opened: Opened) -> str:
+    return f"{opened.key}/{opened.device}"

@@ -1,0 +1,137 @@
+"""What is forgotten by the clock, whether or not anybody comes: visitors who left, and all that was kept for them."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.ui.upload.gradio_uploads import drop_stale
+
+SETTING = "MEMVIZ_KEEP_SECONDS"
+_KEEP_SECONDS = 3600.0
+_EVERY_SECONDS = 15.0
+_HALF_OPEN_SECONDS = 60.0
+
+
+def keep_seconds() -> float:
+    """How long a visitor who left may come back and find everything as it was."""
+    text = os.environ.get(SETTING)
+    if text is None:
+        return _KEEP_SECONDS
+    with suppress(ValueError):
+        if float(text) > 0:
+            return float(text)
+    raise UsageError(f"{SETTING}={text!r} is not a positive number.")
+
+
+class Housekeeping:
+    """Of one page, while its server is up."""
+
+    def __init__(self, page: Any, keep: float | None = None) -> None:
+        self._page = page
+        self._keep = keep_seconds() if keep is None else keep
+        self._stop = threading.Event()
+        self._silent: dict[int, float] = {}
+
+    @asynccontextmanager
+    async def while_up(self) -> AsyncIterator[None]:
+        thread = threading.Thread(target=self._run, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._stop.set()
+
+    def _run(self) -> None:
+        while not self._stop.wait(min(_EVERY_SECONDS, self._keep / 4)):
+            # What Gradio keeps may change while it is looked through: then the next round does it.
+            with suppress(RuntimeError):
+                self.tidy()
+
+    def tidy(self) -> None:
+        self._page.readings.forget()
+        self._page.exports.forget()
+        drop_stale()
+        gone = self._forget_visitors()
+        gone += self._page.store.forget(self._held(), self._keep)
+        self._hang_up()
+        if gone:
+            give_memory_back()
+
+    def _held(self) -> set[str]:
+        """Keys of all that somebody has open; who has left has it until forgotten."""
+        return {opened.key for _, session in self._page.windows.sessions() for opened in session.opened}
+
+    def _forget_visitors(self) -> int:
+        """Gradio keeps the last ten thousand with all that their pages showed."""
+        holder, queue = self._page.state_holder, self._page._queue
+        gone = [name for name in list(holder.session_data) if self._is_gone(name)]
+        for name in gone:
+            with holder.lock:
+                holder.session_data.pop(name, None)
+                holder.time_last_used.pop(name, None)
+            queue.pending_messages_per_session.pop(name, None)
+            queue.pending_event_ids_session.pop(name, None)
+            self._page.open_pages.forget(name)
+            self._page.windows.forget(name)
+        return len(gone)
+
+    def _is_gone(self, name: str) -> bool:
+        pages, queue = self._page.open_pages, self._page._queue
+        under_way = queue.pending_event_ids_session.get(name, ())
+        if pages.is_here(name) or any(each in queue.event_ids_to_events for each in list(under_way)):
+            return False
+        used = self._page.state_holder.time_last_used.get(name)
+        unused = time.time() - used.timestamp() if used is not None else self._keep
+        return unused >= self._keep and (pages.is_gone(name, self._keep) or not pages.was_here(name))
+
+    def _hang_up(self) -> None:
+        """Lines that were opened and say nothing: each holds one of the few that a server may have."""
+        state = getattr(getattr(self._page, "server", None), "server_state", None)
+        now = time.monotonic()
+        waiting = {id(each): each for each in list(state.connections) if _says_nothing(each)} if state else {}
+        self._silent = {key: self._silent.get(key, now) for key in waiting}
+        for key, since in self._silent.items():
+            if now - since > _HALF_OPEN_SECONDS:
+                each = waiting[key]
+                with suppress(RuntimeError):
+                    each.loop.call_soon_threadsafe(_close(each))
+
+
+def _says_nothing(connection: Any) -> bool:
+    """Before the end of its first request's headers; between requests the server itself counts the seconds."""
+    return (
+        getattr(connection, "cycle", connection) is None
+        and getattr(connection, "timeout_keep_alive_task", None) is None
+        and getattr(connection, "transport", None) is not None
+    )
+
+
+def _close(connection: Any) -> Callable[[], None]:
+    def close() -> None:
+        if _says_nothing(connection):
+            connection.transport.close()
+
+    return close
+
+
+def give_memory_back() -> None:
+    """What Python has freed the C library keeps for later, all of it where many threads took turns."""
+    gc.collect()
+    trim = getattr(_c_library(), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+def _c_library() -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(None)
+    except (OSError, TypeError):
+        return None

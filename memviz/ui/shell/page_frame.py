@@ -1,0 +1,226 @@
+"""The frame around every tab: brand, open traces, what was refused, and the page before anything is open."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from memviz.analysis.comparing.changes import letter
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
+from memviz.figures.thumbnail import data_address, thumbnail
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.shell.exports import EXPORTS
+from memviz.ui.shell.links import link_name
+from memviz.ui.shell.session import Opened, Session
+from memviz.ui.upload.opening import SAMPLE_LIST, SAMPLES, Sample
+from memviz.units import bytes_text, delta_text
+
+Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
+
+RECORD = """# before the model is built
+torch.cuda.memory._record_memory_history()
+model = build(); train(model, steps=3)
+torch.cuda.memory._dump_snapshot("run.pickle")"""
+
+KEYS = (
+    ("← →", "pan a tenth"),
+    ("Shift ← →", "one event back or on"),
+    ("+ −", "zoom"),
+    ("0", "show all"),
+    ("P", "go to the peak"),
+    ("↑ ↓", "walk the stack at the moment"),
+    ("Enter", "pin the allocation; again to unpin"),
+    ("F", "fit the view to the pinned allocation or the range"),
+    ("[ ]", "set the start and end of a range"),
+    ("Page Up, Page Down", "previous or next phase"),
+    ("T", "events or time"),
+    ("Esc", "undo one thing: tooltip, pin, range, filter"),
+    ("/", "find"),
+    ("Shift + drag", "choose a range"),
+)
+
+
+def brand_html() -> Html:
+    boxes = ((1, 13, 16, "#3569bf"), (3, 7, 12, "#46b08a"), (6, 1, 6, "#d0b338"))
+    bars = "".join(f'<rect x="{x}" y="{y}" width="{w}" height="5" rx="1" fill="{c}"/>' for x, y, w, c in boxes)
+    mark = Html(f'<svg width="18" height="18" viewBox="0 0 18 18" aria-hidden="true">{bars}</svg>')
+    return tag("div", mark, tag("b", "memviz"), class_="mv-brand")
+
+
+def foot_html() -> Html:
+    rows = [tag("tr", tag("th", keys, scope="row"), tag("td", words)) for keys, words in KEYS]
+    dialog = tag(
+        "dialog",
+        tag("h2", "Keys, with the timeline in focus"),
+        tag("table", *rows),
+        tag("button", "Close", type="button", data_mv_close=True),
+        id="mv-keys",
+        aria_label="Keys",
+    )
+    return tag(
+        "div",
+        tag("button", "Samples", type="button", data_act="home"),
+        tag("button", "Keys ", tag("kbd", "?"), type="button", data_mv_keys=True),
+        tag("button", "Dark", type="button", data_mv_dark=True),
+        dialog,
+        class_="mv-foot",
+    )
+
+
+def actions_html(session: Session) -> Html:
+    """What can be taken away. The first element tells the page's script which trace the address names."""
+    current = session.current
+    if current is None or session.home:
+        return Html("")
+    pictures = [
+        tag("button", f"Timeline as {kind.upper()}", type="button", data_mv_picture=kind) for kind in ("png", "svg")
+    ]
+    files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in EXPORTS.items()]
+    menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
+    share = tag("button", "Share link", type="button", data_mv_share=True)
+    return tag("div", share, menu, class_="mv-actions", data_mv_link=link_name(current))
+
+
+def traces_html(session: Session, find: Find) -> Html:
+    if not session.opened:
+        words = "None yet. What you open is listed here, and only you see it."
+        return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
+    rows = [_trace_row(each, session, find(each)) for each in session.opened]
+    return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
+
+
+def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace] | None) -> Html:
+    chosen = opened.key == session.chosen and not session.home
+    picture: object = tag("span", class_="mv-thumb")
+    facts = "closed to make room; open it again"
+    if found is not None:
+        trace, device = found
+        kind = "" if trace.about.origin == "measured" else " mv-dashed"
+        picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
+        facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
+    badge = _badge(opened, session)
+    words = tag("span", tag("b", opened.name), tag("small", facts))
+    return tag(
+        "div",
+        tag(
+            "button",
+            picture,
+            words,
+            type="button",
+            data_act="choose",
+            data_key=opened.key,
+            title=opened.name,
+            aria_current="true" if chosen else None,
+        ),
+        tag("i", badge, class_="mv-badge", title=f"{badge} in Compare") if badge else "",
+        tag(
+            "button",
+            "×",
+            type="button",
+            data_act="close",
+            data_key=opened.key,
+            aria_label=f"Close {opened.name}",
+            class_="mv-x",
+        ),
+        _devices(opened) if len(opened.devices) > 1 else "",
+        class_="mv-trace mv-chosen" if chosen else "mv-trace",
+    )
+
+
+def _badge(opened: Opened, session: Session) -> str:
+    """A lone trace is compared with nothing, so it is no A."""
+    is_compared = len(session.compared) > 1 and opened.key in session.compared
+    return letter(session.compared.index(opened.key)) if is_compared else ""
+
+
+def _devices(opened: Opened) -> Html:
+    """A device or rank is chosen in the trace's own row, and only where there is more than one."""
+    buttons = [
+        tag(
+            "button",
+            name,
+            type="button",
+            data_act="device",
+            data_key=opened.key,
+            data_device=name,
+            aria_pressed="true" if name == opened.device else "false",
+        )
+        for name in opened.devices[:64]
+    ]
+    return tag("div", "device ", *buttons, class_="mv-devices", role="group", aria_label=f"Devices of {opened.name}")
+
+
+def _picture(trace: Trace, device: DeviceTrace) -> str:
+    """Drawn once per device, and kept as long as it."""
+    pictures: dict[str, str] = trace.__dict__.setdefault("_thumbnails", {})
+    if device.name not in pictures:
+        pictures[device.name] = data_address(thumbnail(trace, device))
+    return pictures[device.name]
+
+
+def refused_html(session: Session) -> Html:
+    if not session.refused:
+        return Html("")
+    others = len(session.opened)
+    safe = f" Your {others} open trace{'s are' if others > 1 else ' is'} untouched." if others else ""
+    rows = [
+        tag(
+            "p",
+            tag("b", f"{each.name} was not opened. "),
+            f"{each.reason} Nothing in the file was run.{safe}",
+            data_refused=each.turn,
+        )
+        for each in session.refused
+    ]
+    dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")
+    return tag("div", *rows, dismiss, class_="mv-band", role="alert")
+
+
+def welcome_html() -> Html:
+    lead = "Every allocation over time, what the peak is made of, and what changed between two runs."
+    return tag("header", tag("h1", "See what fills your GPU."), tag("p", lead, class_="mv-lead"), class_="mv-welcome")
+
+
+def record_html() -> Html:
+    copy = tag("button", "Copy", type="button", data_mv_copy=RECORD)
+    safe = tag("p", "Reading a file never runs code from it. No GPU needed here.", class_="mv-soft")
+    head = tag("h2", "No snapshot yet? Record one", copy)
+    return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
+
+
+def samples_html() -> Html:
+    cards = [_sample(each) for each in SAMPLE_LIST]
+    return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
+
+
+@cache
+def _sample(sample: Sample) -> Html:
+    """Pictures and figures come from the files themselves. The samples never change, so they are drawn once."""
+    traces = [load_trace(SAMPLES / name) for name in sample.files]
+    devices = [chosen_device(trace) for trace in traces]
+    peaks = [timeline(device).peak_bytes for device in devices]
+    width = 520 // len(traces)
+    pictures = [
+        tag("img", src=data_address(thumbnail(trace, device, width=width, height=300, top=max(peaks))), alt="")
+        for trace, device in zip(traces, devices, strict=True)
+    ]
+    change = f"{delta_text(peaks[-1] - peaks[0])}" if len(peaks) > 1 else f"{bytes_text(peaks[0])} peak"
+    return tag(
+        "button",
+        tag("span", *pictures, class_="mv-pictures"),
+        tag("b", sample.title),
+        tag("span", sample.text),
+        tag("small", f"{sample.tab.capitalize()} · {change} · synthetic"),
+        type="button",
+        data_act="sample",
+        data_sample=sample.name,
+        class_="mv-sample",
+    )
+
+
+def missing_html() -> Html:
+    words = "This link names a trace that is not open here. Traces are seen by whoever opened them; ask for the file."
+    return joined(tag("div", tag("p", words), class_="mv-band", role="status"))

@@ -1,0 +1,253 @@
+"""A visitor's file becomes an open trace while it is still on its way, and is drawn before it is understood.
+
+What the visitor's browser is told, in this order: `reading` (how much, and the total as far as it is known), `curve`
+(the whole total), `piece` (every allocation, then the colours) and `opened`; or `refused` at any time. The browser
+draws each as it comes.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import Counter
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+
+from memviz.analysis.live import has_times
+from memviz.analysis.running_total import RunningTotal
+from memviz.analysis.timeline import timeline
+from memviz.errors import TraceError
+from memviz.figures.raster import View, column_instants
+from memviz.trace.budget import Unwanted
+from memviz.trace.load import read_trace
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.memory_timeline import piece
+from memviz.ui.shell.context import timeline_key
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.turns import Turn, Turns
+from memviz.ui.upload.arriving import Arriving
+from memviz.ui.upload.opening import opened
+from memviz.ui.upload.outbox import Outbox
+from memviz.units import bytes_text
+
+_COLUMNS = 1200
+_SAY_SECONDS = 0.2
+_FORGET_SECONDS = 120
+_HEARD_SECONDS = 600
+"""For what a browser has not fetched although it listens."""
+_LEAST_PACE = 1024
+"""Bytes a second. What comes slower has no claim on a place that another visitor needs."""
+_SETTLING_SECONDS = 5
+_AT_ONCE = 2
+"""More, of all visitors together, would only make each of them wait longer."""
+_MOST = 256
+_MOST_OF_ONE = 16
+
+
+class Busy(Exception):
+    """Too many files are on their way."""
+
+
+class TooLarge(Exception):
+    """With the sentence that says so."""
+
+
+class Reading:
+    def __init__(self, store: TraceStore, name: str, arriving: Arriving, turn: Turn) -> None:
+        self.name = name
+        self.arriving = arriving
+        self.visitor = turn.visitor
+        self.outbox = Outbox()
+        self.next_part = 0
+        self.is_receiving = False
+        """A part is on its way; parts come one after the other."""
+        self.is_heard = False
+        """Its visitor listens."""
+        self._used = time.monotonic()
+        self._store = store
+        self._turn = turn
+        self._total = RunningTotal()
+        self._said = 0.0
+        self._stored = ""
+        self._cancelled = threading.Event()
+        self._ended = 0.0
+        self._thread: threading.Thread | None = None
+
+    def begin(self) -> None:
+        """Not before something comes: who only takes tickets takes no threads."""
+        if self._thread is None and not self.arriving.closed:
+            # A daemon: whoever ends the page does not wait for it.
+            self._thread = threading.Thread(target=self._run, daemon=True)
+            self._thread.start()
+
+    def use(self) -> None:
+        self._used = time.monotonic()
+
+    def is_forgotten(self, now: float) -> bool:
+        """Nobody asks after it, nobody fetches what it says, or it comes so slowly that it will never be whole."""
+        if self._ended and now - self._ended > _HEARD_SECONDS:
+            return True
+        if self.is_slow(now, _FORGET_SECONDS):
+            return True
+        return not self.is_heard and now - max(self._used, self.arriving.touched) > _FORGET_SECONDS
+
+    def has_no_claim(self, now: float) -> bool:
+        """Its place may go to another: nobody fetches what became of it, or hardly anything comes."""
+        is_left = self._ended and not self.is_heard and now - self._ended > _SETTLING_SECONDS
+        return bool(is_left) or self.is_slow(now)
+
+    def is_slow(self, now: float, seconds: float = _SETTLING_SECONDS) -> bool:
+        return not self.arriving.ended and now - self.arriving.begun > seconds and self.pace(now) < _LEAST_PACE
+
+    def pace(self, now: float) -> float:
+        return self.arriving.arrived / max(now - self.arriving.begun, 1e-3)
+
+    def cancel(self) -> None:
+        """Nobody waits for it any more."""
+        self._cancelled.set()
+        self.arriving.end("It was cancelled.")
+        self.outbox.close()
+        if self._thread is None:
+            self.arriving.close()
+        if self._stored:
+            self._store.drop(self._stored)
+
+    def _run(self) -> None:
+        try:
+            with self._turn:
+                self._read()
+        except Unwanted:
+            pass
+        except TraceError as error:
+            self._refuse(f"{error.reason} {error.remedy}".strip())
+        except BaseException:
+            self._refuse("Reading it failed, and the fault is ours.")
+            raise
+        finally:
+            self._ended = time.monotonic()
+            self.arriving.close()
+            self.outbox.close()
+
+    def _refuse(self, reason: str) -> None:
+        self.outbox.put("refused", name=self.name, reason=reason)
+
+    def _read(self) -> None:
+        self._go_on()
+        source = cast(BinaryIO, self.arriving)
+        trace = read_trace(
+            source,
+            self.name,
+            self.arriving.size,
+            progress=self._say,
+            watch=self._total.watch,
+            is_wanted=lambda: not self._cancelled.is_set(),
+        )
+        self._go_on()
+        found = opened(self._store, trace)
+        self._stored = found.key
+        # `cancel` may have come between the two, and found nothing to take away.
+        if self._cancelled.is_set():
+            self._store.drop(found.key)
+        self._go_on()
+        key = timeline_key(found)
+        device = next(each for each in trace.devices if each.name == found.device)
+        self.outbox.put("curve", key=key, **_curve(device))
+        for asked in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
+            self._send(trace, device, key, asked)
+            self._go_on()
+        self.outbox.put("opened", key=key, stored=found.key, name=self.name, has_times=has_times(device))
+
+    def _send(self, trace: Trace, device: DeviceTrace, key: str, asked: dict[str, Any]) -> None:
+        packed = piece(trace, device, asked)
+        self.outbox.put("piece", packed.body, key=key, piece=asked["piece"], header=packed.header)
+
+    def _go_on(self) -> None:
+        if self._cancelled.is_set():
+            raise Unwanted("It was cancelled.")
+
+    def _say(self, done: int, _total: int) -> None:
+        now = time.monotonic()
+        if now - self._said < _SAY_SECONDS:
+            return
+        self._said = now
+        self.use()
+        share = done / max(self.arriving.size, 1)
+        self.outbox.put("reading", share=share, live=self._total.largest(_COLUMNS).tolist(), events=self._total.events)
+
+
+class Readings:
+    """Of all visitors; a reading is reached by a ticket that only the browser that began it knows."""
+
+    def __init__(self, store: TraceStore, most_bytes: int | None = None) -> None:
+        self.most_bytes = most_bytes
+        self._store = store
+        self._turns = Turns(_AT_ONCE)
+        self._lock = threading.Lock()
+        self._under_way: dict[str, Reading] = {}
+
+    def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
+        if self.most_bytes is not None and size > self.most_bytes:
+            raise TooLarge(
+                f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
+                "is no limit: python app.py."
+            )
+        ticket = secrets.token_urlsafe(18)
+        self.forget()
+        with self._lock:
+            out = self._make_room(visitor)
+            turn = self._turns.of(visitor)
+            self._under_way[ticket] = Reading(self._store, name, Arriving(size, packed=packed, gate=turn), turn)
+        for each in out:
+            each.cancel()
+        return ticket
+
+    def get(self, ticket: str) -> Reading | None:
+        with self._lock:
+            return self._under_way.get(ticket)
+
+    def drop(self, ticket: str, *, heard: bool = False) -> None:
+        """`heard`: its visitor has been told all of it."""
+        with self._lock:
+            reading = self._under_way.pop(ticket, None)
+        if reading is not None and not heard:
+            reading.cancel()
+
+    def forget(self) -> None:
+        """What nobody has asked after for a while."""
+        now = time.monotonic()
+        with self._lock:
+            old = [ticket for ticket, each in self._under_way.items() if each.is_forgotten(now)]
+        for ticket in old:
+            self.drop(ticket)
+
+    def _make_room(self, visitor: str) -> list[Reading]:
+        """Takes a place from whoever has most of them and brings least; Busy where all are at work."""
+        own = [ticket for ticket, each in self._under_way.items() if each.visitor == visitor]
+        if len(own) < _MOST_OF_ONE and len(self._under_way) < _MOST:
+            return []
+        tickets = own if len(own) >= _MOST_OF_ONE else list(self._under_way)
+        now, having = time.monotonic(), Counter(each.visitor for each in self._under_way.values())
+        idle = [ticket for ticket in tickets if self._under_way[ticket].has_no_claim(now)]
+        if not idle:
+            raise Busy
+
+        def claim(ticket: str) -> tuple[int, float]:
+            reading = self._under_way[ticket]
+            return -having[reading.visitor], 0 if reading.arriving.ended else reading.pace(now)
+
+        return [self._under_way.pop(min(idle, key=claim))]
+
+
+def _curve(device: DeviceTrace) -> dict[str, Any]:
+    """The total, exactly, in as many columns as a screen has: of each its largest, so that no peak is lost."""
+    line = timeline(device)
+    instants = column_instants(line.live, View(0, len(line.live), min(_COLUMNS, len(line.live)), 1, 1))
+    return {
+        "live": line.live[instants].tolist(),
+        "reserved": line.reserved[instants].tolist(),
+        "events": len(line.live) - 1,
+        "peak_bytes": line.peak_bytes,
+        "reserved_bytes": int(np.max(line.reserved)),
+    }

@@ -1,0 +1,184 @@
+"""What the browser asks for beside Gradio: a file on its way in, and what is read of it on its way out.
+
+Gradio's own upload takes a file whole before anything is done with it, and stays for programs and for browsers that
+cannot do this. Here it comes in parts that are read as they arrive (`reading`). Every route asks Gradio who may
+use the page, and answers only the page itself, never another site in the same browser.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from urllib.parse import urlsplit
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Message
+
+from memviz.errors import UsageError
+from memviz.ui.shell.bodies import whole_body
+from memviz.ui.shell.sound import sound_text
+from memviz.ui.shell.visitors import visitor_of
+from memviz.ui.upload.arriving import Arriving, TooMuch, not_kept
+from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+
+PATH = "/gradio_api/memviz/readings"
+"""Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
+MOST_BYTES_ON_A_SPACE = 200 << 20
+_LOGIN_CHECK = "/gradio_api/login_check"
+_OF_THE_VISITOR = ("type", "asgi", "http_version", "scheme", "headers", "client", "server", "root_path", "state")
+_LONGEST_NAME = 300
+_MOST_SAID = 1 << 14
+_MOST_SIZE = 1 << 53
+"""The largest number that every browser knows exactly."""
+Handler = Callable[[Request], Awaitable[Response]]
+
+
+def most_bytes() -> int | None:
+    """A visitor of a Space shares it with others; on a person's own machine only their own limits count."""
+    return MOST_BYTES_ON_A_SPACE if os.environ.get("SPACE_ID") else None
+
+
+def routes() -> list[Route]:
+    one = PATH + "/{ticket}"
+    return [
+        Route(PATH, _guarded(_begin), methods=["POST"]),
+        Route(one, _guarded(_part), methods=["POST"]),
+        Route(one, _guarded(_listen), methods=["GET"]),
+        Route(one, _guarded(_drop), methods=["DELETE"]),
+    ]
+
+
+def _guarded(handler: Handler) -> Handler:
+    async def answer(request: Request) -> Response:
+        if not _is_from_the_page(request):
+            return _refusal("Only the page itself may ask for this.", 403)
+        if not await _may_use_the_page(request):
+            return _refusal("Log in first.", 401)
+        try:
+            return await handler(request)
+        except (UsageError, ValueError, KeyError, TypeError, RecursionError):
+            return _refusal("This is not what the page would ask.", 400)
+        except TooMuch:
+            return _refusal("More than was announced.", 400)
+        except OSError as error:
+            return _refusal(not_kept(error), 507)
+
+    return answer
+
+
+def _refusal(words: str, status: int) -> Response:
+    return JSONResponse({"reason": words}, status)
+
+
+def _is_from_the_page(request: Request) -> bool:
+    """Browsers say which site a request comes from; older ones at least their origin; programs neither."""
+    site = request.headers.get("sec-fetch-site")
+    if site is not None:
+        return site == "same-origin"
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host")
+
+
+async def _may_use_the_page(request: Request) -> bool:
+    """Asked of Gradio, as by a request of the same visitor: its login does not cover routes beside its own."""
+    app = request.app
+    if app.auth is None and app.auth_dependency is None:
+        return True
+    kept = {key: request.scope[key] for key in _OF_THE_VISITOR if key in request.scope}
+    scope = {**kept, "method": "GET", "path": _LOGIN_CHECK, "raw_path": _LOGIN_CHECK.encode(), "query_string": b""}
+    heard: list[int] = []
+
+    async def nothing_more() -> Message:
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def hear(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            heard.append(message["status"])
+
+    await app(scope, nothing_more, hear)
+    return heard == [200]
+
+
+def _readings(request: Request) -> Readings:
+    found: Readings = request.app.get_blocks().readings
+    return found
+
+
+def _reading(request: Request) -> Reading:
+    found = _readings(request).get(request.path_params["ticket"])
+    if found is None:
+        raise UsageError("No file is on its way under this ticket.")
+    return found
+
+
+async def _begin(request: Request) -> Response:
+    said = json.loads(await whole_body(request.receive, _MOST_SAID))
+    name, size, packed = sound_text(said["name"])[-_LONGEST_NAME:], said["size"], said["packed"] is True
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _MOST_SIZE:
+        raise UsageError("A size is a whole number of bytes.")
+    name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
+    try:
+        ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
+    except TooLarge as fault:
+        return _refusal(str(fault), 413)
+    except Busy:
+        return _refusal("Too many files are being read here right now. Open it again in a moment.", 429)
+    return JSONResponse({"ticket": ticket})
+
+
+async def _part(request: Request) -> Response:
+    """Bodies as they are, one after the other; the last one says so. What is refused counts as nothing."""
+    reading = _reading(request)
+    arriving = reading.arriving
+    if int(request.headers["memviz-part"]) != reading.next_part or reading.is_receiving:
+        raise UsageError("Parts come in their order.")
+    if not 0 <= int(request.headers["content-length"]) <= arriving.room:
+        raise UsageError("More than was announced.")
+    reading.is_receiving = True
+    try:
+        reading.begin()
+        await _receive(request, arriving)
+        reading.next_part += 1
+    finally:
+        reading.is_receiving = False
+    if request.headers.get("memviz-last") == "1":
+        arriving.end()
+    return Response(status_code=204)
+
+
+async def _receive(request: Request, arriving: Arriving) -> None:
+    try:
+        async for chunk in request.stream():
+            arriving.add(chunk)
+    except ClientDisconnect:
+        arriving.end("Its upload broke off.")
+        raise
+
+
+async def _listen(request: Request) -> Response:
+    reading, ticket = _reading(request), request.path_params["ticket"]
+    if reading.is_heard:
+        raise UsageError("Somebody listens already.")
+    reading.use()
+
+    async def messages() -> AsyncIterator[bytes]:
+        """Whoever listens to the end has the trace; where nobody listens any more, it is not kept."""
+        heard = False
+        reading.is_heard = True
+        try:
+            async for each in reading.outbox.messages():
+                yield each
+            heard = True
+        finally:
+            _readings(request).drop(ticket, heard=heard)
+
+    headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+    return StreamingResponse(messages(), headers=headers, media_type="application/octet-stream")
+
+
+async def _drop(request: Request) -> Response:
+    _readings(request).drop(request.path_params["ticket"])
+    return Response(status_code=204)

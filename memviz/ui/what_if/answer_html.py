@@ -1,0 +1,245 @@
+"""The answer of the What if tab in words: verdict, facts, what the maps show, and the ranked settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from memviz.allocator.agreement import addresses, exactness
+from memviz.allocator.replayer import RanOut, Replayed
+from memviz.allocator.search import Search
+from memviz.allocator.what_if import Card, WhatIf
+from memviz.headlines.what_if import in_words, what_if
+from memviz.trace.model import DeviceTrace, Note
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import exact, rounded, when
+from memviz.ui.what_if.ranked_rows import Row, about_rows, rows
+from memviz.units import bytes_text, count_text, percent_text
+
+_OURS = {
+    "settings_inferred",
+    "settings_not_modelled",
+    "start_rebuilt",
+    "start_unplaced",
+    "streams_as_recorded",
+    "replay_differs",
+}
+"""Codes of notes that a replay adds; those of the recording stand in Explore."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found out for one question."""
+
+    device: DeviceTrace
+    what_if: WhatIf
+    searched: Search | None
+    at: int
+    """The moment that the maps show."""
+
+    @property
+    def has_history(self) -> bool:
+        return addresses(self.what_if.recorded) > 0
+
+
+def what_if_html(found: Found) -> Html:
+    said = what_if(found.what_if, found.searched)
+    title = tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")
+    if not found.has_history:
+        return tag("header", title)
+    facts = [tag("span", words, " ", tag("b", value)) for words, value in facts_of(found)]
+    return tag(
+        "header",
+        title,
+        tag("p", *facts, class_="mv-facts"),
+        *map(_note, _notes(found.what_if)),
+    )
+
+
+def facts_of(found: Found) -> list[tuple[str, str]]:
+    asked = found.what_if
+    stopped = asked.base if asked.base.oom is not None else asked.replayed
+    facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(found)
+    words, _, value = exactness(asked.recorded).partition(" exact")
+    # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
+    provenance, _, how = asked.replayed.trace.about.label.partition(" with ")
+    card = asked.smallest_card or _smallest(found)
+    sizes = [("smallest card", card.name)] if card else []
+    if stopped is not asked.replayed and asked.replayed.oom is None:
+        sizes.insert(0, ("fragmentation", _fragmentation(asked.replayed)))
+    return [*facts, (f"{provenance} with", how), *sizes, (words, f"exact{value}")]
+
+
+def _smallest(found: Found) -> Card | None:
+    """Of a long recording only a search says it."""
+    tried = found.searched.tried if found.searched else ()
+    mine = (each for each in tried if each.settings == found.what_if.replayed.settings)
+    return next((each.smallest_card for each in mine), None)
+
+
+def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
+    cached = oom.reserved_bytes - oom.allocated_bytes
+    facts = [
+        ("asked", bytes_text(oom.requested_bytes)),
+        ("needed a new segment of", bytes_text(oom.asked_of_device_bytes)),
+        ("allocated then", bytes_text(oom.allocated_bytes)),
+        ("cached, in no piece it could take", bytes_text(cached)),
+    ]
+    if replayed.memory is not None:
+        facts.append(("free under the limit", bytes_text(replayed.memory - oom.reserved_bytes)))
+    return [*facts, ("retries", count_text(replayed.retries))]
+
+
+def _of_a_whole_run(found: Found) -> list[tuple[str, str]]:
+    ours = found.what_if.replayed
+    return [
+        ("live at the peak", bytes_text(ours.peak_requested_bytes)),
+        ("allocated", bytes_text(ours.peak_allocated_bytes)),
+        ("reserved", bytes_text(ours.peak_reserved_bytes)),
+        ("fragmentation", _fragmentation(ours)),
+        ("retries", count_text(ours.retries)),
+    ]
+
+
+def _fragmentation(replayed: Replayed) -> str:
+    unused = replayed.unused_at_peak_bytes
+    return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
+
+
+def _notes(asked: WhatIf) -> list[Note]:
+    """What must be known to believe this, and nothing about the recording that Explore says."""
+    return [each for each in asked.replayed.trace.notes if each.code in _OURS]
+
+
+def _note(note: Note) -> Html:
+    return tag("p", note.text, class_=f"mv-note mv-{note.level}")
+
+
+def refusal_html(words: str) -> Html:
+    """In the place of a verdict."""
+    return tag("header", tag("h1", words, class_="mv-verdict"))
+
+
+def waiting_html(share: float | None, *, events: int) -> Html:
+    """The line at the top of the tab; nothing is covered by it."""
+    if share is None:
+        return Html("")
+    percent = round(100 * share)
+    words = f"Replaying {count_text(events)} events, {percent} %"
+    return tag(
+        "div",
+        tag("i", style=f"width:{percent}%"),
+        tag("span", words, role="status"),
+        tag("button", "Cancel", type="button", data_act="cancel"),
+        class_="mv-waits",
+    )
+
+
+def blocks_html(are_shown: bool) -> Html:
+    words = "Hide blocks" if are_shown else "Show blocks"
+    expanded = "true" if are_shown else "false"
+    return tag("button", words, type="button", class_="mv-quiet", data_act="blocks", aria_expanded=expanded)
+
+
+def keep_html() -> Html:
+    """The replay is a trace like any other."""
+    return joined(
+        tag("button", "Open the replay in Explore", type="button", class_="mv-quiet", data_act="explore"),
+        tag("button", "Compare with the recording", type="button", class_="mv-quiet", data_act="compare"),
+    )
+
+
+def save_html() -> Html:
+    return joined(
+        tag("button", "Save the replay as a snapshot", type="button", class_="mv-quiet", data_act="snapshot"),
+        tag("button", "Save as one HTML page", type="button", class_="mv-quiet", data_act="page"),
+    )
+
+
+def segments_head_html(at: int, *, matters: bool) -> Html:
+    why = tag("small", "the moment that matters" if matters else "chosen on the plot above")
+    return tag("h2", f"Segments {_moment(at)}", " ", why, class_="mv-h2")
+
+
+def _moment(at: int) -> str:
+    return f"at {when(at)}" if at >= 0 else when(at)
+
+
+def caption(replayed: Replayed, *, is_recording: bool) -> str:
+    if is_recording:
+        return "As recorded"
+    limit = f", limit {bytes_text(replayed.memory)}" if replayed.memory is not None else ", without limit"
+    words = in_words(replayed.settings)
+    return f"{words[0].upper()}{words[1:]}{limit}"
+
+
+def search_html(found: Found, known: Search | None) -> Html:
+    """The ranked settings; before a search, what one would do."""
+    if known is None:
+        words = " replays the settings that matter and ranks them."
+        return tag("p", tag("b", "Find the best"), words, class_="mv-soft")
+    live = max(each.peak_requested_bytes for each in known.tried)
+    floor = tag("small", f"the live peak, {bytes_text(live)}, is the floor of all")
+    return joined(
+        tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
+        tag("p", known.advice, class_="mv-advice"),
+        tag("p", about_rows(found.what_if, known), class_="mv-soft"),
+        _table(found, known, live),
+    )
+
+
+def _table(found: Found, known: Search, live: int) -> Html:
+    card = found.what_if.card
+    where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
+    heads = (("Setting", ""), ("", "mv-scale"), ("Reserved ↑", "mv-number"), ("Retries", "mv-number"))
+    head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
+    shown = list(rows(found.what_if, known))
+    most = max(max(each.reserved_bytes for each in shown), card.usable_bytes if card else 0)
+    body = [_row(each, found, live=live, most=most) for each in shown]
+    table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table mv-tried")
+    return tag("div", table, class_="mv-scroll")
+
+
+def _row(row: Row, found: Found, *, live: int, most: int) -> Html:
+    asked = found.what_if
+    settings = row.tried.settings if row.tried else None
+    return tag(
+        "tr",
+        tag("td", _name(row)),
+        tag("td", _bar(row, asked.card, live=live, most=most), class_="mv-scale"),
+        tag("td", rounded(row.reserved_bytes), class_="mv-number"),
+        tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
+        tag("td", "no card" if row.fits_on == "none" else row.fits_on),
+        tag("td", *_fate(row)),
+        aria_current="true" if settings == asked.replayed.settings else None,
+    )
+
+
+def _name(row: Row) -> Html:
+    """It may break between two keys. The recording itself cannot be asked for."""
+    parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
+    words = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
+    return tag("button", words, type="button", data_act="use", data_settings=row.settings) if row.tried else words
+
+
+def _bar(row: Row, card: Card | None, *, live: int, most: int) -> Html:
+    """Light up to what is live at once, dark up to what is reserved; the line is the limit."""
+
+    def share(size: int) -> str:
+        return f"{100 * size / max(most, 1):.2f}%"
+
+    line = tag("b", style=f"left:{share(card.usable_bytes)}") if card else ""
+    return tag(
+        "div",
+        tag("i", style=f"width:{share(live)}"),
+        tag("i", style=f"width:{share(max(row.reserved_bytes - live, 0))}"),
+        line,
+        class_="mv-reach",
+        title=exact(row.reserved_bytes),
+    )
+
+
+def _fate(row: Row) -> tuple[Html | str, str]:
+    if row.fits is None:
+        return "", row.ends
+    sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")
+    return tag("span", sign, class_=kind, aria_hidden="true"), f" {row.ends}"

@@ -1,0 +1,63 @@
+"""What leaves the What if tab: the answer as a page, and the replay as a snapshot or as one more open trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memviz.allocator.replayer import Replayed
+from memviz.allocator.search import Search
+from memviz.allocator.what_if import WhatIf
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.exports import new_file
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import opened
+from memviz.ui.what_if.saved_page import what_if_page
+from memviz.units import bytes_text
+
+_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
+_LONGEST = 80
+
+
+def page_file(device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
+    path = new_file("what-if.html")
+    path.write_text(what_if_page(device, asked, searched), encoding="utf-8", errors="replace")
+    return str(path)
+
+
+def snapshot_file(replayed: Replayed) -> str:
+    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in _stem(replayed.trace))
+    path = new_file(f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle")
+    with path.open("wb") as file:
+        write_pickle(replayed.trace, file)
+    return str(path)
+
+
+def with_replay(store: TraceStore, session: Session, recording: str, replayed: Replayed, *, compared: bool) -> Session:
+    """One more open trace, chosen, or put beside the recording; the same one is not opened twice."""
+    trace = _named(replayed)
+    for each in session.opened:
+        known = store.get(each.key)
+        if known is not None and known.about == trace.about:
+            session = session.choosing(each.key)
+            break
+    else:
+        session = session.with_opened(opened(store, trace))
+    if compared and session.of(recording) is not None:
+        return replace(session, compared=(recording, session.chosen))
+    return session
+
+
+def _named(replayed: Replayed) -> Trace:
+    """In a list it has to be told from its recording; under which settings stands there too."""
+    where = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
+    about = replayed.trace.about
+    return replace(replayed.trace, about=replace(about, source=f"replay of {_stem(replayed.trace)}{where}"))
+
+
+def _stem(trace: Trace) -> str:
+    name = trace.about.source
+    for ending in _ENDINGS:
+        name = name.removesuffix(ending)
+    return name

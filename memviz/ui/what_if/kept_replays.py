@@ -1,0 +1,176 @@
+"""Replays that visitors asked for, kept for a while, so that going back to a setting costs nothing.
+
+A replay is reached by its trace's key, which only that trace's visitor has, or by a name of its own that nobody
+can guess. What was not used for longest goes first.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Progress, Replayed, Source, part_of, rest_of
+from memviz.allocator.search import Search, search
+from memviz.allocator.settings import Settings
+from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.what_if import OVERHEAD_BYTES, Card, WhatIf, answered, replay_on, smallest_for
+from memviz.analysis.held import held_bytes
+from memviz.errors import UsageError
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.context import Context
+
+GiB = 1 << 30
+_SIZED_UNASKED = 200_000
+"""Events up to which the smallest card is found for every question."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What all replays of one trace share."""
+
+    source: Source
+    recorded: Replayed
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What else than the settings a question depends on."""
+
+    card: Card | None = None
+    release: Release = NEWEST
+    """Whose settings a search tries."""
+    overhead_bytes: int = OVERHEAD_BYTES
+    """Taken from the cards of the usual sizes."""
+
+
+@dataclass
+class _Kept:
+    result: Any
+    bytes: int
+    name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
+
+
+class Replays:
+    def __init__(self, context: Context, most_bytes: int = GiB) -> None:
+        self._context = context
+        self._most_bytes = most_bytes
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._lock = threading.Lock()
+        context.store.on_drop(self._forget)
+
+    def begun(self, key: str, progress: Progress | None = None) -> Begun:
+        found = self._get((key, "begun"))
+        if found is None:
+            pair = self._context.find(key)
+            if pair is None:
+                raise UsageError("This trace is not open any more.")
+            source = source_of(*pair)
+            found = Begun(source, replay_as_recorded(source, progress))
+            self._keep((key, "begun"), found, found.recorded.trace)
+        result: Begun = found
+        return result
+
+    def on(
+        self, key: str, settings: Settings, card: Card | None, afresh: bool, progress: Progress | None = None
+    ) -> Replayed:
+        found = self._get((key, settings, card, afresh))
+        if found is None:
+            found = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+            self._keep((key, settings, card, afresh), found, found.trace)
+        result: Replayed = found
+        return result
+
+    def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
+        begun, on = self.begun(key, part_of(progress, 0, 5)), partial(self.on, key)
+        known: WhatIf | None = self._get((key, "answer", settings, terms.card))
+        if known is None:
+            rest = rest_of(progress, 1, 5)
+            known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            self._keep((key, "answer", settings, terms.card), known, None)
+        smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
+        return replace(known, smallest_card=smallest)
+
+    def _smallest(self, key: str, replayed: Replayed, terms: Terms, progress: Progress | None) -> Card | None:
+        """Of a long recording only a search says it: it may take several replays."""
+        source = self.begun(key).source
+        if len(source.device.events) > _SIZED_UNASKED:
+            return None
+        asked = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
+        found: tuple[Card | None] | None = self._get(asked)
+        if found is None:
+            found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
+            self._keep(asked, found, None)
+        return found[0]
+
+    def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
+        """`settings` are tried besides."""
+        found = self.known_search(key, terms)
+        if found is None or settings not in [each.settings for each in found.tried]:
+            found = search(
+                self.begun(key).source,
+                terms.card,
+                also=settings,
+                release=terms.release,
+                overhead_bytes=terms.overhead_bytes,
+                progress=progress,
+            )
+            self._keep((key, "search", terms), found, None)
+        return found
+
+    def known_search(self, key: str, terms: Terms) -> Search | None:
+        """The last one there, whatever was asked for besides."""
+        found: Search | None = self._get((key, "search", terms))
+        return found
+
+    def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
+        """For components: a replay's name or any other trace's key, a slash, and the device's name."""
+        name = key.partition("/")[0]
+        with self._lock:
+            kept = next((each for each in self._kept.values() if each.name == name), None)
+        if kept is None or not isinstance(kept.result, Replayed):
+            return self._context.find(key)
+        return kept.result.trace, kept.result.trace.devices[0]
+
+    def key_of(self, replayed: Replayed) -> str:
+        """What `find` finds it by; empty for one that is not kept any more."""
+        with self._lock:
+            name = next((each.name for each in self._kept.values() if each.result is replayed), "")
+        return f"{name}/{replayed.trace.devices[0].name}" if name else ""
+
+    def _forget(self, stored: str) -> None:
+        """The trace is not open any more, so nobody can ask for its replays."""
+        with self._lock:
+            for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
+                del self._kept[key]
+
+    def _get(self, key: Hashable) -> Any:
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is None:
+                return None
+            self._kept.move_to_end(key)
+            return kept.result
+
+    def _keep(self, key: Hashable, result: Any, trace: Trace | None) -> None:
+        with self._lock:
+            if self._context.find(_of_trace(key)) is None:
+                # It was closed while this was worked out.
+                return
+            self._kept[key] = _Kept(result, held_bytes(trace) if trace else 0)
+            total = sum(each.bytes for each in self._kept.values())
+            # The last few are on somebody's screen.
+            for old in list(self._kept)[:-4]:
+                if total <= self._most_bytes:
+                    break
+                total -= self._kept.pop(old).bytes
+
+
+def _of_trace(key: Hashable) -> str:
+    return str(key[0]) if isinstance(key, tuple) else ""

@@ -1,0 +1,112 @@
+"""What the plot of the What if tab is given: live bytes once, and what each replay reserved for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memviz.allocator.replayer import Replayed, reserved_by_event
+from memviz.allocator.what_if import WhatIf
+from memviz.analysis.live import clock, has_times
+from memviz.analysis.reserved import reserved_lines
+from memviz.analysis.reserved.reserved_lines import Replay, ReservedLines
+from memviz.headlines.what_if import in_words
+from memviz.trace.model import DeviceTrace
+from memviz.units import bytes_text, count_text
+
+COLUMNS = 900
+
+
+def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> dict[str, Any]:
+    replays = lines(device, found)
+    limit = found.card.usable_bytes if found.card else None
+    by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
+    axes = {"event": _axis(by_event)}
+    if has_times(device):
+        by_time = reserved_lines.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
+        times = clock(device)
+        axes["time"] = {**_axis(by_time), "span": int(times[-1] - times[0])}
+    return {
+        "label": label,
+        "events": len(device.events),
+        "limit": limit,
+        "at": at,
+        "names": [each.name for each in replays],
+        "stops": _stops(found),
+        "axes": axes,
+    }
+
+
+def lines(device: DeviceTrace, found: WhatIf) -> list[Replay]:
+    """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
+    ours, rival = found.replayed, found.rival
+    drawn = [] if ours is found.base and not found.parted else [_line(device, ours, _called(ours, found))]
+    if rival is not ours and found.why_not_as_recorded:
+        drawn.append(_line(device, rival, _called(rival, found)))
+    return drawn
+
+
+def _line(device: DeviceTrace, replayed: Replayed, name: str) -> Replay:
+    return Replay(name, reserved_by_event(replayed, len(device.events)), replayed.oom is not None)
+
+
+def _called(replayed: Replayed, found: WhatIf) -> str:
+    if replayed.settings != found.recorded.settings:
+        return in_words(replayed.settings)
+    if replayed is not found.base:
+        return "recorded settings, same start"
+    return f"recorded settings, {'same limit' if found.card else 'without limit'}"
+
+
+def _stops(found: WhatIf) -> list[dict[str, Any]]:
+    """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
+    ended = {each.oom.event: each for each in (found.rival, found.replayed, found.base) if each.oom is not None}
+    return [
+        {
+            "event": event,
+            "reserved": each.peak_reserved_bytes,
+            "text": f"out of memory, {_when(event)}{_whose(each, found) if len(ended) > 1 else ''}",
+        }
+        for event, each in sorted(ended.items())
+    ]
+
+
+def _whose(replayed: Replayed, found: WhatIf) -> str:
+    if replayed is found.base and not found.parted:
+        return " as recorded"
+    return f" with {in_words(replayed.settings) if replayed is found.replayed else _called(replayed, found)}"
+
+
+def _when(event: int) -> str:
+    return f"event {count_text(event)}" if event >= 0 else "before the first event"
+
+
+def _axis(lines: ReservedLines) -> dict[str, Any]:
+    columns = lines.columns
+    return {
+        "first": columns.first_event.tolist(),
+        "count": columns.event_count.tolist(),
+        "live": columns.live_max.tolist(),
+        "recorded": columns.reserved_max.tolist(),
+        "lines": [line.reserved[: line.last_column + 1].tolist() for line in lines.lines],
+    }
+
+
+def moment_that_matters(device: DeviceTrace, found: WhatIf) -> int:
+    """Where memory runs out; else the first event at which the recording reserves its most."""
+    for each in (found.base, found.replayed, found.recorded):
+        if each.oom is not None:
+            return min(each.oom.event, len(device.events) - 1)
+    return int(reserved_by_event(found.recorded, len(device.events)).argmax()) - 1
+
+
+def event_in(replayed: Replayed, event: int) -> int:
+    """The replay's own event after which it had done what the recording did up to `event`; -1 is before its first."""
+    return int(np.searchsorted(replayed.sources, event, side="right")) - 1
+
+
+def plot_label(found: WhatIf, answer: str) -> str:
+    """For those who do not see it."""
+    ours = found.replayed
+    return f"{answer} Reserved at most {bytes_text(ours.peak_reserved_bytes)}. The table below has the figures."

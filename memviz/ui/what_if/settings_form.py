@@ -1,0 +1,195 @@
+"""The form of the What if tab: how much memory, which settings. PyTorch's own names, one sentence each."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memviz.allocator.as_json import environment
+from memviz.allocator.context import A100
+from memviz.allocator.what_if import CARD_BYTES, Card
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.what_if.links import what_if_query
+from memviz.ui.what_if.question import ANY_CARD, RELEASES, Asked, Understood
+from memviz.units import bytes_text, parse_bytes
+
+
+@dataclass(frozen=True)
+class _Knob:
+    field: str
+    key: str
+    sentence: str
+    off: str
+    """What an empty field stands for."""
+    usual: tuple[str, ...]
+
+
+_KNOBS = (
+    _Knob(
+        "max_split",
+        "max_split_size_mb",
+        "Blocks of this size or larger are never cut.",
+        "no limit",
+        ("21", "32", "64", "128", "256", "512"),
+    ),
+    _Knob(
+        "roundup",
+        "roundup_power2_divisions",
+        "Rounds requests up, so that more of them match.",
+        "off",
+        ("2", "4", "8", "16", "[256:1,512:2,1024:4,>:8]"),
+    ),
+    _Knob(
+        "threshold",
+        "garbage_collection_threshold",
+        "Gives unused segments back early; PyTorch heeds it only beside per_process_memory_fraction.",
+        "off",
+        ("0.6", "0.8", "0.9"),
+    ),
+)
+_EXPANDABLE = "One growing range per pool instead of fixed segments."
+_MORE = "Other keys, as they stand in PYTORCH_CUDA_ALLOC_CONF."
+_RELEASE = "Which keys there are and how they are read. Where memory is placed has been the same since 2.0."
+
+
+@dataclass(frozen=True)
+class Had:
+    """What the process could have, where the recording shows it."""
+
+    memory: int | None
+    is_exact: bool = True
+    """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
+
+
+def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> dict[str, Any]:
+    """The form itself is drawn anew only with another `version`, so that nobody is interrupted while typing."""
+    conf = meant.settings.to_text() if meant.settings is not None else None
+    pasted = pasted_html(environment(conf)) if conf is not None else ""
+    return {
+        "version": version,
+        "html": form_html(asked, had),
+        "faults": dict(meant.faults),
+        "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(asked))},
+    }
+
+
+def form_html(asked: Asked, had: Had) -> Html:
+    fields = [_memory(asked, had), _overhead(asked), tag("hr"), _switch(asked)]
+    fields += [_knob(each, getattr(asked, each.field)) for each in _KNOBS]
+    fields += [_more(asked), _release(asked)]
+    buttons = (
+        tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
+        tag("button", "Find the best", type="button", data_act="best"),
+    )
+    return joined(
+        tag("details", tag("summary", "Memory and settings"), *fields, class_="mv-fields"),
+        tag("p", *buttons, class_="mv-buttons"),
+        tag("div", class_="mv-pasted", data_part="pasted"),
+        tag("div", data_part="link"),
+    )
+
+
+def pasted_html(line: str) -> Html:
+    """It may break where a person would break it."""
+    copy = tag("button", "Copy", type="button", data_mv_copy=line)
+    parts = [part for each in re.split("(?<=[=,])", line) for part in (each, Html("<wbr>"))]
+    return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
+
+
+def _memory(asked: Asked, had: Had) -> Html:
+    cards = [tag("option", "of any card", value=ANY_CARD, selected=not asked.card)]
+    cards += [_card_option(size >> 30, asked) for size in CARD_BYTES]
+    chosen = f"{_usable(int(asked.card), asked)}" if asked.card.isdigit() else asked.memory
+    field = tag(
+        "input",
+        type="text",
+        name_="memory",
+        value=chosen,
+        placeholder="without limit",
+        autocomplete="off",
+        spellcheck="false",
+        aria_label="Memory for this process",
+    )
+    card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
+    row = tag("div", field, card, class_="mv-combo mv-memory")
+    return tag("div", tag("h3", "Memory for this process"), row, _fault("memory"), _had(had), class_="mv-field")
+
+
+def _had(had: Had) -> Html:
+    if had.memory is None:
+        return Html("")
+    words = f"{bytes_text(had.memory)} is what it had when it ran out: reserved then, and free on the device."
+    if not had.is_exact:
+        words = (
+            f"{bytes_text(had.memory)} is what it had at least: it got that, was refused more, and gave back its cache."
+        )
+    return tag("p", words)
+
+
+def _card_option(gib: int, asked: Asked) -> Html:
+    usable = _usable(gib, asked)
+    words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
+    return tag("option", words, value=str(gib), data_usable=usable, selected=asked.card == str(gib))
+
+
+def _usable(gib: int, asked: Asked) -> str:
+    try:
+        overhead = parse_bytes(asked.overhead.replace(",", "") or "0")
+    except ValueError:
+        overhead = 0
+    usable = Card(gib << 30, overhead).usable_bytes / (1 << 30)
+    return f"{usable:.2f}".rstrip("0").rstrip(".") + " GiB"
+
+
+def _overhead(asked: Asked) -> Html:
+    field = tag("input", type="text", name_="overhead", value=asked.overhead, size="8", aria_label="Taken from a card")
+    sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
+    words = tag("p", *sentence, f" Files do not say. Known is {A100.text}.")
+    return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
+
+
+def _switch(asked: Asked) -> Html:
+    box = tag("input", type="checkbox", name_="expandable", checked=asked.expandable, role="switch")
+    label = tag("label", tag("code", "expandable_segments"), box)
+    return tag("div", label, tag("p", _EXPANDABLE), _fault("expandable"), class_="mv-field")
+
+
+def _knob(knob: _Knob, value: str) -> Html:
+    box = _combo(knob.field, value, knob.off, knob.usual)
+    label = tag("label", tag("code", knob.key), box)
+    return tag("div", label, tag("p", knob.sentence), _fault(knob.field), class_="mv-field")
+
+
+def _combo(field: str, value: str, off: str, usual: Sequence[str]) -> Html:
+    """A field for any value, and beside it the usual ones to pick from."""
+    box = tag("input", type="text", name_=field, value=value, placeholder=off, autocomplete="off", spellcheck="false")
+    options = [tag("option", "", value="", hidden=True), tag("option", off, value="off")]
+    options += [tag("option", each, value=each) for each in usual]
+    return tag("span", box, tag("select", *options, data_for=field, aria_label="Usual values"), class_="mv-combo")
+
+
+def _more(asked: Asked) -> Html:
+    box = tag(
+        "input",
+        type="text",
+        name_="more",
+        value=asked.more,
+        placeholder="large_segment_size_mb:40",
+        autocomplete="off",
+        spellcheck="false",
+    )
+    label = tag("label", tag("span", "more settings"), box, class_="mv-wide")
+    return tag("div", label, tag("p", _MORE), _fault("more"), class_="mv-field")
+
+
+def _release(asked: Asked) -> Html:
+    names = [f"{major}.{minor}" for major, minor in RELEASES]
+    options = [tag("option", f"torch {each}", value=each, selected=each == asked.release) for each in names]
+    label = tag("label", tag("code", "allocator rules of"), tag("select", *options, name_="release"))
+    return tag("div", label, tag("p", _RELEASE), class_="mv-field")
+
+
+def _fault(field: str) -> Html:
+    return tag("p", class_="mv-fault", data_fault=field, role="alert")

@@ -1,0 +1,283 @@
+"""What if: the open trace under other settings, or on another card.
+
+The form is on the left, the answer on the right. Every change is replayed at once, beside the page's own threads;
+a new question ends the one before. Recordings of millions of events are replayed when the button is pressed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from memviz.allocator.settings import parse_settings
+from memviz.errors import MemvizError
+from memviz.trace.model import DeviceTrace
+from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.plain_form import PlainForm, told
+from memviz.ui.components.reserved_plot import ReservedPlot
+from memviz.ui.components.segment_pair import SegmentPair
+from memviz.ui.shell.background import Stopped, Work, Workshop
+from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.wiring import IN_PARTS
+from memviz.ui.what_if.answer import EMPTY, Answers, Shown, first_question, skipped, terms_of, values
+from memviz.ui.what_if.answer_html import Found, refusal_html, waiting_html
+from memviz.ui.what_if.kept_replays import Replays
+from memviz.ui.what_if.links import asked_in
+from memviz.ui.what_if.question import asked_of, understood
+from memviz.ui.what_if.reserved_plot import moment_that_matters
+from memviz.ui.what_if.settings_form import form_value
+
+ID = "what-if"
+LABEL = "What if"
+_LONG = 2_000_000
+"""Events from which on nothing is replayed unasked: that takes ten seconds and more."""
+_SEARCHED_UNASKED = 20_000
+"""Up to so many events all settings that matter are replayed within a second, so nobody has to ask."""
+_SHOWN_AFTER_SECONDS = 0.25
+_SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-if-saved')?.click()"
+
+
+@dataclass(frozen=True)
+class Open:
+    """What of the session this tab shows."""
+
+    key: str = ""
+    is_turned_to: bool = False
+
+
+@dataclass(frozen=True)
+class WhatIfTab:
+    waiting: Panel
+    verdict: Panel
+    form: PlainForm
+    plot: ReservedPlot
+    head: Panel
+    maps: SegmentPair
+    table: Panel
+    blocks: Panel
+    save: Panel
+    keep: Panel
+    """Its clicks are the page's affair: they open one more trace."""
+    saved: gr.DownloadButton
+    timelines: tuple[MemoryTimeline, MemoryTimeline]
+    trace: gr.State
+    """An `Open`. A change of it answers anew, if the tab is being looked at."""
+    looked_at: gr.State
+    shown: gr.State
+    answers: Answers
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.looked_at, self.trace]
+
+    @property
+    def answer(self) -> list[Any]:
+        parts = [self.shown, self.waiting, self.verdict, self.form, self.plot, self.head, self.maps, self.table]
+        return [*parts, self.blocks, self.save, self.keep, *self.timelines]
+
+
+def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
+    replays = Replays(context)
+    answers = Answers(context, replays)
+    waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
+    with gr.Row(elem_classes="mv-what-if"):
+        with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
+            form = PlainForm(elem_id="what-if-form")
+        with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+            plot = ReservedPlot(elem_id="what-if-plot")
+            blocks = Panel(elem_id="what-if-blocks")
+            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{each}") for each in ("recorded", "replayed"))
+            head = Panel(elem_id="what-if-segments")
+            maps = SegmentPair(replays.find, elem_id="what-if-maps")
+            table = Panel(elem_id="what-if-table")
+            with gr.Row(elem_classes="mv-what-if-leave"):
+                keep, save = Panel(elem_id="what-if-keep"), Panel(elem_id="what-if-save")
+    saved = gr.DownloadButton("Save", visible="hidden", elem_id="what-if-saved")
+    parts = WhatIfTab(
+        waiting,
+        answer,
+        form,
+        plot,
+        head,
+        maps,
+        table,
+        blocks,
+        save,
+        keep,
+        saved,
+        timelines=(lines[0], lines[1]),
+        trace=gr.State(Open()),
+        looked_at=gr.State(False),
+        shown=gr.State(Shown()),
+        answers=answers,
+    )
+    _Wiring(context, parts).wire(session, tabs)
+    return parts
+
+
+def kept(parts: WhatIfTab, session: Session, shown: Shown, event: gr.EventData) -> tuple[Session, str | None]:
+    """The session with the replay that is shown as one more open trace, and the tab that shows it, if there is one."""
+    tab = "compare" if clicked(event).get("act") == "compare" else "explore"
+    after = parts.answers.kept(shown, session, compared=tab == "compare")
+    return after, tab if after != session else None
+
+
+def show(session: Session, tab: str | None) -> list[Any]:
+    """The values of `WhatIfTab.outputs`: all that the tab needs to know to answer when it is looked at.
+
+    `tab` is the one that the page turns to by itself, of which Gradio tells nobody.
+    """
+    key = timeline_key(session.current) if session.current is not None else ""
+    return [tab == ID if tab else gr.skip(), Open(key, tab == ID)]
+
+
+def asking(session: Session, query: Mapping[str, str]) -> Shown:
+    """What a link asks of the trace that is open, as if it had been asked before."""
+    assert session.current is not None
+    return Shown(left=((timeline_key(session.current), asked_in(query)),))
+
+
+class _Wiring:
+    """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
+
+    Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
+    """
+
+    def __init__(self, context: Context, parts: WhatIfTab) -> None:
+        self.context = context
+        self.answers = parts.answers
+        self.parts = parts
+        self.workshop = Workshop()
+
+    def wire(self, session: gr.State, tabs: gr.Tabs) -> None:
+        parts = self.parts
+        parts.trace.change(self._follow, [parts.trace, parts.shown, parts.looked_at], parts.answer, **IN_PARTS)
+        tabs.select(self._turn, [parts.trace, parts.shown], [parts.looked_at, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, parts.shown, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, parts.shown, parts.answer, **IN_PARTS)
+        parts.table.click(self._used, parts.shown, parts.answer, **IN_PARTS)
+        parts.waiting.click(self._cancel, None, parts.waiting, **IN_PARTS)
+        parts.plot.select(self._moved, parts.shown, [parts.head, parts.maps], **IN_PARTS)
+        parts.blocks.click(self._blocks, parts.shown, parts.answer, **IN_PARTS)
+        parts.save.click(self._save, parts.shown, parts.saved, **IN_PARTS).then(None, js=_SAVE)
+
+    def _follow(self, trace: Open, shown: Shown, looked_at: bool, request: gr.Request) -> Iterator[list[Any]]:
+        yield skipped()
+        if looked_at:
+            yield from self._opened(trace.key, shown, request)
+
+    def _turn(self, trace: Open, shown: Shown, event: gr.SelectData, request: gr.Request) -> Iterator[list[Any]]:
+        looked_at = event.value == LABEL
+        yield [looked_at, *skipped()]
+        if looked_at:
+            for each in self._opened(trace.key, shown, request):
+                yield [gr.skip(), *each]
+
+    def _opened(self, key: str, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+        """A trace begins with the question that most people have, and stays as it was left."""
+        if shown.key != key:
+            turned, is_first = shown.turned_to(key)
+            yield from self._answer(turned, request, is_first=is_first, is_another=True)
+
+    def _changed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        asked = asked_of(told(event))
+        is_redrawn = asked.card != shown.asked.card or asked.overhead != shown.asked.overhead
+        turned = replace(shown, asked=asked, turn=shown.turn + (is_redrawn and asked.card.isdigit()))
+        yield from self._answer(turned, request)
+
+    def _pressed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        form = told(event)
+        turned, finds_best = replace(shown, asked=asked_of(form)), form.get("act") == "best"
+        yield from self._answer(turned, request, is_pressed=True, searches=finds_best)
+        if finds_best:
+            yield from self._advised(turned, request)
+
+    def _advised(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+        """What a search found best goes into the form."""
+        meant = understood(shown.asked)
+        found = self.answers.replays.known_search(shown.key, terms_of(meant))
+        if found is not None and found.advised.settings != meant.settings:
+            asked = shown.asked.with_settings(found.advised.settings)
+            yield from self._answer(replace(shown, asked=asked, turn=shown.turn + 1), request, is_pressed=True)
+
+    def _used(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        yield skipped()
+        try:
+            settings = parse_settings(clicked(event).get("settings", ""))
+        except MemvizError:
+            return
+        turned = replace(shown, asked=shown.asked.with_settings(settings), turn=shown.turn + 1)
+        yield from self._answer(turned, request, is_pressed=True)
+
+    def _cancel(self, request: gr.Request) -> str:
+        self.workshop.stop(_visitor(request))
+        return ""
+
+    def _save(self, shown: Shown, event: gr.EventData) -> str | None:
+        return self.answers.file(shown, clicked(event).get("act", ""))
+
+    def _blocks(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+        yield from self._answer(replace(shown, with_blocks=not shown.with_blocks), request, is_pressed=True)
+
+    def _moved(self, shown: Shown, event: gr.EventData) -> list[Any]:
+        return self.answers.moved(shown, str(told(event).get("at", "")))
+
+    # -- answering
+
+    def _answer(
+        self,
+        shown: Shown,
+        request: gr.Request,
+        *,
+        is_first: bool = False,
+        is_another: bool = False,
+        is_pressed: bool = False,
+        searches: bool = False,
+    ) -> Iterator[list[Any]]:
+        pair = self.context.find(shown.key)
+        if pair is None:
+            yield values(shown=shown, **EMPTY)
+            return
+        device = pair[1]
+        if is_first:
+            shown = replace(shown, asked=first_question(*pair, self.answers.had(shown.key)))
+        meant = understood(shown.asked)
+        form = form_value(shown.asked, meant, self.answers.had(shown.key), version=f"{shown.key} {shown.turn}")
+        yield values(shown=shown, form=form, **(EMPTY if is_another else {}))
+        if meant.settings is None:
+            return
+        if len(device.events) > _LONG and not is_pressed:
+            words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
+            yield values(form=form, verdict=words)
+            return
+        searches = searches or len(device.events) <= _SEARCHED_UNASKED
+        work = self.workshop.begin(
+            _visitor(request), lambda progress: self.answers.find(shown.key, meant, searches, progress)
+        )
+        # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
+        for part in self._work(work, shown, device):
+            yield values(form=form, **part)
+        self.workshop.ended(_visitor(request), work)
+
+    def _work(self, work: Work, shown: Shown, device: DeviceTrace) -> Iterator[dict[str, Any]]:
+        while not work.is_done(_SHOWN_AFTER_SECONDS):
+            if work.is_stopped:
+                return
+            yield {"waiting": waiting_html(work.share, events=len(device.events))}
+        try:
+            asked, searched = work.result()
+        except Stopped:
+            return
+        except MemvizError as error:
+            yield {**EMPTY, "verdict": refusal_html(str(error))}
+            return
+        yield self.answers.drawn(shown, Found(device, asked, searched, moment_that_matters(device, asked)))
+
+
+def _visitor(request: gr.Request) -> str:
+    return str(request.session_hash)

@@ -1,0 +1,84 @@
+"""What a program was doing when a stack was taken."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.analysis.purpose.activity import Doing, StackSigns, stack_signs
+from memviz.trace.model import NO_STACK
+from tests.analysis import training as t
+from tests.traces import alloc, frame, trace_of
+
+
+def signs(*stacks) -> StackSigns:
+    return stack_signs(trace_of([alloc(i, 1, frames=list(stack)) for i, stack in enumerate(stacks)]))
+
+
+@pytest.mark.parametrize(
+    ("stack", "doing"),
+    [
+        (t.FORWARD, Doing.FORWARD),
+        (t.BACKWARD, Doing.BACKWARD),
+        (t.ACCUMULATE, Doing.BACKWARD),
+        (t.CALL_BACKWARD, Doing.BACKWARD),
+        (t.RECOMPUTE, Doing.BACKWARD),
+        (t.STEP, Doing.STEP),
+        (t.BUILD, Doing.BUILD),
+        (t.MOVE, Doing.BUILD),
+        (t.LOSS, Doing.NOTHING),
+        ([frame("forward", "/p/model.py"), t.MAIN], Doing.NOTHING),
+        ([frame("load_state_dict", t.OPTIMIZER), t.MAIN], Doing.BUILD_OPTIMIZER),
+    ],
+)
+def test_a_stack_says_what_was_done(stack, doing):
+    assert signs(stack).doing[0] == doing
+
+
+def test_the_innermost_sign_counts_as_a_closure_runs_inside_a_step():
+    assert signs([*t.FORWARD, *t.STEP]).doing[0] == Doing.FORWARD
+
+
+def test_without_a_stack_nothing_is_known():
+    assert signs(t.FORWARD).doing[NO_STACK] == Doing.NOTHING
+
+
+def test_a_forward_inside_a_backward_recomputes():
+    found = signs(t.RECOMPUTE, t.BACKWARD, t.FORWARD)
+    assert found.recomputes.tolist() == [True, False, False, False]
+
+
+def test_the_engine_is_seen_where_cpp_frames_are():
+    assert signs(t.BACKWARD).sees_engine
+    assert not signs(t.python_only(t.FORWARD), t.CALL_BACKWARD).sees_engine
+
+
+INIT = [frame("__init__", "/p/model.py", 5), t.MAIN]
+OWN_STEP = [
+    frame("step", "/p/optimizer.py", 5),
+    frame("decorate_context", f"{t.SITE}/torch/utils/_contextlib.py"),
+    t.WRAPPER,
+]
+
+
+def test_an_init_builds_a_module_if_torch_calls_its_files_forward():
+    assert signs(INIT, t.FORWARD).doing[0] == Doing.BUILD
+    assert signs(INIT, t.STEP).doing[0] == Doing.NOTHING
+
+
+def test_an_init_builds_an_optimizer_if_torch_calls_its_files_step():
+    init = [frame("__init__", "/p/optimizer.py", 5), t.MAIN]
+    assert signs(init, OWN_STEP).doing[0] == Doing.BUILD_OPTIMIZER
+
+
+def test_an_init_of_a_file_that_has_both_says_nothing():
+    both = "/p/all.py"
+    forward, step = [frame("forward", both), t.CALL], [frame("step", both), t.WRAPPER]
+    assert signs([frame("__init__", both, 9)], forward, step).doing[0] == Doing.NOTHING
+
+
+def test_an_init_during_a_forward_is_part_of_the_forward():
+    assert signs([frame("__init__", "/p/model.py", 5), *t.FORWARD]).doing[0] == Doing.FORWARD
+
+
+def test_a_caller_at_the_end_of_one_stack_calls_nothing_of_the_next():
+    assert signs([frame("__init__", "/p/x.py", 9)], [frame("forward", "/p/x.py")], [t.CALL]).doing[0] == Doing.NOTHING

@@ -1,0 +1,67 @@
+"""Groups with the kind that most of their bytes belong to."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+
+from memviz.analysis.groups import grouped
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.dominant import Dominant, breakdown, dominant_of
+from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.trace.model import Category, Labels, Trace
+from tests.analysis.replays import sound_traces
+from tests.traces import MiB, alloc, block, frame, segment, trace_of
+
+MODEL, TRAIN = frame("forward", "/p/model.py", 3), frame("step", "/p/train.py", 9)
+
+
+def labelled(categories: list[Category]) -> Trace:
+    """One allocation of 10, 20, 30 ... bytes each, in turns at two sites."""
+    events = [alloc(i, 10 * (i + 1), frames=[MODEL if i % 2 else TRAIN]) for i in range(len(categories))]
+    trace = trace_of(events)
+    empty = np.zeros(len(categories), np.int32)
+    labels = Labels(np.array(categories, np.uint8), empty, empty.astype(np.uint8))
+    return replace(trace, devices=(replace(trace.devices[0], event_labels=labels),))
+
+
+def all_rows(trace: Trace) -> np.ndarray:
+    return np.arange(len(lifetimes(trace.devices[0])))
+
+
+def test_the_kind_with_most_bytes_stands_for_the_group():
+    trace = labelled([Category.GRADIENT, Category.INPUT, Category.PARAMETER, Category.INPUT])
+    found = breakdown(trace, trace.devices[0], all_rows(trace), "site")
+    assert found.groups == grouped(trace, trace.devices[0], all_rows(trace), "site")
+    assert found.dominant == {
+        "/p/train.py:9 step": Dominant("parameter", 30),
+        "/p/model.py:3 forward": Dominant("input", 60),
+    }
+
+
+def test_of_two_equals_the_known_kind_is_named():
+    sums = np.zeros((1, len(KINDS)), np.int64)
+    sums[0, [Category.UNKNOWN, Category.OUTPUT]] = 5
+    assert dominant_of(sums) == [Dominant("output", 5)]
+
+
+def test_what_was_there_before_without_a_stack_has_a_kind_of_its_own():
+    trace = trace_of([alloc(4096, 5)], segments=[segment(0, 2 * MiB, [block(0, 512, 500), block(4096, 512, 5)])])
+    found = breakdown(trace, trace.devices[0], all_rows(trace), "category")
+    assert found.dominant == {
+        "unknown": Dominant("unknown", 5),
+        "before recording": Dominant("before recording", 500),
+    }
+
+
+@given(sound_traces())
+def test_it_never_exceeds_its_group_and_follows_the_kinds_of_all_rows(trace):
+    device = trace.devices[0]
+    rows = all_rows(trace)
+    found = breakdown(trace, device, rows, "site")
+    of_kind = np.bincount(kinds(trace, device), weights=lifetimes(device).size, minlength=len(KINDS))
+    for group in found.groups.groups:
+        mostly = found.dominant[group.key]
+        assert 0 <= mostly.bytes <= min(group.bytes, of_kind[KINDS.index(mostly.kind)])

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at, fragmentation_over
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
+from tests.real import real_files, requires_real
+from tests.simulated_allocator import Allocator
+from tests.traces import MiB, alloc, block, read, segment, trace_of
+
+BASE = 0x7000_0000_0000
+
+# A large segment half in use, one that is wholly free, and an expandable one with a hole.
+MIXED = read(
+    [
+        segment(
+            BASE,
+            20 * MiB,
+            [block(BASE, 8 * MiB, 7 * MiB), block(BASE + 10 * MiB, 2 * MiB, None, "active_pending_free")],
+        ),
+        segment(2 * BASE, 12 * MiB, []),
+        segment(3 * BASE, 40 * MiB, [block(3 * BASE, 15 * MiB)], is_expandable=True),
+    ]
+)
+
+
+def parts(figures: Fragmentation) -> int:
+    lost = figures.rounding + figures.unknown
+    return figures.live + figures.waiting + figures.cached + lost
+
+
+def test_each_byte_has_one_name() -> None:
+    assert fragmentation_at(MIXED, MIXED.devices[0], -1) == Fragmentation(
+        event=-1,
+        reserved=72 * MiB,
+        live=22 * MiB,
+        waiting=2 * MiB,
+        rounding=1 * MiB,
+        free_segments=12 * MiB,
+        free_remainders=10 * MiB,
+        free_pages=25 * MiB,
+        unknown=0,
+        outside=0,
+    )
+
+
+def test_cached_is_what_is_free() -> None:
+    assert fragmentation_at(MIXED, MIXED.devices[0], -1).cached == 47 * MiB
+
+
+def test_a_segment_that_cannot_be_placed_is_named_unknown() -> None:
+    # Both segments claim the same addresses.
+    trace = read([segment(BASE, 2 * MiB, []), segment(BASE, 2 * MiB, [])])
+    figures = fragmentation_at(trace, trace.devices[0], -1)
+    assert (figures.reserved, figures.free_segments, figures.unknown) == (4 * MiB, 2 * MiB, 2 * MiB)
+
+
+def test_live_bytes_without_a_segment_are_outside() -> None:
+    trace = trace_of([alloc(BASE, 1000)])
+    figures = fragmentation_at(trace, trace.devices[0], 0)
+    assert (figures.reserved, figures.live, figures.outside) == (0, 0, 1000)
+
+
+def test_a_series_is_the_single_moments_in_columns() -> None:
+    allocator = Allocator()
+    for size in (3 * MiB, 500, 30 * MiB):
+        allocator.free(allocator.malloc(size))
+    trace = read(allocator.snapshot())
+    series = fragmentation_over(trace, trace.devices[0], np.array([-1, 2, 5]))
+    assert series.event.tolist() == [-1, 2, 5]
+    for row, event in enumerate(series.event.tolist()):
+        figures = fragmentation_at(trace, trace.devices[0], event)
+        assert {name: int(column[row]) for name, column in series.columns()} == vars(figures)
+
+
+def test_no_events_give_an_empty_series() -> None:
+    assert len(fragmentation_over(MIXED, MIXED.devices[0], np.array([], dtype=np.int64))) == 0
+
+
+@pytest.mark.parametrize("expandable", [False, True])
+def test_figures_add_up_to_reserved_at_every_event(expandable: bool) -> None:
+    allocator = Allocator(expandable=expandable)
+    sizes = [700, 3 * MiB, 25 * MiB, 1_000_000, 11 * MiB]
+    held = [allocator.malloc(size, stream) for stream in (0, 7) for size in sizes]
+    for address in held[::2]:
+        allocator.free(address, later=address == held[2])
+    allocator.empty_cache()
+    trace = read(allocator.snapshot())
+    device = trace.devices[0]
+    for event in range(-1, len(device.events)):
+        figures = fragmentation_at(trace, device, event)
+        assert parts(figures) == figures.reserved == timeline(device).reserved[event + 1]
+        assert (figures.unknown, figures.outside) == (0, 0)
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_figures_of_real_files_add_up(path: Path) -> None:
+    trace = load_trace(path)
+    for device in trace.devices:
+        series = fragmentation_over(trace, device, np.linspace(-1, len(device.events) - 1, 12).astype(np.int64))
+        total = series.live + series.waiting + series.rounding + series.free_segments
+        total = total + series.free_remainders + series.free_pages
+        assert total.tolist() == series.reserved.tolist()
+        assert not (series.unknown.any() or series.outside.any())
+        wanted = timeline(device)
+        assert (series.live + series.waiting).tolist() == wanted.live[series.event + 1].tolist()

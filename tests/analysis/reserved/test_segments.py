@@ -1,0 +1,263 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.trace.load import load_trace
+from memviz.trace.model import DeviceTrace, State, Trace
+from memviz.trace.rounding import NO_DIVISIONS
+from tests.real import real_files, requires_real
+from tests.simulated_allocator import Allocator
+from tests.traces import MiB, alloc, block, event, free, read, segment, trace_of
+
+BASE = 0x7000_0000_0000
+NAMES = {TileKind.FREE: "free", TileKind.LIVE: "live", TileKind.WAITING: "waiting"}
+
+
+def tiles(trace: Trace, event: int) -> list[tuple[Any, ...]]:
+    """(address, size, kind, requested) with addresses from BASE on, for the first device."""
+    found = segments_at(trace, trace.devices[0], event).tiles
+    columns = (found.address - BASE, found.size, found.kind, found.requested)
+    return [(a, size, NAMES[TileKind(kind)], requested) for a, size, kind, requested in _rows(*columns)]
+
+
+def segments(trace: Trace, event: int) -> list[tuple[Any, ...]]:
+    """(address, size, stream, pool, large, expandable) as a simulated allocator writes them."""
+    found = segments_at(trace, trace.devices[0], event).segments
+    columns = (found.address, found.size, found.stream, found.pool, found.is_large, found.is_expandable)
+    return [(a, size, trace.streams[s], trace.pools[p], large, exp) for a, size, s, p, large, exp in _rows(*columns)]
+
+
+def _rows(*columns: Any) -> list[tuple[Any, ...]]:
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def as_in_the_file(device: DeviceTrace, moment: SegmentsAt) -> bool:
+    blocks, found = device.blocks, moment.tiles
+    waits = np.where(blocks.state == State.ACTIVE_ALLOCATED, TileKind.LIVE, TileKind.WAITING)
+    kind = np.where(blocks.state == State.INACTIVE, TileKind.FREE, waits)
+    pairs = [(found.segment, blocks.segment), (found.address, blocks.address), (found.size, blocks.size)]
+    pairs += [(found.kind, kind), (found.requested, blocks.requested)]
+    return moment.segments == device.segments and all(np.array_equal(mine, theirs) for mine, theirs in pairs)
+
+
+# One small segment; two tensors; the first is freed.
+SMALL = trace_of(
+    [event("segment_alloc", BASE, 2 * MiB), alloc(BASE, 1000), alloc(BASE + 1024, 600), free(BASE, 1000)],
+    [segment(BASE, 2 * MiB, [block(BASE + 1024, 1024, 600)])],
+)
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        (-1, []),
+        (0, [(0, 2 * MiB, "free", 0)]),
+        (1, [(0, 1024, "live", 1000), (1024, 2 * MiB - 1024, "free", 0)]),
+        (2, [(0, 1024, "live", 1000), (1024, 1024, "live", 600), (2048, 2 * MiB - 2048, "free", 0)]),
+        (3, [(0, 1024, "waiting", 1000), (1024, 1024, "live", 600), (2048, 2 * MiB - 2048, "free", 0)]),
+        (4, [(0, 1024, "free", 0), (1024, 1024, "live", 600), (2048, 2 * MiB - 2048, "free", 0)]),
+    ],
+)
+def test_the_map_follows_the_events(after: int, expected: list[tuple[Any, ...]]) -> None:
+    assert tiles(SMALL, after) == expected
+
+
+def test_each_block_names_its_allocation() -> None:
+    moment = segments_at(SMALL, SMALL.devices[0], 2)
+    assert lifetimes(SMALL.devices[0]).size[moment.tiles.row[:2]].tolist() == [1000, 600]
+    assert moment.tiles.row[2] == -1
+
+
+def test_a_segment_that_was_freed_is_known_from_its_free() -> None:
+    gone = event("segment_free", BASE, 20 * MiB, stream=7, pool_id=(0, 3))
+    trace = trace_of([alloc(BASE, 4 * MiB), free(BASE, 4 * MiB), gone])
+    assert segments(trace, 0) == [(BASE, 20 * MiB, 7, (0, 3), True, False)]
+    assert segments(trace, 3) == []
+
+
+def test_neighbouring_segments_stay_apart() -> None:
+    two = [event("segment_alloc", BASE, 2 * MiB), event("segment_alloc", BASE + 2 * MiB, 2 * MiB)]
+    undo = [event("segment_free", BASE, 2 * MiB), event("segment_free", BASE + 2 * MiB, 2 * MiB)]
+    assert [row[1] for row in segments(trace_of([*two, *undo, alloc(1, 1)]), 1)] == [2 * MiB, 2 * MiB]
+
+
+def test_an_address_can_be_a_small_and_later_a_large_segment() -> None:
+    small = [event("segment_alloc", BASE, 2 * MiB), event("segment_free", BASE, 2 * MiB)]
+    large = [event("segment_alloc", BASE, 20 * MiB), event("segment_free", BASE, 20 * MiB)]
+    trace = trace_of([*small, *large])
+    assert [[row[1] for row in segments(trace, at)] for at in range(-1, 4)] == [[], [2 * MiB], [], [20 * MiB], []]
+
+
+def test_mapped_pages_of_one_stream_are_one_segment() -> None:
+    maps = [event("segment_map", BASE + at * 20 * MiB, 20 * MiB, frames=[]) for at in range(3)]
+    unmap = event("segment_unmap", BASE + 20 * MiB, 20 * MiB)
+    left = [segment(low, 20 * MiB, [], is_expandable=True) for low in (BASE, BASE + 40 * MiB)]
+    trace = trace_of([*maps, unmap], left)
+    assert [[row[1] // MiB for row in segments(trace, at)] for at in range(4)] == [[20], [40], [60], [20, 20]]
+
+
+@pytest.mark.parametrize(("gap", "own"), [(MiB, True), (MiB + 512, False)])
+def test_the_large_pool_does_not_split_off_a_megabyte(gap: int, own: bool) -> None:
+    size = 20 * MiB - gap
+    # What is free in the end does not say how large the block was.
+    events = [event("segment_alloc", BASE, 20 * MiB), alloc(BASE, size), free(BASE, size)]
+    trace = trace_of(events, [segment(BASE, 20 * MiB, [])])
+    assert tiles(trace, 1)[0][1] == (20 * MiB if own else size)
+
+
+def test_slack_stays_with_a_block_when_its_neighbour_is_freed() -> None:
+    first, second = 6 * MiB, 7 * MiB
+    events = [
+        event("segment_alloc", BASE, 20 * MiB),
+        alloc(BASE, first + MiB),
+        alloc(BASE + first + MiB, second),
+        free(BASE, first + MiB),
+        alloc(BASE, first + 1000),
+        free(BASE + first + MiB, second),
+        free(BASE, first + 1000),
+    ]
+    trace = trace_of(events, [segment(BASE, 20 * MiB, [])])
+    assert tiles(trace, 7) == [(0, 7 * MiB, "live", first + 1000), (7 * MiB, 13 * MiB, "free", 0)]
+
+
+def test_an_oversize_block_is_its_whole_segment() -> None:
+    events = [event("segment_alloc", BASE, 80 * MiB), alloc(BASE, 70 * MiB), free(BASE, 70 * MiB)]
+    limited = trace_of(events, [segment(BASE, 80 * MiB, [])], allocator_settings={"max_split_size": 64 * MiB})
+    assert tiles(limited, 1) == [(0, 80 * MiB, "live", 70 * MiB)]
+
+
+def test_live_bytes_without_a_segment_are_counted() -> None:
+    held = [segment(BASE, 2 * MiB, [block(BASE, 1024, 1000)])]
+    trace = trace_of([alloc(BASE, 1000), alloc(BASE + 4 * MiB, 500)], held)
+    moment = segments_at(trace, trace.devices[0], 1)
+    assert (moment.outside_bytes, moment.tiles.requested.sum()) == (500, 1000)
+
+
+def test_allocations_laid_over_each_other_are_cut_and_counted() -> None:
+    trace = trace_of([alloc(BASE, 4096), alloc(BASE + 1024, 512), alloc(1, 1)], [segment(BASE, 2 * MiB, [])])
+    assert tiles(trace, 1)[:2] == [(0, 1024, "live", 1024), (1024, 512, "live", 512)]
+    assert segments_at(trace, trace.devices[0], 1).outside_bytes == 4096 - 1024
+
+
+def test_addresses_above_the_middle_are_in_order() -> None:
+    high = 2**64 - 4 * MiB
+    trace = trace_of([], [segment(BASE, 2 * MiB, []), segment(high, 2 * MiB, [block(high, 512)])])
+    moment = segments_at(trace, trace.devices[0], -1)
+    assert [int(a) & (2**64 - 1) for a in moment.tiles.address] == [BASE, high, high + 512]
+    assert as_in_the_file(trace.devices[0], moment)
+
+
+def test_an_event_that_does_not_exist_is_refused() -> None:
+    for number in (-2, 5):
+        with pytest.raises(UsageError, match="device 0 has 5 events"):
+            segments_at(SMALL, SMALL.devices[0], number)
+
+
+sizes = st.one_of(
+    st.integers(1, 5000),
+    st.integers(1, MiB),
+    st.integers(MiB, 12 * MiB),
+    st.integers(98 * MiB, 101 * MiB),
+    st.sampled_from([MiB, MiB + 1, 10 * MiB - 512, 10 * MiB, 20 * MiB, 64 * MiB]),
+)
+steps = st.one_of(
+    st.tuples(st.just("malloc"), sizes, st.sampled_from([0, 0, 7]), st.sampled_from([(0, 0), (0, 0), (0, 1)])),
+    st.tuples(st.just("free"), st.integers(0, 99), st.booleans()),
+    st.tuples(st.just("complete")),
+    st.tuples(st.just("empty_cache")),
+)
+
+
+@st.composite
+def simulations(draw: st.DrawFn) -> Allocator:
+    allocator = Allocator(
+        expandable=draw(st.booleans()),
+        max_split=draw(st.sampled_from([None, None, 20 * MiB, 64 * MiB])),
+        divisions=draw(st.sampled_from([NO_DIVISIONS, (4,) * 16])),
+    )
+    live: list[int] = []
+    waiting: list[int] = []
+    for name, *more in draw(st.lists(steps, min_size=1, max_size=40)):
+        if name == "malloc":
+            live.append(allocator.malloc(*more))
+        elif name == "free" and live:
+            address, later = live.pop(more[0] % len(live)), more[1]
+            allocator.free(address, later=later)
+            waiting += [address] if later else []
+        elif name == "complete" and waiting:
+            allocator.complete(waiting.pop(0))
+        elif name == "empty_cache":
+            allocator.empty_cache()
+    return allocator
+
+
+@settings(max_examples=100)
+@given(simulations())
+def test_a_complete_history_gives_the_allocators_own_map_at_every_event(allocator: Allocator) -> None:
+    if not allocator.events:
+        return
+    trace = read(allocator.snapshot())
+    for at, truth in enumerate(allocator.truth, start=-1):
+        assert segments(trace, at) == truth.segments
+        assert [(a + BASE, *more) for a, *more in tiles(trace, at)] == truth.tiles
+
+
+@settings(max_examples=60)
+@given(simulations(), st.integers(0, 10_000))
+def test_a_late_history_adds_up_at_every_event(allocator: Allocator, cut: int) -> None:
+    drop = cut % (len(allocator.events) + 1)
+    root = allocator.snapshot(drop)
+    if not (root["segments"] or root["device_traces"][0]):
+        return
+    trace = read(root)
+    reserved = timeline(trace.devices[0]).reserved
+    for at in range(-1, len(allocator.events) - drop):
+        moment, truth = segments_at(trace, trace.devices[0], at), allocator.truth[drop + at + 1]
+        assert moment.tiles.size.sum() == moment.reserved_bytes == reserved[at + 1]
+        assert moment.outside_bytes == 0
+        placed = [(a + BASE, requested) for a, _, _, requested in tiles(trace, at) if requested]
+        assert placed == [(a, requested) for a, _, _, requested in truth.tiles if requested]
+
+
+addresses = st.sampled_from([BASE, BASE + 512, BASE + 1024, BASE + 2 * MiB, 2**63 - 512, 2**64 - 512, 0])
+anything = st.builds(
+    event,
+    st.sampled_from(["alloc", "free_completed", "segment_alloc", "segment_free", "segment_map", "segment_unmap"]),
+    addresses,
+    st.sampled_from([0, 1, 512, 1024, 2 * MiB, 20 * MiB, 2**58]),
+)
+
+
+@settings(max_examples=60)
+@given(st.lists(anything, min_size=1, max_size=12), st.lists(st.tuples(addresses, st.integers(0, 4 * MiB)), max_size=3))
+def test_contradictory_files_are_still_tiled_to_the_byte(events: list[Any], held: list[tuple[int, int]]) -> None:
+    trace = trace_of(events, [segment(low, size, []) for low, size in held])
+    device = trace.devices[0]
+    for at in range(-1, len(events)):
+        moment = segments_at(trace, device, at)
+        summed = np.zeros(len(moment.segments), dtype=np.int64)
+        np.add.at(summed, moment.tiles.segment, moment.tiles.size)
+        assert summed.tolist() == moment.segments.size.tolist()
+        assert moment.tiles.requested.sum() + moment.outside_bytes == timeline(device).live[at + 1]
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_real_files_end_in_their_own_blocks_and_add_up_before(path: Any) -> None:
+    trace = load_trace(path)
+    for device in trace.devices:
+        last = len(device.events) - 1
+        assert as_in_the_file(device, segments_at(trace, device, last))
+        reserved = timeline(device).reserved
+        for at in np.unique(np.linspace(-1, last, 60).astype(int)).tolist():
+            moment = segments_at(trace, device, at)
+            assert (moment.tiles.size.sum(), moment.outside_bytes) == (reserved[at + 1], 0)

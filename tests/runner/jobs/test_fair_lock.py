@@ -1,0 +1,182 @@
+"""One run at a time on a device, in turn between those who ask."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from memviz.runner.jobs.fair_lock import Line
+from tests.runner.processes import PATIENCE_SECONDS
+
+
+def test_turns_come_in_order_and_never_together() -> None:
+    line, seen, inside = Line(), [], []
+    first_in, let_go = threading.Event(), threading.Event()
+
+    def use(name: str) -> None:
+        with line.turn() as mine:
+            assert mine
+            inside.append(name)
+            assert inside == [name]
+            first_in.set()
+            let_go.wait(600)
+            seen.append(name)
+            inside.remove(name)
+
+    threads = []
+    for name in "abc":
+        threads.append(threading.Thread(target=use, args=(name,)))
+        threads[-1].start()
+        first_in.wait(600)
+        time.sleep(0.05)
+    let_go.set()
+    for each in threads:
+        each.join(600)
+    assert seen == ["a", "b", "c"]
+
+
+def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
+    line, told, stop = Line(), [], threading.Event()
+    with line.turn() as mine:
+        assert mine
+
+        def wait() -> None:
+            with line.turn(told.append, stop.is_set) as got:
+                told.append(got)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.05)
+        stop.set()
+        thread.join(600)
+    assert told == [1, False]
+    with line.turn() as mine:
+        assert mine
+
+
+def test_a_turn_ends_with_an_exception_too() -> None:
+    line = Line()
+    try:
+        with line.turn():
+            raise RuntimeError
+    except RuntimeError:
+        pass
+    with line.turn() as mine:
+        assert mine
+
+
+class Busy:
+    """A device in use, and who waits for it in the meantime; `order` says in which order their turns came."""
+
+    def __init__(self, *served: str) -> None:
+        """`served` had a turn each before."""
+        self.line = Line()
+        self.order: list[str] = []
+        self._threads: list[threading.Thread] = []
+        self._done = threading.Event()
+        self._begun = threading.Event()
+        for each in served:
+            with self.line.turn(owner=each):
+                pass
+        self._threads.append(threading.Thread(target=self._hold))
+        self._threads[0].start()
+        assert self._begun.wait(PATIENCE_SECONDS)
+
+    def _hold(self) -> None:
+        with self.line.turn():
+            self._begun.set()
+            self._done.wait(PATIENCE_SECONDS)
+
+    def waits(self, owner: str, turns: int = 1, again: bool = False) -> None:
+        """`again`: asks for each of its turns only when the one before is over."""
+        for _ in range(1 if again else turns):
+            there = threading.Event()
+            target = self._again if again else self._use
+            arguments = (owner, there, turns) if again else (owner, there)
+            self._threads.append(threading.Thread(target=target, args=arguments))
+            self._threads[-1].start()
+            assert there.wait(PATIENCE_SECONDS)
+
+    def _use(self, owner: str, there: threading.Event) -> None:
+        with self.line.turn(lambda _: there.set(), owner=owner) as mine:
+            assert mine
+            self.order.append(owner)
+
+    def _again(self, owner: str, there: threading.Event, turns: int) -> None:
+        for _ in range(turns):
+            self._use(owner, there)
+
+    def ends(self) -> list[str]:
+        self._done.set()
+        for each in self._threads:
+            each.join(PATIENCE_SECONDS)
+        return self.order
+
+
+def test_one_who_asks_for_fifty_turns_waits_behind_each_others_first() -> None:
+    busy = Busy()
+    busy.waits("ann", 50)
+    busy.waits("bob")
+    busy.waits("eve", 2)
+    order = busy.ends()
+    assert order[:5] == ["ann", "bob", "eve", "ann", "eve"]
+    assert order[5:] == ["ann"] * 48
+
+
+def test_who_comes_while_others_have_their_tenth_turn_is_not_behind_them() -> None:
+    busy = Busy(*["ann"] * 10)
+    busy.waits("ann", 3)
+    busy.waits("new")
+    assert busy.ends() == ["ann", "new", "ann", "ann"]
+
+
+def test_a_new_name_each_time_gains_nothing() -> None:
+    busy = Busy()
+    busy.waits("ann")
+    for number in range(5):
+        busy.waits(f"mask {number}")
+    busy.waits("bob")
+    assert busy.ends() == ["ann", *(f"mask {number}" for number in range(5)), "bob"]
+
+
+def test_turns_asked_for_one_after_the_other_alternate_with_those_of_others() -> None:
+    busy = Busy()
+    busy.waits("ann", 3, again=True)
+    busy.waits("bob", 3)
+    assert busy.ends() == ["ann", "bob", "ann", "bob", "ann", "bob"]
+
+
+def test_masks_that_keep_coming_do_not_keep_out_who_had_a_turn_before() -> None:
+    busy = Busy("ann")
+    busy.waits("mask 0")
+    busy.waits("ann")
+    for number in range(1, 5):
+        busy.waits(f"mask {number}")
+    assert busy.ends()[:2] == ["mask 0", "ann"]
+
+
+def test_those_who_wait_hear_the_number_of_turns_before_theirs() -> None:
+    line, told = Line(), {}
+    let_go = threading.Event()
+
+    def wait(name: str, owner: str, there: threading.Event) -> None:
+        def tell(before: int) -> None:
+            told.setdefault(name, before)
+            there.set()
+
+        with line.turn(tell, let_go.is_set, owner=owner):
+            pass
+
+    threads = []
+    with line.turn(owner="ann"):
+        for name in ("ann 1", "ann 2", "bob 1", "ann 3", "bob 2", "eve 1"):
+            there = threading.Event()
+            threads.append(threading.Thread(target=wait, args=(name, name.split()[0], there)))
+            threads[-1].start()
+            assert there.wait(PATIENCE_SECONDS)
+        let_go.set()
+    for each in threads:
+        each.join(PATIENCE_SECONDS)
+    # Inside is ann, who comes behind everybody then: bob, ann, bob, ann, ann, as far as they are there.
+    assert told == {"ann 1": 1, "ann 2": 2, "bob 1": 1, "ann 3": 4, "bob 2": 3, "eve 1": 2}
+    assert (line._ring, line._inside) == ({}, None)

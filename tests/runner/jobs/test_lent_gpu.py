@@ -1,0 +1,220 @@
+"""A run on a lent GPU: all of it in one function of the Space, and what cannot be had there is said."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from memviz.runner.jobs import lent_gpu as lent
+from memviz.runner.jobs import worker
+from memviz.runner.jobs.gpu_seconds import FEWEST_SECONDS, MOST_SECONDS, reserved_seconds
+from memviz.runner.jobs.scheduler import Desk
+from memviz.runner.jobs.worker_process import Happened
+from memviz.runner.request import Request
+from tests.runner.failing_gpu import LOST, FailingGpu
+
+SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
+
+
+class Space:
+    """What `spaces.GPU` does: it takes note of the function, and lends a GPU while it runs."""
+
+    def __init__(self) -> None:
+        self.functions: list[str] = []
+        self.calls: list[Any] = []
+        self.refuses = ""
+        self.durations: list[int] = []
+        self.is_used_again = True
+
+    def module(self) -> ModuleType:
+        module = ModuleType("spaces")
+        module.GPU = self.lend  # type: ignore[attr-defined]
+        return module
+
+    def lend(self, duration: Any) -> Any:
+        def decorate(function: Any) -> Any:
+            self.functions.append(function.__name__)
+
+            def call(*arguments: Any) -> Any:
+                self.calls.append(arguments)
+                self.durations.append(duration(*arguments) if callable(duration) else duration)
+                if self.refuses:
+                    raise RuntimeError(self.refuses)
+                try:
+                    return function(*arguments)
+                except Exception as error:
+                    self.is_used_again = False
+                    # Of an error only its class comes back.
+                    raise RuntimeError(f"ZeroGPU worker error: {type(error).__name__}") from None
+
+            return call
+
+        return decorate
+
+
+@pytest.fixture
+def space(monkeypatch: pytest.MonkeyPatch) -> Iterator[Space]:
+    made = Space()
+    monkeypatch.setenv("SPACES_ZERO_GPU", "1")
+    monkeypatch.setitem(sys.modules, "spaces", made.module())
+    importlib.reload(lent)
+    yield made
+    monkeypatch.undo()
+    importlib.reload(lent)
+
+
+def measured(**more: Any) -> Request:
+    return Request("feed_forward", SMALL, on="cuda", numerics=False, **more)
+
+
+def test_the_function_is_there_before_anybody_asks(space: Space) -> None:
+    assert space.functions == ["_measured"]
+
+
+def test_the_whole_run_is_one_call_that_takes_and_gives_plain_values(space: Space, tmp_path: Path) -> None:
+    """Without a GPU behind it the call ends in the words that say so."""
+    happened = list(lent.LentGpu(tmp_path).run([measured()], first=3))
+    assert [(each.kind, each.number) for each in happened] == [("phase", 3), ("failed", 3)]
+    assert "GPU" in happened[-1].text
+    assert space.calls == [(3, measured().as_json(), str(tmp_path))]
+
+
+def test_its_answer_is_that_of_a_process_of_its_own(space: Space, tmp_path: Path) -> None:
+    (_, done) = lent.LentGpu(tmp_path).run([Request("feed_forward", SMALL, on="predict", numerics=False)])
+    assert done.kind == "done" and done.run is not None and done.file is not None
+    assert done.file.is_file()
+
+
+def test_no_gpu_left_is_said_in_the_words_of_the_space(space: Space, tmp_path: Path) -> None:
+    space.refuses = "You have exceeded your GPU quota."
+    assert list(lent.LentGpu(tmp_path).run([measured()]))[-1].text.endswith("You have exceeded your GPU quota.")
+
+
+def test_settings_that_must_precede_cuda_are_refused_without_a_call(space: Space, tmp_path: Path) -> None:
+    request = measured(optimizations=(("allocator_settings", {"conf": "expandable_segments:True"}),))
+    (only,) = lent.LentGpu(tmp_path).run([request])
+    assert (only.what, space.calls) == ("refused", [])
+    assert "before" in only.text
+
+
+def test_what_waits_behind_a_cancelled_run_is_not_begun(space: Space, tmp_path: Path) -> None:
+    gpu = lent.LentGpu(tmp_path)
+    gpu.cancel()
+    assert [each.what for each in gpu.run([measured(), measured()])] == ["cancelled", "cancelled"]
+    assert space.calls == []
+
+
+def test_the_desk_starts_no_process_for_it(space: Space, monkeypatch: pytest.MonkeyPatch) -> None:
+    desk = Desk()
+    monkeypatch.setattr("memviz.runner.jobs.scheduler.LentGpu", lent.LentGpu)
+    standing = desk.order([measured()], ["a"])
+    while not standing.is_over:
+        found = desk.standing(standing.id, newer_than=standing.version, wait=1)
+        assert found is not None
+        standing = found
+    assert len(space.calls) == 1
+    assert (desk._spare, standing.variants[0].what) == (None, "refused")
+    desk.close()
+
+
+OWN = """
+import torch
+def tiny():
+    return torch.nn.Linear(64, 64, bias=False), {"input": torch.ones(8, 64)}
+"""
+
+
+def on_a_card(gpu: FailingGpu, folder: Path) -> Happened:
+    """As the Space would run it, with this card lent."""
+    (folder / "own.py").write_text(OWN)
+    request = Request(f"{folder}/own.py:tiny", {"mode": "training"}, on="cuda", numerics=False, warmup=0)
+    with gpu.in_torch(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("memviz.runner.measure.accelerator.find_accelerator", lambda: gpu.accelerator)
+        return list(lent.LentGpu(folder).run([request]))[-1]
+
+
+def test_a_whole_measured_run_on_a_lent_card(space: Space, quick: None, tmp_path: Path) -> None:
+    gpu = FailingGpu()
+    last = on_a_card(gpu, tmp_path)
+    assert last.kind == "done" and last.run is not None and last.file is not None
+    assert (last.run.mode, last.run.seconds is not None, last.file.is_file()) == ("measured", True, True)
+    assert (space.is_used_again, gpu.gpu.is_recording) == (True, False)
+    assert not list(tmp_path.glob("*.said"))
+
+
+def test_an_error_that_a_card_does_not_recover_from_is_not_answered_as_success(
+    space: Space, quick: None, tmp_path: Path
+) -> None:
+    """Its words arrive all the same, and the process serves nobody else."""
+    whole = FailingGpu()
+    on_a_card(whole, tmp_path)
+    for at in (whole.names.index("_snapshot"), whole.names.index("Event.elapsed_time")):
+        last = on_a_card(FailingGpu(fails_at=at, sticky=True), tmp_path)
+        said = last.text if last.kind == "failed" else " ".join(last.run.notes if last.run else ())
+        assert LOST in said
+        assert not space.is_used_again
+        space.is_used_again = True
+
+
+def test_an_error_that_a_card_recovers_from_costs_nobody_their_process(
+    space: Space, quick: None, tmp_path: Path
+) -> None:
+    whole = FailingGpu()
+    on_a_card(whole, tmp_path)
+    last = on_a_card(FailingGpu(fails_at=whole.names.index("_snapshot")), tmp_path)
+    assert (last.kind, space.is_used_again) == ("failed", True)
+
+
+@pytest.mark.parametrize(("phase", "is_kept"), [("step 1 of 1", False), ("timing with the recording off", True)])
+def test_the_limit_of_time_is_called_that_and_what_was_measured_by_then_is_kept(
+    space: Space, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str, is_kept: bool
+) -> None:
+    plain = worker.answer
+
+    def ended(number: int, request: Request, folder: Path, send: Any, **more: Any) -> None:
+        def until(kind: str, number: int, **rest: Any) -> None:
+            send(kind, number, **rest)
+            if rest.get("phase") == phase:
+                raise KeyboardInterrupt
+
+        plain(number, request, folder, until, **more)
+
+    def lends(_number: int, asked: dict[str, Any], folder: str) -> Any:
+        with pytest.raises(KeyboardInterrupt):
+            lent._measured(0, asked, folder)
+        raise RuntimeError("GPU task aborted")
+
+    monkeypatch.setattr(worker, "answer", ended)
+    monkeypatch.setattr(lent, "measured", lends)
+    last = on_a_card(FailingGpu(), tmp_path)
+    assert (last.kind == "done", last.run is not None) == (is_kept, is_kept)
+    assert f"The Space ended it (GPU task aborted) while it was {phase}." in last.text
+    assert "for 120 seconds" in last.text
+    assert "No GPU was lent" not in last.text
+
+
+def seconds_of(**settings: str) -> int:
+    return reserved_seconds(0, Request("feed_forward", settings, on="cuda").as_json(), "")
+
+
+def test_a_larger_run_reserves_more_seconds_and_none_beyond_the_most(space: Space) -> None:
+    small = seconds_of(**SMALL)
+    large = seconds_of(sequence="4096", dim="4096", layers="16")
+    largest = seconds_of(sequence="4096", dim="8192", layers="64")
+    assert FEWEST_SECONDS <= small < large < largest == MOST_SECONDS
+
+
+def test_the_space_is_asked_for_as_many_seconds_as_the_run_needs(space: Space, tmp_path: Path) -> None:
+    list(lent.LentGpu(tmp_path).run([measured()]))
+    assert space.durations == [reserved_seconds(0, measured().as_json(), "")]
+    assert space.durations[0] < MOST_SECONDS
+
+
+def test_what_cannot_be_read_reserves_the_most_and_is_refused_by_the_run_itself(space: Space) -> None:
+    assert reserved_seconds(0, Request("no_such_model", on="cuda").as_json(), "") == MOST_SECONDS

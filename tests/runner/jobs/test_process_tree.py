@@ -1,0 +1,123 @@
+"""A process with all that it started: what it holds, and that nothing of it stays."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.runner.jobs import process_tree
+from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
+from tests.runner.processes import is_there, wait_until
+
+MiB = 1 << 20
+CHILD = "held = bytearray(64 << 20)\nprint('there', flush=True)\nimport time\ntime.sleep(3600)"
+FAMILY = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", {child}], stdout=subprocess.PIPE{more})
+child.stdout.readline()
+print(child.pid, flush=True)
+time.sleep(3600)
+"""
+
+
+@contextlib.contextmanager
+def family(more: str = "") -> Iterator[tuple[subprocess.Popen[str], int]]:
+    command = [sys.executable, "-c", FAMILY.format(child=repr(CHILD), more=more)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **APART) as process:
+        assert process.stdout is not None
+        child = int(process.stdout.readline())
+        try:
+            yield process, child
+        finally:
+            end_tree(process)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+
+
+def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with family() as (process, child):
+        alone, whole = resident_bytes(child), resident_bytes(process.pid)
+        assert whole > alone > 64 * MiB
+        assert 64 * MiB <= own_bytes(process.pid) <= whole
+        monkeypatch.setattr(process_tree, "_PROC", tmp_path / "no-such-system")
+        by_ps = resident_bytes(process.pid)
+        assert abs(by_ps - whole) < 8 * MiB
+    assert resident_bytes(process.pid) == 0
+
+
+def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:
+    weights = tmp_path / "weights"
+    weights.write_bytes(bytes(64 * MiB))
+    program = (
+        "import mmap, sys, time\nfile = open(sys.argv[1], 'rb')\n"
+        "held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)\nsum(held[::4096])\n"
+        "print('there', flush=True)\ntime.sleep(3600)\n"
+    )
+    command = [sys.executable, "-c", program, str(weights)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, **APART) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        resident, own = resident_bytes(process.pid), own_bytes(process.pid)
+        end_tree(process)
+    assert resident > 64 * MiB > own
+
+
+def test_where_nothing_says_it_nothing_is_taken() -> None:
+    """Windows has neither /proc nor ps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process_tree, "_PROC", Path("/no-such-system"))
+        patch.setenv("PATH", "/no-such-folder")
+        assert resident_bytes(os.getpid()) == 0
+
+
+@pytest.mark.parametrize("more", ["", ", start_new_session=True"], ids=["child", "child in a session of its own"])
+def test_the_end_of_it_is_the_end_of_what_it_started(more: str) -> None:
+    with family(more) as (process, child):
+        end_tree(process)
+        assert process.returncode == -signal.SIGKILL
+        wait_until(lambda: not is_there(child))
+
+
+def test_what_a_process_left_behind_ends_too() -> None:
+    with family() as (process, child):
+        process.kill()
+        process.wait()
+        assert is_there(child)
+        end_tree(process)
+        wait_until(lambda: not is_there(child))
+
+
+def test_without_process_groups_a_tree_is_ended_as_on_windows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A stand-in for `taskkill` notes how it was called and does what it would."""
+    noted = tmp_path / "noted"
+    program = tmp_path / "taskkill"
+    program.write_text(f'#!/bin/sh\necho "$@" > {noted}\nkill -KILL -"$4"\n')
+    program.chmod(0o755)
+    monkeypatch.delattr(os, "killpg")
+    with family() as (process, child):
+        monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+        end_tree(process)
+        assert noted.read_text().split() == ["/T", "/F", "/PID", str(process.pid)]
+        assert process.returncode == -signal.SIGKILL
+        wait_until(lambda: not is_there(child))
+
+
+def test_without_taskkill_the_process_itself_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "killpg")
+    monkeypatch.setenv("PATH", "/no-such-folder")
+    with family() as (process, _):
+        end_tree(process)
+        assert process.returncode == -signal.SIGKILL
+
+
+def test_a_new_group_is_asked_for_where_there_are_no_sessions() -> None:
+    asked: dict[str, Any] = APART
+    assert asked["start_new_session"] is True
+    assert asked["creationflags"] == getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)

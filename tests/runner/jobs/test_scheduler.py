@@ -1,0 +1,132 @@
+"""Orders: a baseline and its variants, one order at a time, each variant ending done or failed whatever happens."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memviz.runner.jobs.order import Variant
+from memviz.runner.jobs.scheduler import Crowded, Desk
+from memviz.runner.jobs.scratch import NoRoom
+from memviz.runner.jobs.worker_process import Worker
+from memviz.runner.request import Request
+from tests.runner.processes import PATIENCE_SECONDS, over, running, wait_until
+
+DONE = Request("done")
+TINY = {"sequence": "64", "dim": "64", "layers": "2"}
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with contextlib.closing(Desk(timeout=PATIENCE_SECONDS)) as made:
+        yield made
+
+
+@pytest.fixture
+def endless(monkeypatch: pytest.MonkeyPatch) -> Request:
+    """Its process stands in for the runner's, so that nothing is waited for but what is meant."""
+    monkeypatch.setattr(Worker, "module", "tests.runner.fake_worker")
+    return Request("endless")
+
+
+def request(**changes: str) -> Request:
+    return Request("feed_forward", {**TINY, **changes}, numerics=False)
+
+
+def test_variants_share_one_process_and_what_is_done_is_told(desk: Desk, tmp_path: Path) -> None:
+    finished: list[Variant] = []
+
+    def keep(each: Variant) -> str:
+        finished.append(each)
+        return "" if each.label == "a" else "The disk is full."
+
+    wide = over(desk, desk.order([request(), request(dim="128")], ["a", "b"], keep))
+    assert [each.state for each in wide.variants] == ["done", "done"]
+    assert [each.label for each in finished] == ["a", "b"]
+    assert [each.amiss for each in wide.variants] == ["", "The disk is full."]
+    first, second = (each.run for each in wide.variants)
+    assert first is not None and second is not None
+    assert first.weights_bytes < second.weights_bytes
+    for each in wide.variants:
+        assert each.file is not None and each.file.is_file()
+
+
+def test_a_kill_half_way_spares_the_rest(desk: Desk, endless: Request) -> None:
+    order = desk.order([DONE, endless, DONE], ["a", "b", "c"])
+    os.kill(running(desk, order, 1).pid, signal.SIGKILL)
+    found = over(desk, order)
+    assert [(each.state, each.what) for each in found.variants] == [("done", ""), ("failed", "killed"), ("done", "")]
+
+
+def test_who_asks_again_replaces_what_they_had_waiting(desk: Desk, endless: Request) -> None:
+    first = desk.order([endless], ["endless"], owner="ann")
+    running(desk, first, 0)
+    mine = [desk.order([DONE], ["mine"], owner="ann") for _ in range(5)]
+    other = desk.order([DONE], ["other"], owner="bob")
+    left = [desk.standing(each.id) for each in mine[:-1]]
+    assert all(each is not None and each.is_left for each in left)
+    assert desk.newest_of("ann").id == mine[-1].id  # type: ignore[union-attr]
+    assert (desk.newest_of(""), desk.newest_of("eve")) == (None, None)
+    desk.cancel(first.id)
+    assert [over(desk, each).variants[0].what for each in (*mine, other)] == ["cancelled"] * 4 + ["", ""]
+
+
+def test_only_so_many_wait(endless: Request) -> None:
+    with contextlib.closing(Desk(timeout=60, most_waiting=2)) as desk:
+        running(desk, desk.order([endless], ["endless"], owner="a"), 0)
+        for name in "bc":
+            desk.order([DONE], [name], owner=name)
+        with pytest.raises(Crowded, match="2 others wait"):
+            desk.order([DONE], ["d"], owner="d")
+        again = desk.order([DONE], ["b again"], owner="b")
+        assert not again.is_over
+
+
+def test_what_is_left_may_run_to_its_end_unseen(desk: Desk, endless: Request) -> None:
+    order = desk.order([DONE], ["a"])
+    desk.leave(order.id, stops=False)
+    assert over(desk, order).variants[0].state == "done"
+
+
+def test_a_page_that_ends_leaves_nothing(endless: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    desk = Desk()
+    worker = running(desk, desk.order([endless], ["endless"]), 0)
+    desk.warm_up()
+    spare = desk._spare
+    assert spare is not None
+    assert (worker.is_alive, spare.is_alive) == (True, True)
+    desk.close()
+    assert (worker.is_alive, spare.is_alive) == (False, False)
+    assert not list(tmp_path.glob("memviz-runs-*"))
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.closing(Desk()) as desk:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        with pytest.raises(NoRoom, match="cannot be written to .*missing"):
+            desk.order([DONE], ["a"], owner="ann")
+        assert (desk.is_busy, desk.newest_of("ann")) == (False, None)
+
+
+def test_orders_wait_for_each_other_and_can_be_cancelled(desk: Desk, endless: Request) -> None:
+    first = desk.order([endless], ["endless"])
+    waiting = [desk.order([DONE], [name]) for name in ("waits", "gives up")]
+    wait_until(lambda: desk._orders[waiting[1].id].standing.before == 2)
+    assert desk._orders[waiting[1].id].standing.variants[0].state == "waiting"
+    desk.cancel(waiting[1].id)
+    assert over(desk, waiting[1]).variants[0].what == "cancelled"
+    desk.cancel(first.id)
+    assert over(desk, first).variants[0].what == "cancelled"
+    assert over(desk, waiting[0]).variants[0].state == "done"
+
+
+def test_an_unknown_order_is_nobodys(desk: Desk) -> None:
+    assert desk.standing("guess") is None
+    desk.cancel("guess")

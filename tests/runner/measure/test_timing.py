@@ -1,0 +1,138 @@
+"""Seconds: which steps count, by which clock, and when they are refused."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import pytest
+
+from memviz.errors import UsageError
+from memviz.runner.measure.timing import (
+    FEWEST_STEPS,
+    FILLED_SECONDS,
+    MOST_STEPS,
+    EventStopwatch,
+    ProcessorStopwatch,
+    Timing,
+    measure,
+)
+from memviz.runner.record.history import History
+from tests.runner.fake_gpu import FakeGpu
+
+
+class Steps:
+    """Each takes as long as is written here, the last length for ever, on a clock that moves with nothing else."""
+
+    def __init__(self, *lengths: float) -> None:
+        self.lengths = list(lengths)
+        self.now = 0.0
+        self.count = 0
+
+    def __call__(self) -> None:
+        self.count += 1
+        self.now += self.lengths.pop(0) if len(self.lengths) > 1 else self.lengths[0]
+
+    def measured(self, **more: Any) -> Timing:
+        return measure(self, ProcessorStopwatch(lambda: self.now), clock=lambda: self.now, **more)
+
+
+class FakeEvents:
+    """`torch.cuda` with a GPU that is behind: an event's moment is known only after waiting for it."""
+
+    def __init__(self, steps: Steps) -> None:
+        self.steps = steps
+        self.is_done = False
+
+    def synchronize(self) -> None:
+        self.is_done = True
+
+    def Event(self, *, enable_timing: bool) -> FakeEvent:
+        assert enable_timing
+        return FakeEvent(self)
+
+
+class FakeEvent:
+    def __init__(self, gpu: FakeEvents) -> None:
+        self.gpu = gpu
+        self.at = -1.0
+
+    def record(self) -> None:
+        self.at = self.gpu.steps.now
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        assert self.gpu.is_done
+        return (other.at - self.at) * 1000
+
+
+def test_the_first_backward_does_not_count():
+    steps = Steps(30, 1, 2, 3, 4, 5)
+    found = measure(steps, ProcessorStopwatch(lambda: steps.now), steps=5, warmup=1)
+    assert found == Timing((1, 2, 3, 4, 5), "processor clock")
+    assert (found.median, found.spread, found.count) == (3, 2, 5)
+
+
+def test_events_are_read_after_the_gpu_is_done():
+    steps = Steps(9, 0.25, 0.5)
+    found = measure(steps, EventStopwatch(FakeEvents(steps)), steps=2)
+    assert found == Timing((0.25, 0.5), "GPU events")
+
+
+def test_the_processors_own_clock_runs_forward():
+    found = measure(lambda: list(accumulate(range(1000))), ProcessorStopwatch(), steps=3)
+    assert all(each > 0 for each in found.seconds)
+
+
+def test_one_step_has_no_spread():
+    assert Timing((2.0,), "GPU events").spread == 0
+
+
+@pytest.mark.parametrize(("steps", "warmup", "said"), [(3, 0, "warm-up"), (0, 1, "At least one")])
+def test_what_would_measure_nothing_is_refused(steps, warmup, said):
+    with pytest.raises(UsageError, match=said):
+        measure(lambda: None, ProcessorStopwatch(), steps=steps, warmup=warmup)
+
+
+def test_seconds_are_not_taken_while_recording():
+    history = History(FakeGpu().accelerator)
+    history.start()
+    with pytest.raises(UsageError, match="recording off"):
+        measure(lambda: None, ProcessorStopwatch(), steps=1)
+    history.stop()
+
+
+@pytest.mark.parametrize(
+    ("length", "count"), [(FILLED_SECONDS / 20, 20), (100.0, FEWEST_STEPS), (FILLED_SECONDS / 1e9, MOST_STEPS)]
+)
+def test_short_steps_are_repeated_until_some_seconds_are_full_and_long_ones_three_times(length, count):
+    steps = Steps(length)
+    assert steps.measured().count == count
+    assert steps.count == count + 2
+
+
+def test_what_time_is_left_is_not_exceeded():
+    steps = Steps(0.25)
+    assert steps.measured(left_seconds=2.0).count == 6
+    assert steps.now <= 2.0
+
+
+def test_where_the_time_is_too_short_for_a_median_it_says_so_in_words():
+    steps = Steps(10.0)
+    with pytest.raises(UsageError, match=r"takes 10\.0 s, and 20 s are left .* not enough for 3"):
+        steps.measured(left_seconds=40.0)
+    assert steps.now == 20.0
+
+
+def test_a_first_step_that_is_waited_for_does_not_count():
+    steps = Steps(30, 7, 1.5)
+    assert set(steps.measured().seconds) == {1.5}
+
+
+def test_a_program_that_switches_the_recording_on_has_no_seconds():
+    with pytest.raises(UsageError, match="switched the recording on by itself"):
+        Steps(1.0).measured(is_recording=iter([False, True]).__next__)
+
+
+def test_the_spread_is_that_between_the_quartiles():
+    timing = Timing((1.0, 2.0, 3.0, 4.0, 9.0), "GPU events")
+    assert (timing.quartiles, timing.spread) == ((2.0, 4.0), 2.0)

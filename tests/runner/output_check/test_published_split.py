@@ -1,0 +1,83 @@
+"""The split of gated feed-forwards as it was first published: its table shows 0.00015 and calls it equal.
+
+Five plain layers with PyTorch's own initialization hide the error in the last bias; each layer alone shows it.
+"""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import pytest
+import torch
+
+from memviz.runner.output_check.compare import compare_outputs
+from memviz.runner.output_check.difference import Difference, difference
+from optimizations.split_feed_forward import SplitFeedForward
+from tests.runner.output_check.models import GEGLU, SwiGLU, split_wrongly, stack, tokens
+
+each_kind = pytest.mark.parametrize("kind", [GEGLU, SwiGLU])
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+each_stack = pytest.mark.parametrize("residual", [False, True], ids=["plain", "residual"])
+
+
+def first_layer(*, only_bias: bool) -> Difference:
+    """At the published width, whose biases are as small as they were; the inner size changes nothing here."""
+    model = stack(count=1, sizes=(4096, 1024))()
+    wrong = deepcopy(model)
+    split_wrongly(only_bias=only_bias)(wrong)
+    inputs = tokens(4, 4096)
+    with torch.no_grad():
+        return difference(model(**inputs)["sample"], wrong(**inputs)["sample"])
+
+
+def test_first_version_is_wrong_by_139_percent_in_a_layer():
+    found = first_layer(only_bias=False)
+    assert found.relative_l2 == pytest.approx(1.39, abs=0.02)
+    assert abs(found.cosine) < 0.06
+    assert found.sqnr_db == pytest.approx(-2.9, abs=0.1)
+
+
+def test_later_version_is_wrong_by_2_8_percent_in_a_layer():
+    found = first_layer(only_bias=True)
+    assert found.relative_l2 == pytest.approx(0.028, abs=0.001)
+    assert found.sqnr_db == pytest.approx(31, abs=0.5)
+
+
+@each_kind
+@each_dtype
+@each_stack
+@pytest.mark.parametrize("only_bias", [False, True], ids=["first version", "later version"])
+def test_both_are_called_bugs_in_the_first_layer(kind, dtype, residual, only_bias):
+    wrong = split_wrongly(only_bias=only_bias)
+    build = stack(kind, residual=residual, dtype=dtype)
+    found = compare_outputs(build, tokens(dtype=dtype), wrong, training=False, claim="rounding")
+    said = found.verdict.sentence("Split feed-forward")
+    assert found.verdict.ok is False
+    assert found.verdict.place == ("layers.0.ff" if residual else "layers.0")
+    where = "ff of layer 0" if residual else "layer 0"
+    assert said.startswith(f"Split feed-forward claims equal output up to rounding, but {where} differs by ")
+    assert said.endswith(" %. This is a bug, not rounding.")
+
+
+def test_the_first_version_hides_in_plain_layers():
+    """Its absolute difference looks like rounding; the same error with residuals does not."""
+    split = split_wrongly(only_bias=False)
+    hidden = compare_outputs(stack(sizes=(256, 1024)), tokens(8, 256), split, training=False, claim="rounding")
+    output = hidden.outputs[0].difference
+    assert output.absmax < 3e-3
+    assert output.cosine > 0.999
+    assert hidden.layers[0].alone.relative_l2 > 1.3
+    assert hidden.signal is not None and hidden.signal.weak
+
+
+@each_kind
+@each_dtype
+@each_stack
+@pytest.mark.parametrize("training", [False, True], ids=["inference", "training"])
+def test_the_right_split_is_rounding(kind, dtype, residual, training):
+    build = stack(kind, residual=residual, dtype=dtype)
+    split = SplitFeedForward(splits=4)
+    found = compare_outputs(build, tokens(dtype=dtype), split.apply, training=training, claim=split.claim, steps=2)
+    assert not found.outputs[0].difference.bitwise
+    assert (found.verdict.ok, found.verdict.words) == (True, "equal up to rounding, as claimed")
+    assert max(each.alone.relative_l2 for each in found.layers) < (1e-6 if dtype == torch.float32 else 1e-2)

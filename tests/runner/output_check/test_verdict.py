@@ -1,0 +1,204 @@
+"""What is said of which figures. Every case is a real comparison of two small models."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import MethodType
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.output_check import precision
+from memviz.runner.output_check.compare import compare_outputs
+from memviz.runner.output_check.numerics import Claim, Numerics
+from tests.runner.output_check.models import FeedForward, Stack, nothing, split_wrongly, stack, tokens, with_forward
+
+Undo = Callable[[], None]
+BUG = "This is a bug, not rounding."
+
+
+def compared(apply: Callable[[nn.Module], Undo], claim: Claim, *, training: bool = False, **how: object) -> Numerics:
+    dtype = how.get("dtype", torch.float32)
+    return compare_outputs(
+        stack(count=2, residual=True, **how), tokens(dtype=dtype), apply, training=training, claim=claim, steps=2
+    )
+
+
+def plain(ff: FeedForward, x: Tensor) -> Tensor:
+    return ff.net[2](ff.net[1](ff.net[0](x)))
+
+
+def stored_as(dtype: torch.dtype, factor: float = 1.0) -> Callable[[nn.Module], Undo]:
+    """Weights rest in `dtype`; each forward computes with copies."""
+
+    def forward(linear: nn.Linear, x: Tensor) -> Tensor:
+        return nn.functional.linear(x, linear.weight.to(x.dtype) * factor, linear.bias)
+
+    def apply(model: nn.Module) -> Undo:
+        for each in model.modules():
+            if isinstance(each, nn.Linear):
+                each.weight = nn.Parameter(each.weight.detach().to(dtype), requires_grad=False)
+                each.forward = MethodType(forward, each)
+        return lambda: None
+
+    return apply
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_bitwise_as_claimed(training):
+    verdict = compared(nothing, "bitwise", training=training).verdict
+    assert (verdict.ok, verdict.words, verdict.place) == (True, "bitwise equal, as claimed", "")
+    assert verdict.sentence("Checkpoint blocks") == "Checkpoint blocks: bitwise equal, as claimed."
+
+
+def test_more_than_claimed():
+    assert compared(nothing, "rounding").verdict.words == "bitwise equal, more than claimed"
+    assert compared(nothing, "lossy").verdict.words == "bitwise equal, more than claimed"
+
+
+def another_order(ff: FeedForward, x: Tensor) -> Tensor:
+    """The same sum, in two halves."""
+    wide = ff.net[0](x).chunk(2, dim=-1)
+    halves = ff.net[2].weight.chunk(2, dim=1)
+    return wide[0] @ halves[0].T + wide[1] @ halves[1].T + ff.net[2].bias
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("training", [False, True])
+def test_another_order_is_rounding_in_every_type(dtype, training):
+    found = compared(with_forward(another_order), "rounding", dtype=dtype, training=training)
+    assert not found.outputs[0].difference.bitwise
+    assert (found.verdict.ok, found.verdict.words) == (True, "equal up to rounding, as claimed")
+
+
+def test_rounding_is_not_the_equality_that_was_claimed():
+    verdict = compared(with_forward(another_order), "bitwise").verdict
+    assert (verdict.ok, verdict.place) == (False, "layers.0")
+    assert verdict.words.endswith("That is rounding, and not the equality it claims.")
+
+
+def test_a_bug_is_a_bug_whatever_is_claimed():
+    wrong = split_wrongly(only_bias=False)
+    for claim in ("bitwise", "rounding"):
+        verdict = compared(wrong, claim).verdict
+        assert verdict.ok is False
+        assert verdict.words.endswith(BUG)
+    verdict = compared(wrong, "lossy").verdict
+    assert verdict.ok is False
+    assert verdict.words.endswith("more than the signal itself.")
+
+
+def test_an_error_within_the_rounding_of_bfloat16_is_found_in_float64():
+    """1 % is less than bf16 may lose here, and no rounding all the same."""
+
+    def one_percent(ff: FeedForward, x: Tensor) -> Tensor:
+        return plain(ff, x) * 1.01
+
+    verdict = compared(with_forward(one_percent), "rounding", dtype=torch.bfloat16).verdict
+    assert (verdict.ok, verdict.place) == (False, "layers.0.ff")
+    assert verdict.words.endswith(BUG)
+
+
+def test_without_float64_the_type_decides(monkeypatch):
+    monkeypatch.setattr(precision, "LIMIT_BYTES", 0)
+    right = compared(with_forward(another_order), "rounding", dtype=torch.bfloat16, training=True)
+    assert right.outputs[0].rounding.exact is None
+    assert right.verdict.ok is True
+    assert compared(split_wrongly(only_bias=True), "rounding").verdict.words.endswith(BUG)
+
+
+def test_a_rewrite_that_cancels_digits_is_named():
+    def careless(ff: FeedForward, x: Tensor) -> Tensor:
+        return (plain(ff, x) + 3e3) - 3e3
+
+    verdict = compared(with_forward(careless), "rounding").verdict
+    assert (verdict.ok, verdict.place) == (None, "layers.0")
+    assert verdict.words.endswith("times what the reference loses to rounding; in float64 both agree.")
+
+
+def test_a_wrong_gradient_behind_a_right_output_is_found():
+    class Lost(torch.autograd.Function):
+        @staticmethod
+        def forward(_context: object, x: Tensor) -> Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(_context: object, gradient: Tensor) -> Tensor:
+            return gradient * 1.5
+
+    found = compared(with_forward(lambda ff, x: Lost.apply(plain(ff, x))), "bitwise", training=True)
+    assert found.outputs[0].difference.bitwise
+    assert (found.verdict.ok, found.verdict.place) == (False, "layers.0.ff.net.0.proj.weight")
+    assert found.verdict.words.startswith("suspicious: the gradient of layers.0.ff.net.0.proj.weight differs by 5")
+    assert found.verdict.words.endswith(BUG)
+
+
+def test_a_parameter_without_a_gradient_is_found():
+    def apply(model: nn.Module) -> Undo:
+        model.layers[1].ff.net[2].bias.requires_grad_(False)
+        return lambda: None
+
+    verdict = compared(apply, "bitwise", training=True).verdict
+    assert verdict.words == "suspicious: layers.1.ff.net.2.bias gets no gradient."
+
+
+def test_what_is_finite_on_one_side_only_is_found_under_every_claim():
+    def overflow(ff: FeedForward, x: Tensor) -> Tensor:
+        return torch.where(x > 2, math.inf, plain(ff, x))
+
+    for claim in ("bitwise", "rounding", "lossy"):
+        verdict = compared(with_forward(overflow), claim).verdict
+        assert verdict.ok is False
+        assert verdict.words.endswith("are finite on one side only.")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float8_e4m3fn, "6.2 %"), (torch.float8_e5m2, "12 %"), (torch.bfloat16, "0.4 %")], ids=str
+)
+def test_expected_loss_of_a_type(dtype, most):
+    found = compared(stored_as(dtype), "lossy")
+    name = str(dtype).removeprefix("torch.")
+    assert found.stored == name
+    assert found.verdict.ok is True
+    assert found.verdict.words.startswith(f"expected loss for {name}: storing moves a weight by up to {most} of itself")
+    assert all(each.stored_loss and each.stored_loss > 0 for each in found.layers)
+
+
+def test_more_loss_than_the_type_explains_is_suspicious():
+    verdict = compared(stored_as(torch.bfloat16, factor=1.2), "lossy").verdict
+    assert verdict.ok is False
+    assert verdict.place.startswith("layers.0")
+
+
+def test_a_loss_of_unknown_origin_cannot_be_judged():
+    verdict = compared(with_forward(lambda ff, x: plain(ff, x) * 1.01), "lossy").verdict
+    assert verdict.ok is None
+    assert verdict.words.endswith("and no type of storage says how much is right")
+
+
+def test_noise_excuses_what_it_explains():
+    """A model that is not the same twice, as on a GPU with atomic additions."""
+
+    class Noisy(Stack):
+        def forward(self, hidden_states: Tensor) -> dict[str, Tensor]:
+            calls.append(1)
+            whole = super().forward(hidden_states)["sample"]
+            return {"sample": whole * (1 + 1e-7 * len(calls))}
+
+    calls: list[int] = []
+
+    def build() -> nn.Module:
+        return Noisy(list(stack(count=1, residual=True)().layers))
+
+    verdict = compare_outputs(build, tokens(), nothing, training=False, claim="bitwise").verdict
+    assert verdict.ok is True
+    assert verdict.words.startswith("as equal as the same run twice, which differs by up to ")
+
+
+def test_a_weak_signal_takes_the_proof_from_equal_outputs():
+    found = compare_outputs(stack(), tokens(), nothing, training=False, claim="bitwise")
+    assert found.verdict.ok is True
+    assert found.verdict.caution.endswith("The layers alone were compared, too.")
+    assert all(each.alone.bitwise for each in found.layers)

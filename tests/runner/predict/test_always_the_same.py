@@ -1,0 +1,75 @@
+"""The same program gives the same bytes, events, addresses, stacks and order, however often and wherever it runs."""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memviz.runner.execute import predict
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+from memviz.runner.workloads import WORKLOADS
+from memviz.trace.formats.write_snapshot import write_pickle
+
+SHORT = {
+    "feed_forward": {"layers": "2", "mode": "training"},
+    "ltx_video": {"layers": "1"},
+    "flux": {"double_layers": "1", "single_layers": "1"},
+    "cogvideox": {"layers": "1", "mode": "training"},
+    "gpt2": {"layers": "2"},
+    "llama": {"layers": "2"},
+}
+EXTRAS = (
+    Request("gpt2", {"layers": "2", "mode": "training"}, optimizer="adamw", steps=2),
+    Request("ltx_video", {"layers": "2"}, (("checkpointing", {"every": "2"}),), optimizer="adamw-fused"),
+    Request("llama", {"layers": "1", "mode": "training", "micro_batches": "2"}, (("flat_gradients", {}),)),
+)
+
+
+def requests() -> list[Request]:
+    named = [Request(each.name, SHORT.get(each.name, {})) for each in WORKLOADS]
+    return [*named, *EXTRAS]
+
+
+def file_of(request: Request) -> str:
+    """Of the whole file, every column and every text, as it would be written."""
+    written = hashlib.sha256()
+
+    class Sink:
+        def write(self, data: bytes) -> int:
+            written.update(data)
+            return len(data)
+
+    write_pickle(predict(plan_of(request), lambda phase: None).trace, Sink())
+    return written.hexdigest()
+
+
+@pytest.mark.parametrize("request_", requests(), ids=lambda each: f"{each.workload}-{each.optimizer}")
+def test_a_second_run_in_the_same_process_writes_the_same_file(request_: Request) -> None:
+    first = file_of(request_)
+    garbage: list[list[object]] = [[] for _ in range(500)]
+    for each in garbage:
+        each.append(each)
+    del garbage
+    gc.collect(0)
+    assert file_of(request_) == first
+
+
+def test_another_process_with_another_hash_writes_the_same_files() -> None:
+    few = [Request("transformer_block"), EXTRAS[0]]
+    program = (
+        "from tests.runner.predict.test_always_the_same import EXTRAS, Request, file_of; "
+        "print(*map(file_of, [Request('transformer_block'), EXTRAS[0]]))"
+    )
+    environment = {**os.environ, "PYTHONHASHSEED": "12345"}
+    root = Path(__file__).parents[3]
+    ran = subprocess.run(
+        [sys.executable, "-c", program], cwd=root, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ran.stdout.split() == [file_of(each) for each in few]

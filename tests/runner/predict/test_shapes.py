@@ -1,0 +1,107 @@
+"""Our own shapes beside torch's, for whatever tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from memviz.runner.predict.shapes import SHAPES
+
+aten = torch.ops.aten
+DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64]
+
+
+@st.composite
+def tensors(draw: st.DrawFn, shape: tuple[int, ...] | None = None) -> torch.Tensor:
+    if shape is None:
+        shape = tuple(draw(st.lists(st.integers(1, 4), min_size=0, max_size=4)))
+    made = torch.empty(shape, device="meta", dtype=draw(st.sampled_from(DTYPES)))
+    if made.dim() > 1 and draw(st.booleans()):
+        made = made.transpose(0, draw(st.integers(1, made.dim() - 1)))
+    return made
+
+
+@st.composite
+def pairs(draw: st.DrawFn) -> tuple[torch.Tensor, torch.Tensor]:
+    one = draw(tensors())
+    shape = [draw(st.sampled_from([1, size])) for size in one.shape][draw(st.integers(0, one.dim())) :]
+    other = draw(tensors(tuple(shape)))
+    return (one, other) if draw(st.booleans()) else (other, one)
+
+
+def same(func: Any, *args: Any, **kwargs: Any) -> None:
+    """Where ours has an answer it is torch's: or torch refuses, and so do we by having none."""
+    ours = SHAPES[func](func, args, kwargs)
+    if ours is NotImplemented:
+        return
+    theirs = func(*args, **kwargs)
+    for mine, real in zip(_listed(ours), _listed(theirs), strict=True):
+        assert (mine.shape, mine.dtype, _strides(mine)) == (real.shape, real.dtype, _strides(real))
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Along a dimension of one element nothing is ever stepped."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape, strict=True) if size != 1]
+
+
+def _listed(value: Any) -> list[torch.Tensor]:
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+@settings(max_examples=25, deadline=None)
+@given(pairs())
+def test_sums_and_products_of_two(both: tuple[torch.Tensor, torch.Tensor]) -> None:
+    same(aten.mul.Tensor, *both)
+    same(aten.div.Tensor, *both)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors())
+def test_one_to_one(tensor: torch.Tensor) -> None:
+    for func in (aten.gelu.default, aten.neg.default, aten.relu.default, aten.sqrt.default):
+        if tensor.is_floating_point():
+            same(func, tensor)
+    same(aten.mul.Scalar, tensor, 2.0)
+    same(aten.pow.Tensor_Scalar, tensor, 2)
+
+
+@settings(max_examples=40, deadline=None)
+@given(tensors(), st.data())
+def test_reductions(tensor: torch.Tensor, data: st.DataObject) -> None:
+    if tensor.dim():
+        dims = data.draw(st.lists(st.integers(-tensor.dim(), tensor.dim() - 1), min_size=1, max_size=1))
+        keep = data.draw(st.booleans())
+        same(aten.sum.dim_IntList, tensor, dims, keep)
+        if tensor.is_floating_point():
+            same(aten.mean.dim, tensor, dims, keep)
+            same(aten.sum.dim_IntList, tensor, dims, keep, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:4])
+def test_products_and_norms(dtype: torch.dtype) -> None:
+    def make(*shape: int) -> torch.Tensor:
+        return torch.empty(shape, device="meta", dtype=dtype)
+
+    for bias in (make(5), make(1), make(3, 5), make(3, 1)):
+        same(aten.addmm.default, bias, make(3, 4), make(4, 5))
+    x = make(2, 3, 8)
+    out, mean, rstd = aten.native_layer_norm.default(x, [8], make(8), make(8), 1e-5)
+    same(aten.native_layer_norm.default, x, [8], make(8), make(8), 1e-5)
+    for wanted in ([True, True, True], [True, False, False]):
+        args = (out, x, [8], mean, rstd, make(8), make(8), wanted)
+        ours = SHAPES[aten.native_layer_norm_backward.default](None, args, {})
+        theirs = aten.native_layer_norm_backward.default(*args)
+        assert [None if each is None else each.shape for each in ours] == [
+            None if each is None else each.shape for each in theirs
+        ]
+
+
+def test_what_does_not_fit_is_left_to_torch() -> None:
+    wide, tall = torch.empty(3, 4, device="meta"), torch.empty(5, 3, device="meta")
+    assert SHAPES[aten.addmm.default](None, (wide, wide, tall), {}) is NotImplemented
+    assert SHAPES[aten.mul.Tensor](None, (wide, tall), {}) is NotImplemented
+    assert SHAPES[aten.add.Tensor](None, (torch.empty(2), torch.empty(2)), {}) is NotImplemented

@@ -1,0 +1,254 @@
+"""Values leave no tensor without data: each way is refused with the user's line, or gives what is said to stand in."""
+
+from __future__ import annotations
+
+import copy
+import io
+import math
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from memviz.errors import UsageError
+from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.refusals import DataNeeded
+from memviz.runner.predict.stand_in import UnknownNumber
+from tests.runner.predict.rows import A100
+
+WHOLE = torch.long
+
+
+def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
+    return torch.ones(shape, device="cuda", dtype=dtype)
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "bool": lambda: bool(there()),
+    "float": lambda: float(there()),
+    "int": lambda: int(there(dtype=WHOLE)),
+    "an index": lambda: [1, 2][there(dtype=WHOLE)],
+    "range": lambda: range(there(dtype=WHOLE)),
+    "a whole item": lambda: there(dtype=WHOLE).item(),
+    "a truth item": lambda: there(dtype=torch.bool).item(),
+    "whole tolist": lambda: there(3, dtype=WHOLE).tolist(),
+    "whole tolist of the host": lambda: there(3, dtype=WHOLE).cpu().tolist(),
+    "max of whole": lambda: there(3, dtype=WHOLE).max().item(),
+    "numpy": lambda: there(3).cpu().numpy(),
+    "numpy of the device": lambda: there(3).numpy(),
+    "asarray": lambda: np.asarray(there(3).cpu()),
+    "equal": lambda: torch.equal(there(3), there(3)),
+    "equal on the host": lambda: torch.equal(there(3).cpu(), there(3).cpu()),
+    "allclose": lambda: torch.allclose(there(3), there(3)),
+    "nonzero": lambda: there(3).nonzero(),
+    "nonzero on the host": lambda: there(3).cpu().nonzero(),
+    "where": lambda: torch.where(there(3) > 0),
+    "mask": lambda: there(3)[there(3) > 0],
+    "mask of the host": lambda: there(3)[there(3).cpu() > 0],
+    "mask on the host": lambda: torch.ones(3)[there(3).cpu() > 0],
+    "masked_select": lambda: torch.masked_select(there(3), there(3) > 0),
+    "unique": lambda: there(3).unique(),
+    "unique on the host": lambda: there(3).cpu().unique(),
+    "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
+    "repeat_interleave": lambda: there(3).repeat_interleave(there(3, dtype=WHOLE)),
+    "one_hot": lambda: functional.one_hot(there(3, dtype=WHOLE)),
+    "slice": lambda: there(9)[: there(dtype=WHOLE)],
+    "slice of the host": lambda: torch.ones(9)[: there(dtype=WHOLE).cpu()],
+    "arange": lambda: torch.arange(there(dtype=WHOLE)),
+    "arange by a number": lambda: torch.arange(there().item()),
+    "tensor_split": lambda: torch.tensor_split(there(9), there(2, dtype=WHOLE).cpu()),
+    "lengths": lambda: nn.utils.rnn.pack_padded_sequence(there(3, 4), there(4, dtype=WHOLE).cpu()),
+    "in": lambda: 1.0 in there(3),
+    "sorted": lambda: sorted(there(3)),
+    "max of Python": lambda: max(there(3)),
+    "tensor of numbers": lambda: torch.tensor([there(), there()]),
+    "tensor of the host's numbers": lambda: torch.tensor([there().cpu()]),
+    "save": lambda: torch.save({"w": there(3)}, io.BytesIO()),
+    "save of the host": lambda: torch.save(there(3).cpu(), io.BytesIO()),
+    "pickle": lambda: pickle.dumps(there(3)),
+    "dlpack": lambda: torch.from_dlpack(there(3).cpu()),
+    "a number decides": lambda: there().item() < 3,
+    "a number is whole": lambda: int(there().item()),
+    "a number rounded": lambda: round(there().item()),
+    "a number floored": lambda: math.floor(there().item() * 2),
+    "the least": lambda: min(there().item(), 1e9),
+    "a sum decides": lambda: bool(sum(there(3).tolist()) / 3),
+    "lines of the storage": lambda: there(3).cpu().untyped_storage().tolist(),
+}
+
+
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_needs_values_is_refused_with_the_users_own_line(way: str) -> None:
+    with PretendedDevice(A100), pytest.raises(DataNeeded, match=r"test_unknown_values\.py, line \d+: `") as raised:
+        REFUSED[way]()
+    assert "lambda: " in str(raised.value) or "sorted" in way
+    assert str(raised.value).endswith(".")
+
+
+@pytest.mark.parametrize("where", ["device", "host"])
+def test_a_number_may_be_shown_and_added_up_and_the_notes_say_so(where: str) -> None:
+    with PretendedDevice(A100) as device:
+        assert not [each for each in device.unseen() if "not computed" in each]
+        loss = there() if where == "device" else there().cpu()
+        total = 0.0
+        for _ in range(3):
+            total += loss.item() / 2
+        shown = [f"{total:.3f}", f"{loss:.3f}", str(round(total, 2)), f"{total:>9.2f}", repr(-total)]
+        (note,) = (each for each in device.unseen() if "not computed" in each)
+    assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
+    assert "test_unknown_values.py, line" in note and "loss.item()" in note
+    assert isinstance(total, float) and type(total) is UnknownNumber
+    assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).asked == total.asked
+
+
+def test_the_refusal_of_a_decision_names_both_lines() -> None:
+    with PretendedDevice(A100):
+        loss = there().item()
+        with pytest.raises(DataNeeded, match=r"if loss < 0\.5.*taken from a tensor.*loss = there\(\)\.item\(\)"):
+            if loss < 0.5:
+                raise AssertionError
+
+
+def test_printing_says_that_values_are_unknown() -> None:
+    with PretendedDevice(A100):
+        assert repr(there(2, 3)) == "tensor(values unknown, device='cuda:0', size=(2, 3), dtype=torch.float32)"
+        assert str(there(2).cpu()) == "tensor(values unknown, size=(2,), dtype=torch.float32)"
+        assert repr(torch.ones(1)) == "tensor([1.])"
+
+
+HOST: dict[str, Callable[[], Tensor]] = {
+    "a copy": lambda: there(4).cpu(),
+    "computed from it": lambda: (there(4).cpu() * 2 + 1).softmax(0),
+    "a view of it": lambda: there(4).cpu()[1:].view(3, 1),
+    "copied into": lambda: torch.zeros(4).copy_(there(4)),
+    "a part copied into": lambda: _with_part(torch.zeros(4)),
+    "added to": lambda: torch.zeros(4).add_(there(4).cpu()),
+    "listed": lambda: _foreach(torch.zeros(4)),
+    "given out": lambda: torch.add(there(4).cpu(), 1, out=torch.zeros(4)),
+    "deep": lambda: copy.deepcopy(there(4).cpu()),
+    "made of a number": lambda: torch.tensor([there().item(), 1.0]),
+    "filled with a number": lambda: torch.full((3,), there().item()),
+    "times a number": lambda: torch.ones(3) * there().item(),
+    "a number written to it": lambda: _with_number(torch.ones(3)),
+    "set": lambda: _set(torch.zeros(4)),
+}
+
+
+def _with_part(host: Tensor) -> Tensor:
+    host[1:3].copy_(there(2))
+    return host
+
+
+def _with_number(host: Tensor) -> Tensor:
+    host[0] = there().item()
+    return host
+
+
+def _foreach(host: Tensor) -> Tensor:
+    torch._foreach_add_([host], [there(4).cpu()])
+    return host
+
+
+def _set(host: Tensor) -> Tensor:
+    host[0] = there()
+    return host
+
+
+@pytest.mark.parametrize("how", HOST)
+def test_what_came_from_the_device_stays_unknown_on_the_host(how: str) -> None:
+    with PretendedDevice(A100):
+        host = HOST[how]()
+        assert host.device.type == "cpu"
+        assert str(host).startswith("tensor(values unknown")
+        with pytest.raises(DataNeeded):
+            host.numpy()
+
+
+def test_a_host_tensor_written_over_is_known_again_and_others_never_were_unknown() -> None:
+    with PretendedDevice(A100):
+        host = there(4).cpu()
+        assert torch.zeros_like(host).tolist() == [0, 0, 0, 0]
+        host[:2] = 7
+        with pytest.raises(DataNeeded):
+            host.numpy()
+        host.copy_(torch.arange(4.0))
+        assert host.tolist() == [0, 1, 2, 3]
+        ones = torch.ones(3)
+        assert str(ones * there().item()).startswith("tensor(values unknown")
+        assert (ones * 2).sum().item() == 6
+        assert there(9)[torch.tensor([True, False, True]).repeat(3)].shape == (6,)
+
+
+def test_the_memory_of_a_copy_is_never_what_was_there_before() -> None:
+    with PretendedDevice(A100):
+        for count in (5, 1 << 18, 3 << 20):
+            host = torch.full((count,), 7, dtype=torch.uint8)
+            del host
+            copied = there(count, dtype=torch.uint8).cpu()
+            assert not np.ctypeslib.as_array(
+                (np.ctypeslib.ctypes.c_uint8 * count).from_address(copied.data_ptr())
+            ).any()
+
+
+def test_large_copies_and_what_is_computed_of_them_take_no_memory_of_this_machine() -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with PretendedDevice(A100):
+        host = torch.empty(8 << 30, dtype=torch.uint8, device="cuda").cpu()
+        assert (host + 1).sum().dtype == torch.int64
+    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
+
+
+def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
+    with PretendedDevice(A100):
+        for wrong in (
+            lambda: torch.ones(3) + there(3),
+            lambda: torch.ones(3)[there(2, dtype=WHOLE)],
+            lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
+            lambda: torch.cat([torch.ones(3), there(3)]),
+        ):
+            with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
+                wrong()
+        assert (torch.tensor(2.0) * there(3)).is_cuda
+
+
+def test_torchs_own_questions_have_answers_that_are_stated() -> None:
+    weight = nn.Parameter(torch.ones(4))
+    with PretendedDevice(A100) as device:
+        weight = nn.Parameter(there(4))
+        assert torch.distributions.Normal(there(3), there(3)).sample().shape == (3,)
+        weight.grad = there(4)
+        nn.utils.clip_grad_norm_([weight], 1.0, error_if_nonfinite=True)
+        scaler, optimizer = torch.amp.GradScaler("cuda", init_scale=1024.0), torch.optim.SGD([weight], lr=0.1)
+        scaler.scale(weight.sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        assert scaler.get_scale() == 1024.0
+        said = " ".join(device.unseen())
+    assert "torch.distributions are taken to be valid" in said
+    assert "taken to be a finite number" in said
+    assert "find no overflow" in said
+
+
+def test_a_refusal_that_the_program_swallows_is_said() -> None:
+    with PretendedDevice(A100) as device:
+        try:
+            count = int(there(dtype=WHOLE))
+        except Exception:
+            count = 3
+        assert count == 3
+        (note,) = (each for each in device.unseen() if "went on" in each)
+    assert "int(there(dtype=WHOLE))" in note
+
+
+def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
+    transformers = pytest.importorskip("transformers")
+    logits = transformers.generation.logits_process.TopPLogitsWarper
+    with PretendedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+"):
+        logits(there())

@@ -1,0 +1,99 @@
+"""Memory inside operators, and what is told of the rest."""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional
+
+from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.device import PretendedDevice
+from memviz.runner.predict.workspaces import unseen_by
+from memviz.trace.model import Category
+from tests.runner.predict.rows import A100, allocations
+
+
+def temporaries(device: PretendedDevice, operator: str) -> list[int]:
+    rows = allocations(device.finish())
+    return [row.size for row in rows if row.operator == operator and row.category is Category.TEMPORARY]
+
+
+def test_few_indices_of_an_embedding_are_not_sorted() -> None:
+    for count, hidden in ((3072, 0), (4096, 7)):
+        with PretendedDevice(A100) as device:
+            table = torch.zeros(512, 64, device="cuda", requires_grad=True)
+            functional.embedding(torch.zeros(count, dtype=torch.long, device="cuda"), table).sum().backward()
+            found = temporaries(device, "embedding_dense_backward")
+        assert len(found) == hidden
+    assert max(found) == (4096 // 10 + 512) * 64 * 4
+
+
+def test_products_copy_what_lies_badly_and_transpose_for_nothing() -> None:
+    with PretendedDevice(A100) as device, torch.no_grad():
+        x = torch.zeros(64, 64, device="cuda")
+        wide = torch.zeros(64, 128, device="cuda")
+        x @ x.t()
+        x @ wide[:, :64]
+        x @ wide[:, ::2]
+        found = temporaries(device, "mm")
+    results = [64 * 64 * 4] * 3
+    assert sorted(found) == sorted([*results, 64 * 64 * 4])
+
+
+def test_norms_copy_what_does_not_lie_end_to_end() -> None:
+    with PretendedDevice(A100) as device, torch.no_grad():
+        x = torch.zeros(64, 32, device="cuda")
+        functional.softmax(x, -1)
+        functional.softmax(x.t(), -1)
+        assert temporaries(device, "_softmax") == [8192, 8192, 8192]
+
+
+def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
+    def peak(card: str, batch: int) -> int:
+        with PretendedDevice(card_named(card), release=(2, 6)) as device, torch.no_grad():
+            x = torch.zeros(batch, 8, 4096, 64, dtype=torch.bfloat16, device="cuda")
+            query = x[:, :, :64]
+            functional.scaled_dot_product_attention(query, x, x)
+            return sum(temporaries(device, "_scaled_dot_product_flash_attention"))
+
+    out, numbers, random_state = 8 * 64 * 64 * 2, 8 * 64 * 4, 16 + 8
+    # With many heads every unit of the card has work; with eight, keys are shared out: a result and a number for each.
+    assert peak("A100 40", 64) == 64 * (out + numbers) + random_state
+    parts, rest = divmod(peak("A100 40", 1) - out - numbers - random_state, 2 * out + numbers)
+    assert (parts > 4, rest) == (True, 0)
+
+
+def test_what_is_not_predicted_is_said_of_the_operators_used() -> None:
+    plain = unseen_by(["addmm", "gelu"], A100)
+    assert not [each for each in plain if "convolution" in each]
+    assert [each for each in unseen_by(["convolution"], A100) if "workspace for each convolution" in each]
+    with PretendedDevice(A100) as device:
+        torch.nn.LSTM(8, 8).cuda()(torch.zeros(3, 2, 8, device="cuda"))
+        assert [each for each in device.unseen() if "recurrent layers" in each]
+    assert set(plain) < set(unseen_by(["convolution", "sort"], A100))
+
+
+def test_rms_norm_of_a_newer_torch_has_no_tensors_between() -> None:
+    beside = {}
+    for release in ((2, 6), (2, 13)):
+        with PretendedDevice(A100, release=release) as device:
+            x = torch.zeros(128, 256, device="cuda", requires_grad=True)
+            before = device.allocated_bytes
+            out = functional.rms_norm(x, (256,))
+            number_a_row = 128 * 4
+            assert device.allocated_bytes - before == out.numel() * 4 + number_a_row
+            device.reset_peak()
+            held = device.allocated_bytes
+            out.backward(torch.zeros_like(out))
+            beside[release] = device.peak_allocated_bytes - held
+            assert x.grad is not None and x.grad.shape == x.shape
+    given = gradient = out.numel() * 4
+    assert beside[2, 13] == given + gradient
+    assert beside[2, 6] > beside[2, 13] + 2 * gradient
+
+
+def test_dropout_keeps_a_byte_an_element() -> None:
+    with PretendedDevice(A100) as device:
+        x = torch.zeros(64, 64, device="cuda", requires_grad=True)
+        before = device.allocated_bytes
+        out = functional.dropout(x, 0.5)
+        assert device.allocated_bytes - before == out.numel() * (4 + 1)

@@ -1,0 +1,267 @@
+"""A real training loop on the processor, recorded as if that were a GPU: what the file then says of each tensor."""
+
+from __future__ import annotations
+
+import errno
+import pickle
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import memviz
+from memviz.analysis.annotations import annotated
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.phases import label_of_rows
+from memviz.errors import UsageError
+from memviz.runner.record.history import is_recording
+from memviz.trace.load import load_trace
+from memviz.trace.model import Category, Phase, Trace
+from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
+from tests.runner.torch_storages import watching_torch
+
+WIDTH = 64
+
+
+class Model(nn.Module):
+    def __init__(self, *, checkpointed: bool = False) -> None:
+        super().__init__()
+        self.first = nn.Linear(WIDTH, 2 * WIDTH, bias=False)
+        self.second = nn.Linear(2 * WIDTH, WIDTH, bias=False)
+        self.checkpointed = checkpointed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointed:
+            return checkpoint(self._inner, x, use_reentrant=False)
+        return self._inner(x)
+
+    def _inner(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+def labels(trace: Trace, *, begun: bool = False) -> Counter[tuple[str, str, str, int]]:
+    """How many allocations there are of each (category, phase, module, size); `begun`: only those with an event."""
+    device = trace.devices[0]
+    lives = lifetimes(device)
+    columns = [label_of_rows(device, each) for each in ("category", "phase", "module")]
+    rows = zip(*columns, lives.size.tolist(), lives.start.tolist(), strict=True)
+    kept = [row for row in rows if row[-1] >= 0 or not begun]
+    return Counter((Category(c).label, Phase(p).name.lower(), trace.strings[m], size) for c, p, m, size, _ in kept)
+
+
+def of(found: Counter[tuple[str, str, str, int]], category: str) -> dict[tuple[str, str, int], int]:
+    return {(phase, module, size): n for (what, phase, module, size), n in found.items() if what == category}
+
+
+def train(gpu: FakeGpu, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = 2) -> None:
+    with watching_torch(gpu):
+        for _ in range(steps):
+            output = model(torch.ones(8, WIDTH))
+            output.pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def recorded(path: Path | None = None, *, checkpointed: bool = False, **more: Any) -> memviz.recording:
+    gpu = FakeGpu()
+    with watching_torch(gpu):
+        model = Model(checkpointed=checkpointed)
+        for each in model.parameters():
+            each.detach().clone()
+    for each in model.parameters():
+        gpu.adopted.setdefault(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with memviz.recording(path, model=model, optimizer=optimizer, accelerator=gpu.accelerator, **more) as done:
+        train(gpu, model, optimizer)
+    return done
+
+
+WEIGHT = 4 * 2 * WIDTH * WIDTH
+HIDDEN = 4 * 8 * 2 * WIDTH
+OUTPUT = 4 * 8 * WIDTH
+
+
+def test_every_tensor_of_two_training_steps_is_known():
+    found = labels(recorded().trace)
+    assert of(found, "parameter") == {("unknown", "first", WEIGHT): 1, ("unknown", "second", WEIGHT): 1}
+    assert of(found, "gradient") == {("backward", "first", WEIGHT): 2, ("backward", "second", WEIGHT): 2}
+    assert of(found, "optimizer state") == {("step", "first", WEIGHT): 1, ("step", "second", WEIGHT): 1}
+    assert of(found, "input") == {("unknown", "", OUTPUT): 2}
+    assert of(found, "output") == {("forward", "second", OUTPUT): 2}
+    assert of(found, "activation") == {("forward", "", HIDDEN): 2}
+    assert ("forward", "first", HIDDEN) in of(found, "temporary")
+
+
+def test_what_a_checkpoint_computes_again_is_an_activation_made_in_backward():
+    plain, again = (of(labels(recorded(checkpointed=each).trace), "activation") for each in (False, True))
+    assert {phase for phase, _, _ in plain} == {"forward"}
+    assert ("backward", "first", HIDDEN) in again or ("backward", "second", OUTPUT) in again
+
+
+def intervals(trace: Trace) -> list[tuple[str, int, int]]:
+    found = annotated(trace.devices[0]).intervals
+    names = [trace.strings[each] for each in found.name]
+    return list(zip(names, found.start_event.tolist(), found.end_event.tolist(), strict=True))
+
+
+def test_phases_stand_as_annotations_around_their_events():
+    found = intervals(recorded().trace)
+    assert [name for name, _, _ in found] == ["forward", "backward", "optimizer step"] * 2
+    ends = [end for _, _, end in found]
+    assert all(start >= before for (_, start, _), before in zip(found[1:], ends, strict=False))
+
+
+def test_the_file_says_the_same(tmp_path):
+    done = recorded(tmp_path / "run.pickle")
+    read = load_trace(tmp_path / "run.pickle")
+    assert labels(read) == labels(done.trace)
+    assert (read.about.origin, read.about.on, read.about.facts) == ("measured", "Fake GPU", {"torch": "2.13.0"})
+    assert intervals(read) == intervals(done.trace)
+
+
+def test_torchs_own_words_are_all_in_the_file(tmp_path):
+    gpu = FakeGpu()
+    original = gpu._snapshot
+    gpu._snapshot = lambda: {**original(), "something_new": [1, 2, 3]}
+    with memviz.recording(tmp_path / "run.pickle", accelerator=gpu.accelerator):
+        gpu.malloc(1000)
+    written = pickle.loads((tmp_path / "run.pickle").read_bytes())
+    assert written["something_new"] == [1, 2, 3]
+    assert [each["action"] for each in written["device_traces"][0]] == ["segment_alloc", "alloc"]
+
+
+def test_the_model_is_left_as_it_was():
+    gpu, model = FakeGpu(), Model()
+    with memviz.recording(model=model, accelerator=gpu.accelerator):
+        gpu.malloc(1000)
+    hooks = [hook for each in model.modules() for hook in (*each._forward_hooks, *each._forward_pre_hooks)]
+    assert hooks == []
+
+
+def test_gradients_do_not_change_under_the_hooks():
+    torch.manual_seed(0)
+    model = Model()
+
+    def gradients() -> list[Tensor]:
+        model.zero_grad()
+        model(torch.ones(8, WIDTH)).pow(2).mean().backward()
+        return [each.grad.clone() for each in model.parameters()]
+
+    plain = gradients()
+    gpu = FakeGpu()
+    with memviz.recording(model=model, accelerator=gpu.accelerator):
+        gpu.malloc(1000)
+        watched = gradients()
+    assert all(torch.equal(*pair) for pair in zip(plain, watched, strict=True))
+
+
+def test_labels_survive_a_program_that_resets_its_figures():
+    gpu, model = FakeGpu(), Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memviz.recording(model=model, optimizer=optimizer, accelerator=gpu.accelerator) as done:
+        train(gpu, model, optimizer, steps=1)
+        gpu.allocs = gpu.frees = 0
+        train(gpu, model, optimizer, steps=1)
+    assert of(labels(done.trace), "gradient") == {("backward", "first", WEIGHT): 1, ("backward", "second", WEIGHT): 1}
+
+
+def test_labels_stay_right_where_the_ring_lost_its_first_events():
+    done = recorded(max_entries=40)
+    assert len(done.trace.devices[0].events) == 40
+    assert [each.code for each in done.trace.notes] == ["history_full"]
+    whole, part = labels(recorded().trace), labels(done.trace, begun=True)
+    assert of(part, "gradient") == {("backward", "first", WEIGHT): 1, ("backward", "second", WEIGHT): 1}
+    assert part - whole == Counter()
+
+
+class NoCounts(FakeGpu):
+    """As torch.xpu: bytes are counted, allocations are not."""
+
+    def memory_stats_as_nested_dict(self, _index: int | None = None) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": 1, "peak": 1}}}
+
+
+def test_without_counts_what_is_there_at_the_end_is_still_known():
+    gpu, model = NoCounts(), Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    with memviz.recording(model=model, optimizer=optimizer, accelerator=gpu.accelerator) as done:
+        train(gpu, model, optimizer)
+    found = labels(done.trace)
+    assert of(found, "optimizer state") == {("unknown", "first", WEIGHT): 1, ("unknown", "second", WEIGHT): 1}
+    assert of(found, "gradient") == {}
+
+
+def test_an_error_goes_on_and_the_recording_is_written(tmp_path):
+    gpu = FakeGpu()
+    with (
+        pytest.raises(KeyError, match="mine") as caught,
+        memviz.recording(tmp_path / "run.pickle", accelerator=gpu.accelerator),
+    ):
+        gpu.malloc(1000)
+        raise KeyError("mine")
+    assert caught.value.__notes__ == [f"memviz wrote the recording up to here to {tmp_path / 'run.pickle'}."]
+    assert len(load_trace(tmp_path / "run.pickle").devices[0].events) == 2
+    assert not is_recording()
+
+
+def test_out_of_memory_keeps_what_was_live_then(tmp_path):
+    gpu = FakeGpu(limit=10_000)
+    with (
+        pytest.raises(OutOfMemoryError),
+        memviz.recording(tmp_path / "run.pickle", accelerator=gpu.accelerator),
+    ):
+        held = gpu.malloc(8000)
+        try:
+            gpu.malloc(4000)
+        finally:
+            gpu.free(held)
+    blocks = load_trace(tmp_path / "run.pickle").devices[0].blocks
+    assert blocks.requested.sum() == 8000
+
+
+def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
+    path = tmp_path / "run.pickle"
+    path.write_bytes(b"precious")
+    gpu = FakeGpu()
+    with pytest.raises(UsageError, match="is there already"), memviz.recording(path, accelerator=gpu.accelerator):
+        raise AssertionError("the program must not start")
+    assert path.read_bytes() == b"precious"
+    with memviz.recording(path, overwrite=True, accelerator=gpu.accelerator):
+        gpu.malloc(1000)
+    assert len(load_trace(path).devices[0].events) == 2
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_program_starts(tmp_path):
+    with pytest.raises(UsageError, match="not a folder"), memviz.recording(tmp_path / "no" / "run.pickle"):
+        raise AssertionError("the program must not start")
+
+
+def test_a_full_disk_leaves_no_half_a_file_and_the_recording_off(tmp_path, monkeypatch):
+    def full(*_arguments: Any, **_named: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    gpu = FakeGpu()
+    with pytest.raises(UsageError, match="No space left"):  # noqa: SIM117
+        with memviz.recording(tmp_path / "run.pickle", accelerator=gpu.accelerator) as done:
+            gpu.malloc(1000)
+            monkeypatch.setattr(pickle, "dump", full)
+    assert list(tmp_path.iterdir()) == []
+    assert (is_recording(), gpu.is_recording) == (False, False)
+    assert len(done.trace.devices[0].events) == 2
+
+
+def test_nothing_allocated_is_said():
+    gpu = FakeGpu()
+    with pytest.raises(UsageError, match="Nothing was allocated"), memviz.recording(accelerator=gpu.accelerator):
+        pass
+
+
+def test_without_a_gpu_the_answer_names_the_way_out():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    with pytest.raises(UsageError, match="`python -m memviz run` predicts"), memviz.recording():
+        raise AssertionError("the program must not start")

@@ -1,0 +1,67 @@
+"""A link to a comparison restores it."""
+
+from __future__ import annotations
+
+from urllib.parse import parse_qsl
+
+import pytest
+
+from memviz.analysis.comparing.align import PEAK, Way
+from memviz.ui.compare.compare_state import CompareView
+from memviz.ui.compare.links import compare_query, compare_session, compare_view
+from memviz.ui.shell.links import link_name
+from memviz.ui.shell.session import Opened, Session
+from tests.ui.compared_runs import run, sides
+
+THREE = sides(run(1), run(2), run(3))
+OPENED = tuple(each.opened for each in THREE)
+SESSION = Session(opened=OPENED, chosen=OPENED[1].key)
+
+
+def no_sample(_: Session, __: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        CompareView(),
+        CompareView(other=OPENED[2].key, by="module", sort="name"),
+        CompareView(way=PEAK, axis="time", overlay=True),
+        CompareView(way=Way("step", number=3)),
+        CompareView(way=Way("annotation", name="a & b=c")),
+    ],
+)
+def test_what_a_link_says_is_what_it_restores(view):
+    query = dict(parse_qsl(compare_query(THREE, view)))
+    session = compare_session(SESSION, query, no_sample)
+    assert session is not None
+    assert session.compared == tuple(each.key for each in OPENED)
+    assert (session.current, compare_view(session, query)) == (OPENED[0], view)
+
+
+def test_nothing_of_a_trace_is_in_it_that_opens_it():
+    query = compare_query(THREE, CompareView(other=OPENED[2].key))
+    assert not [each.key for each in OPENED if each.key in query]
+
+
+def test_a_comparison_with_a_trace_that_is_not_open_here_is_none():
+    query = {"traces": f"{link_name(OPENED[0])},0123456789ab"}
+    assert compare_session(SESSION, query, no_sample) is None
+    assert compare_session(SESSION, {}, no_sample) is None
+
+
+def test_samples_are_opened_by_their_names():
+    sample = Opened("new-key", "training", "0", ("0",), sample="training.pickle.gz")
+
+    def open_it(session: Session, name: str) -> Session | None:
+        return session.with_opened(sample) if name == link_name(sample) else None
+
+    found = compare_session(SESSION, {"traces": f"{link_name(sample)},{link_name(OPENED[0])}"}, open_it)
+    assert found is not None
+    assert found.compared == ("new-key", OPENED[0].key)
+
+
+def test_nonsense_is_left_out():
+    nonsense = {"by": "x", "sort": "x", "align": "x", "axis": "x", "overlay": "x", "other": "AB", "step": "x"}
+    assert compare_view(SESSION, nonsense) == CompareView()

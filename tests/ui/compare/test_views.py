@@ -1,0 +1,219 @@
+"""What the Compare tab says above its table, as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memviz.analysis.comparing.align import PEAK, START, Way
+from memviz.analysis.comparing.changes import Telling
+from memviz.analysis.comparing.scores import scores
+from memviz.analysis.comparing.setting_differences import Setting
+from memviz.figures.colouring import colouring
+from memviz.headlines.compare import compare
+from memviz.headlines.headline import Headline
+from memviz.trace.model import About, Trace
+from memviz.ui.compare.compare_state import CompareView, linked_name
+from memviz.ui.compare.controls import Controls, controls_html
+from memviz.ui.compare.linked_timelines import linked_values, overlay_value
+from memviz.ui.compare.scoreboard import Board, scoreboard_html
+from memviz.ui.compare.verdict import compare_verdict_html
+from memviz.ui.shell.session import Opened
+from tests.traces import MiB, alloc, frame, trace_of
+from tests.ui.compared_runs import found, run, sides
+from tests.ui.page import elements, rows, tags, words
+
+_AS_OPENED = CompareView()
+_BAR = "Peak, live by category, then cached up to reserved"
+
+
+# -- the verdict
+
+
+def sentences(*traces: Trace, by: str = "site") -> str:
+    names = ("fp32", "bf16", "int8")[: len(traces)]
+    pairs = [(trace, trace.devices[0]) for trace in traces]
+    return str(compare(Telling(found(*traces, by=by), pairs), names))
+
+
+@pytest.mark.parametrize(
+    ("traces", "said"),
+    [
+        (
+            (run(9, 5), run(20, 1)),
+            "bf16 peaks 7.00 MiB higher than fp32. model.py:0 mm adds 11.0 MiB, the rest gives 4.00 MiB back.",
+        ),
+        (
+            (run(9, 5), run(2, 5)),
+            "bf16 peaks 7.00 MiB lower than fp32. model.py:0 mm holds 7.00 MiB less; all else is equal.",
+        ),
+        (
+            (run(9, 5), run(2, 0, 5)),
+            "bf16 peaks 7.00 MiB lower than fp32. mm at two sites holds 12.0 MiB less, the rest 5.00 MiB more.",
+        ),
+        (
+            (run(1, 1), run(9, 9, operator="_to_copy")),
+            "bf16 peaks 16.0 MiB higher than fp32. _to_copy at two sites adds 18.0 MiB, the rest gives 2.00 MiB back.",
+        ),
+        ((run(5, 5), run(2, 8)), "Both peak at 10.0 MiB. One site grew by 3.00 MiB, one shrank by as much."),
+        ((run(5), run(5)), "Both peak at 5.00 MiB. Every site holds as many bytes in both."),
+        (
+            (run(5), run(2), run(9)),
+            "bf16 peaks lowest of the three, at 2.00 MiB, 3.00 MiB less than A. "
+            "The highest, int8, takes 4.00 MiB more than A.",
+        ),
+        (
+            (run(9), run(2), run(5)),
+            "bf16 peaks lowest of the three, at 2.00 MiB, 7.00 MiB less than A. A, fp32, is the highest.",
+        ),
+        ((run(5), run(5), run(5)), "All three peak at 5.00 MiB."),
+    ],
+)
+def test_the_verdict_says_who_by_how_much_and_what_makes_it(traces, said):
+    assert sentences(*traces) == said
+
+
+def test_a_name_that_has_its_letter_is_not_given_it_twice():
+    name = "run" * 30
+    traces = (run(9), run(2), run(5))
+    told = Telling(found(*traces, by="site"), [(trace, trace.devices[0]) for trace in traces])
+    assert compare(told, [name, name, "int8"]).reason.endswith("n (A) is the highest.")
+    assert "A, " not in compare(told, [name, name, "int8"]).reason
+
+
+def test_where_no_few_sites_make_the_change_its_categories_are_named():
+    step = frame("step", "/site-packages/torch/optim/adamw.py", 1)
+    linear = frame("forward", "/site-packages/torch/nn/modules/linear.py", 1)
+    frames = [[frame("f", f"m{i}.py", i), step] for i in range(40)]
+    made = [alloc(i, MiB, frames=each) for i, each in enumerate(frames)]
+    used = alloc(99, 1, frames=[linear, frame("_call_impl", "/site-packages/torch/nn/modules/module.py", 1)])
+    text = sentences(trace_of([made[0], used]), trace_of([*made, used]))
+    assert "Optimizer state adds 39.0 MiB" in text
+
+
+def test_settings_that_differ_are_named_with_who_has_which():
+    settings = [
+        Setting("expandable_segments", ("False", "True", "False")),
+        Setting("only_newer_files_say", (None, "True", "True")),
+    ]
+    text = words(compare_verdict_html(Headline("It grew."), settings))
+    assert "Their allocator settings differ. expandable_segments: False (A, C), True (B)." in text
+    assert "only_newer" not in text
+
+
+# -- the scoreboard
+
+
+def board(*traces: Trace, other: int = 1, **more) -> str:
+    pairs = [(trace, trace.devices[0]) for trace in traces]
+    return scoreboard_html(Board(sides(*traces), scores(pairs), colouring(*pairs[0]).labels, other, **more))
+
+
+def test_a_row_per_trace_on_one_scale():
+    text = board(run(6, reserved=8), run(9, reserved=12))
+    assert rows(text) == [
+        ["Trace", _BAR, "Live", "Reserved", "Gap, of reserved", "vs A", "Recorded", "Remove"],
+        ["A run-0 measured, cuda:0", "", "6.00 MiB", "8.00 MiB", "25 %", "baseline", "2.00 ms", "×"],
+        ["B run-1 measured, cuda:0", "", "9.00 MiB", "12.0 MiB", "25 %", "▲ 3.00 MiB", "2.00 ms", "×"],
+    ]
+    ticks = [each["style"] for each in elements(text, "i", class_="mv-tick")]
+    assert ticks == ["left:66.667%", "left:100.000%"]
+    hatched = [each["style"] for each in elements(text, "i", class_="mv-hatched")]
+    assert hatched == ["width:16.667%", "width:25.000%"]
+
+
+def test_a_lower_peak_points_down():
+    assert "▼ 4.00 MiB" in words(board(run(6), run(2)))
+
+
+def test_columns_that_are_empty_for_all_are_left_out():
+    untimed = trace_of([alloc(0, 9)])
+    assert "Recorded" not in words(board(untimed, untimed))
+    assert "not in file" in words(board(untimed, run(1)))
+    assert "Loss" not in words(board(run(1), run(2)))
+
+
+def test_what_a_run_wrote_stands_beside_its_bytes():
+    told = replace(run(2), about=About("measured", facts={"loss": "2.31"}))
+    assert [row[-2] for row in rows(board(run(1), told))] == ["Loss", "not in file", "2.31"]
+
+
+def test_a_badge_makes_its_trace_the_baseline_and_a_cross_takes_it_out():
+    text = board(run(1), run(2))
+    assert [each["data-key"] for each in elements(text, "button", data_act="baseline")] == ["key0", "key1"]
+    assert [each["data-key"] for each in elements(text, "button", data_act="toggle")] == ["key0", "key1"]
+
+
+def test_with_more_than_two_the_way_leads_to_the_row_last_clicked():
+    text = board(run(1), run(2), run(3), other=2)
+    pressed = [(each["data-key"], each["aria-pressed"]) for each in elements(text, "button", data_act="other")]
+    assert pressed == [("key1", "false"), ("key2", "true")]
+    assert elements(board(run(1), run(2)), "button", data_act="other") == []
+
+
+def test_what_is_open_besides_can_be_added():
+    text = board(run(1), run(2), also_open=(Opened("key9", "third", "0", ("0",)),))
+    assert [each["data-key"] for each in elements(text, "button", role="checkbox")] == ["key9"]
+    eight = board(*[run(1)] * 8, also_open=(Opened("key9", "ninth", "0", ("0",)),))
+    assert "Eight are the most that can be compared." in words(eight)
+    assert elements(eight, "button", role="checkbox") == []
+
+
+# -- above the timelines
+
+
+def controls(view: CompareView = _AS_OPENED, *, timed: bool = True) -> str:
+    pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
+    names = tuple(f"run-{i}" for i in range(2))
+    order = colouring(*pairs[0]).labels
+    given = (START, PEAK, Way("step", number=1), Way("annotation", name="<b>a</b>"))
+    return controls_html(Controls(view, tuple(scores(pairs)), order, given, has_times=timed, names=names, other=1))
+
+
+def test_the_legend_lights_a_category_in_all():
+    assert [each["data-compare-row"] for each in elements(controls(), "button", data_compare_by="category")] == [
+        "unknown"
+    ]
+
+
+def test_ways_to_align_are_buttons_with_their_reason():
+    text = controls(CompareView(way=Way("step", number=1)))
+    options = elements(text, "button", data_act="align")
+    assert [(each["data-value"], each.get("data-number"), each["aria-pressed"]) for each in options] == [
+        ("start", None, "false"),
+        ("peak", None, "false"),
+        ("step", "1", "true"),
+        ("annotation", None, "false"),
+    ]
+    assert options[3]["data-name"] == "<b>a</b>"
+    assert "b" not in tags(text)
+
+
+def test_without_times_the_axis_says_why():
+    button = elements(controls(timed=False), "button", data_value="time")[0]
+    assert (button["aria-disabled"], button.get("data-act")) == ("true", None)
+
+
+def test_over_each_other_the_legend_says_what_lies_between():
+    text = words(controls(CompareView(overlay=True)))
+    assert "A run-0 B run-1 B above A B below A" in text
+
+
+# -- the timelines
+
+
+def test_linked_timelines_share_their_scale_ruler_and_name():
+    chosen = sides(run(6, reserved=8), run(9, reserved=12))
+    first, second = linked_values(chosen, CompareView())
+    shared = ("linked", "top", "ruler", "axis", "plain", "band")
+    assert {key: first[key] for key in shared} == {key: second[key] for key in shared}
+    assert (first["top"], first["ruler"]) == (12 * MiB * 1.06, {"bytes": 6 * MiB, "text": "A 6.00 MiB"})
+    assert [(each["badge"], each["name"]) for each in (first, second)] == [("A", "run-0"), ("B", "run-1")]
+    assert first["align"]["event"] == {"span": [0, 3], "extent": [0, 1], "focus": [0, 1]}
+    assert linked_name(chosen) != linked_name(chosen[::-1])
+
+
+def test_the_overlay_waits_for_as_many_as_there_are():
+    value = overlay_value(sides(run(1), run(2)), CompareView(overlay=True))
+    assert (value["count"], value["other"], value["shown"]) == (2, 1, True)

@@ -1,0 +1,149 @@
+"""What stands below the timeline: only what is due and seen, for the moment or range that was chosen."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.analysis.leaks import never_freed
+from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.dominant import breakdown
+from memviz.analysis.timeline import timeline
+from memviz.errors import UsageError
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.explore.details import ALL, FOUND, MOMENT, PIN, TABLE, Half, full_table, lower_half, never_freed_rows
+from memviz.ui.explore.explore_state import Look
+from tests.real import real_files, requires_real
+from tests.traces import MiB, alloc, frame, free, trace_of
+from tests.ui.page import elements, words
+
+KEY = "abc/0"
+START = Look()
+MAIN, MODEL = frame("main", "/p/train.py", 1), frame("forward", "/p/model.py", 3)
+
+
+@pytest.fixture
+def trace() -> Trace:
+    """3 MiB from the model that go again, and 1 MiB that stays; the peak is after event 1."""
+    return trace_of(
+        [alloc(0, 3 * MiB, frames=[MODEL, MAIN]), alloc(4 * MiB, MiB, frames=[MAIN]), *free(0, 3 * MiB, frames=[MAIN])]
+    )
+
+
+def half(trace: Trace, look: Look = START, due: frozenset[str] = ALL, **said) -> Half:
+    return lower_half(trace, trace.devices[0], KEY, look, said={"key": KEY, **said}, due=due)
+
+
+def test_it_begins_at_the_peak_with_the_live_set_by_stack(trace):
+    found = half(trace)
+    assert "event 1 · 2 allocations · 4.00 MiB" in words(found.head)
+    assert words(found.live).startswith("all 4.00 MiB train:1 main 4.00 MiB model:3 forward 3.00 MiB Site")
+    assert words(found.inspector).startswith("Event 1 4.00 MiB live")
+    assert found.found == ""
+
+
+def test_it_follows_the_moment(trace):
+    assert "event 3 · 1 allocation · 1.00 MiB" in words(half(trace, at=3).head)
+    assert "before the first event · 0 allocations · 0 B" in words(half(trace, at=-1).head)
+
+
+def test_a_range_is_answered_at_its_peak(trace):
+    found = half(trace, range=[2, 3])
+    assert "live at the range’s peak, event 2 · 2 allocations" in words(found.head)
+    assert "freed within 3.00 MiB in 1" in words(found.head)
+    assert words(found.inspector).startswith("Event 2, the range’s peak")
+
+
+def test_a_pin_is_inspected(trace):
+    assert words(half(trace, pin=0).inspector).startswith("Pinned allocation")
+
+
+@pytest.mark.parametrize("by", ["site", "category", "module", "line"])
+def test_other_groupings_are_the_table_alone(trace, by):
+    html = half(trace, Look(by=by)).live
+    assert "mv-icicle" not in html
+    assert {each["data-light-by"] for each in elements(html, "tr") if each} == {by}
+
+
+def test_zoomed_in_the_table_holds_what_is_below(trace):
+    box = elements(half(trace).live, "button", data_act="zoom")[2]
+    look = Look().clicked({"act": "zoom", "lightGroup": box["data-light-group"]}, KEY)
+    found = half(trace, look)
+    assert "Live CSV 1 3,145,728 B 100 %" in words(found.live)
+    assert "2 allocations · 4.00 MiB" in words(found.head)
+
+
+def test_a_path_of_another_trace_leads_nowhere(trace):
+    look = Look(path="0,99", path_key=KEY)
+    assert half(trace, look).live == half(trace).live
+
+
+@pytest.mark.parametrize(
+    ("due", "tab", "parts"),
+    [
+        (ALL, "live", {"head", "found", "live", "inspector"}),
+        (MOMENT, "live", {"head", "found", "live", "inspector"}),
+        (MOMENT, "never", {"head", "found", "inspector"}),
+        (TABLE, "never", {"head", "live"}),
+        (PIN, "live", {"inspector"}),
+        (FOUND, "segments", {"found"}),
+    ],
+)
+def test_only_what_is_due_is_made(trace, due, tab, parts):
+    found = half(trace, Look(tab=tab), due)
+    assert {name for name in ("head", "found", "live", "inspector") if getattr(found, name) is not None} == parts
+
+
+@pytest.mark.parametrize("tab", ["segments", "events"])
+def test_the_other_tabs_empty_it(trace, tab):
+    found = half(trace, Look(tab=tab), TABLE)
+    assert words(found.live) == ""
+    assert "aria-pressed" not in found.head
+
+
+def test_never_freed_is_the_end_of_the_trace(trace):
+    html = half(trace, Look(tab="never"), at=0).live
+    assert words(html).startswith("1 allocation made here is alive at the end 1.00 MiB.")
+
+
+def test_a_query_is_answered_or_refused_in_place(trace):
+    assert words(half(trace, Look(query="model.py")).found).startswith(
+        "1 allocation at 1 site 3.00 MiB live at event 1"
+    )
+    assert "neither a size nor a lifetime" in words(half(trace, Look(query=">lots")).found)
+
+
+def test_a_download_is_the_whole_table(trace):
+    button = elements(half(trace, Look(by="line")).live, "button", data_csv="")[0]
+    asked = {name.removeprefix("data-"): value for name, value in button.items()}
+    device = trace.devices[0]
+    assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
+
+
+def test_a_download_of_what_was_never_freed(trace):
+    device = trace.devices[0]
+    assert full_table(trace, device, {"what": "never"}).groups == never_freed(trace, device)
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [{}, {"event": "x"}, {"event": "99"}, {"event": "1", "by": "no"}, {"event": "1", "path": "9,9"}],
+)
+def test_what_no_button_asks_is_refused(trace, asked):
+    with pytest.raises(UsageError):
+        full_table(trace, trace.devices[0], asked)
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_every_real_file_has_a_lower_half(path):
+    trace = load_trace(path)
+    for device in trace.devices:
+        last = len(device.events) - 1
+        for look in (Look(), Look(tab="never"), Look(by="category", query="forward")):
+            said = {"key": KEY, "at": last // 2, "pin": 0, "range": [0, last]}
+            assert all(part is not None for part in lower_half(trace, device, KEY, look, said=said, due=ALL).panels)
+        live = breakdown(trace, device, live_rows(device, last), "site").groups
+        assert live.bytes == timeline(device).end_bytes
+        kept = breakdown(trace, device, never_freed_rows(device), "site").groups
+        assert kept == never_freed(trace, device)

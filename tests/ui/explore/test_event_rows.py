@@ -1,0 +1,251 @@
+"""Which events are listed, and what a line says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.trace.model import Action, Trace
+from memviz.ui.components.event_list import MOST_ROWS, page_server, place_server
+from memviz.ui.explore.event_rows import (
+    MOST_CACHED,
+    ActionCount,
+    EventFilter,
+    EventRow,
+    Place,
+    _Recent,
+    action_counts,
+    chosen_events,
+    event_rows,
+)
+from memviz.ui.explore.events_tab import show
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Opened, Session
+from memviz.ui.shell.store import TraceStore
+from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
+
+HERE = [frame("forward", "model.py", 7)]
+THERE = [frame("step", "train.py", 9)]
+
+
+def annotation(name: str, start: int, end: int) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "stage": stage, "device": 0, "time_us": at} for stage, at in (("START", start), ("END", end))
+    ]
+
+
+def small() -> Trace:
+    """One alloc and its free, one out of memory, and the free of something older."""
+    return trace_of(
+        [
+            event("segment_alloc", 0x100000, 2 * MiB, time_us=1000, frames=THERE),
+            alloc(0x100000, 3000, time_us=1500, frames=HERE),
+            *free(0x100000, 3000, time_us=2000, frames=THERE),
+            event("free_completed", 0x900000, 512, time_us=2500, frames=THERE),
+            {
+                "action": "oom",
+                "device_free": 5 * MiB,
+                "size": 900 * MiB,
+                "stream": 0,
+                "time_us": 1234567,
+                "frames": THERE,
+            },
+        ],
+        [segment(0x100000, 2 * MiB, [])],
+        external_annotations=[*annotation("outer", 900, 2000), *annotation("inner", 1400, 1600)],
+    )
+
+
+def rows(trace: Trace, *events: int) -> tuple[EventRow, ...]:
+    return event_rows(trace, trace.devices[0], np.array(events, dtype=np.int64))
+
+
+def chosen(trace: Trace, *actions: int, text: str = "") -> list[int]:
+    found = chosen_events(trace, trace.devices[0], EventFilter(actions, text))
+    return found.rows(0, found.count).tolist()
+
+
+def test_a_line_says_everything_of_an_event():
+    assert rows(small(), 1) == (
+        EventRow(
+            event=1,
+            time="0.500",
+            action="alloc",
+            bytes="+2.93 KiB",
+            exact="3,000 B",
+            address="0x100000",
+            stream="0",
+            pool="default",
+            site="model.py:7 forward",
+            annotation="inner",
+            look="grew",
+        ),
+    )
+
+
+def test_a_free_names_what_it_frees():
+    asked, done = rows(small(), 2, 3)
+    assert (asked.site, asked.bytes, asked.look) == ("model.py:7 forward", "2.93 KiB", "plain")
+    assert (done.site, done.bytes, done.look) == ("model.py:7 forward", "−2.93 KiB", "shrank")
+
+
+def test_a_free_of_something_older_says_so():
+    assert rows(small(), 4)[0].site == "was there before the first event"
+
+
+def test_a_free_of_nothing_says_so():
+    trace = trace_of([alloc(0, 512), *free(0, 512), event("free_completed", 0, 512, frames=HERE)])
+    assert rows(trace, 3)[0].site == "what it frees is not in this file"
+
+
+def test_out_of_memory_stands_out_with_what_the_device_had():
+    (oom,) = rows(small(), 5)
+    assert (oom.action, oom.bytes, oom.address, oom.look) == ("out of memory", "900 MiB", "5.00 MiB free", "oom")
+    assert (oom.time, oom.site) == ("1,233.567", "train.py:9 step")
+
+
+def test_segments_change_what_the_device_has():
+    (taken,) = rows(small(), 0)
+    assert (taken.action, taken.bytes, taken.look) == ("segment alloc", "+2.00 MiB", "device-grew")
+
+
+def test_a_file_without_times_has_no_times():
+    assert rows(trace_of([alloc(0, 1)]), 0)[0].time == ""
+
+
+def test_private_pools_and_streams_are_named():
+    pieces = [segment(0, 2 * MiB, [block(0, 512)], segment_pool_id=(0, 4))]
+    trace = trace_of([alloc(0, 512, stream=77, pool_id=(0, 4))], pieces)
+    assert (rows(trace, 0)[0].stream, rows(trace, 0)[0].pool) == ("77", "0, 4")
+
+
+def test_filters_by_action():
+    assert chosen(small(), Action.ALLOC, Action.OOM) == [1, 5]
+    assert chosen(small(), 63, 900, -3) == []
+
+
+def test_finds_a_site_in_any_case_with_its_frees():
+    assert chosen(small(), text="MODEL.py") == [1, 2, 3]
+
+
+def test_finds_an_annotation_with_all_inside_it():
+    assert chosen(small(), text="outer") == [0, 1, 2, 3]
+    assert chosen(small(), text="inner") == [1]
+
+
+def test_action_and_text_hold_together():
+    assert chosen(small(), Action.FREE_COMPLETED, text="forward") == [3]
+
+
+@pytest.mark.parametrize("text", [".*", "model.py:7 fo.ward", "%s", "\\", "[", "{}", "${value}"])
+def test_a_text_is_no_pattern(text):
+    assert chosen(small(), text=text) == []
+
+
+def test_no_filter_needs_no_numbers():
+    found = chosen_events(small(), small().devices[0], EventFilter())
+    assert (found.numbers, found.count) == (None, 6)
+    assert found.rows(4, 99).tolist() == [4, 5]
+    assert found.place_of(4) == Place(4, True, 6)
+    assert found.place_of(-1) == Place(0, False, 6)
+
+
+def test_the_place_of_a_moment_that_was_filtered_out():
+    found = chosen_events(small(), small().devices[0], EventFilter((Action.ALLOC, Action.OOM)))
+    assert found.place_of(5) == Place(1, True, 2)
+    assert found.place_of(3) == Place(1, False, 2)
+    assert found.rows(-5, 1).tolist() == [1]
+
+
+def test_only_the_last_few_filters_are_kept():
+    trace = small()
+    for i in range(MOST_CACHED + 5):
+        chosen(trace, text=f"t{i}")
+    (recent,) = [each for each in trace.__dict__["_kept"].values() if isinstance(each, _Recent)]
+    assert [each.text for each in recent.found] == [f"t{i}" for i in range(5, MOST_CACHED + 5)]
+
+
+def test_kinds_of_event_are_counted():
+    assert action_counts(small(), small().devices[0]) == (
+        ActionCount(0, "alloc", 1),
+        ActionCount(1, "free requested", 1),
+        ActionCount(2, "free completed", 2),
+        ActionCount(3, "segment alloc", 1),
+        ActionCount(8, "out of memory", 1),
+    )
+
+
+def test_hostile_texts_stay_texts_without_hidden_marks():
+    bad = '<img src=x onerror="alert(1)">${value}{{x}}\u202e'
+    trace = trace_of(
+        [event(bad, 0, 5, time_us=7, frames=[frame(bad, f"{bad}.py")])], external_annotations=annotation(bad, 1, 9)
+    )
+    (row,) = rows(trace, 0)
+    shown = bad.replace("\u202e", "\N{REPLACEMENT CHARACTER}")
+    assert (row.action, row.site, row.annotation) == (shown, f"{shown}.py:1 {shown}", shown)
+    assert chosen(trace, text=bad) == [0]
+
+
+sites = st.sampled_from(["a.py", "b.py"])
+steps = st.lists(st.tuples(st.integers(0, 3), st.booleans(), sites), min_size=1, max_size=30)
+
+
+@given(steps, sites)
+def test_choosing_agrees_with_looking_at_every_line(program, wanted):
+    events = [
+        alloc(at * 512, 512, frames=[frame("f", place)]) if begins else free(at * 512, 512, frames=[frame("f", place)])
+        for at, begins, place in program
+    ]
+    trace = trace_of(events)
+    every = event_rows(trace, trace.devices[0], np.arange(len(trace.devices[0].events)))
+    assert chosen(trace, text=wanted) == [each.event for each in every if wanted in each.site]
+
+
+def open_session(trace: Trace) -> tuple[Context, Session]:
+    context = Context(TraceStore())
+    key = context.store.add(trace)
+    return context, Session().with_opened(Opened(key, "run", "0", ("0",)))
+
+
+def test_the_tab_gives_length_kinds_and_columns():
+    context, session = open_session(small())
+    (value,) = show(context, session, {"at": 2})
+    assert value == {
+        "key": f"{session.chosen}/0",
+        "at": 2,
+        "count": 6,
+        "actions": [[each.action, each.name, each.count] for each in action_counts(small(), small().devices[0])],
+        "has_times": True,
+        "has_annotations": True,
+        "many_streams": False,
+        "many_pools": False,
+    }
+    assert show(context, Session(), {}) == [{}]
+
+
+def test_the_server_gives_pages_and_places():
+    context, session = open_session(small())
+    key = f"{session.chosen}/0"
+    page = page_server(context.find)([{"key": key, "actions": [0, 8], "text": "", "first": 1, "last": 50}])
+    assert [row[0] for row in page] == [5]
+    place = place_server(context.find)({"key": key, "actions": [], "text": " forward ", "at": 3})
+    assert place == {"row": 2, "is_there": True, "count": 3}
+
+
+def test_the_server_answers_for_open_traces_only():
+    context, _ = open_session(small())
+    for serve in (page_server(context.find), place_server(context.find)):
+        for nobody in ({"key": "guess/0"}, {}, [], None):
+            with pytest.raises(gr.Error):
+                serve(nobody)
+
+
+def test_one_answer_is_bounded_whatever_is_asked():
+    context, session = open_session(trace_of([alloc(i * 512, 512) for i in range(MOST_ROWS + 50)]))
+    asked = {"key": f"{session.chosen}/0", "first": 0, "last": 10**9, "actions": "all", "text": None}
+    assert len(page_server(context.find)(asked)) == MOST_ROWS

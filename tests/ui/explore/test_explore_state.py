@@ -1,0 +1,78 @@
+"""What a visitor has chosen. Whatever comes from a browser is put into its bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from memviz.ui.explore.explore_state import Chosen, Look, chosen_of
+from tests.traces import alloc, free, trace_of
+
+KEY = "abc/0"
+
+
+@pytest.fixture
+def device():
+    """Four events with the peak after event 1, and two allocations."""
+    return trace_of([alloc(1, 10), alloc(2, 20), *free(1, 10)]).devices[0]
+
+
+def test_it_begins_at_the_peak(device):
+    assert chosen_of({}, KEY, device) == Chosen(KEY, at=1)
+
+
+def test_what_was_chosen_is_kept(device):
+    said = {"key": KEY, "at": -1, "pin": 1, "range": [3, 0]}
+    assert chosen_of(said, KEY, device) == Chosen(KEY, at=-1, pin=1, range=(0, 3))
+
+
+def test_what_was_chosen_on_another_trace_says_nothing(device):
+    assert chosen_of({"key": "other/0", "at": 0, "pin": 1}, KEY, device) == Chosen(KEY, at=1)
+
+
+@pytest.mark.parametrize(
+    ("said", "chosen"),
+    [
+        ({"at": 99, "pin": 99}, Chosen(KEY, at=3)),
+        ({"at": -7, "pin": -7}, Chosen(KEY, at=-1)),
+        ({"at": "2", "pin": True, "range": "ab"}, Chosen(KEY, at=1)),
+        ({"at": None, "pin": 1.5, "range": [1]}, Chosen(KEY, at=1)),
+        ({"at": 2, "range": [-50, 50]}, Chosen(KEY, at=2, range=(-1, 3))),
+        ({"at": 2, "range": [1, None]}, Chosen(KEY, at=2)),
+    ],
+)
+def test_what_a_browser_says_is_bounded(device, said, chosen):
+    assert chosen_of({"key": KEY, **said}, KEY, device) == chosen
+
+
+@pytest.mark.parametrize(
+    ("data", "look"),
+    [
+        ({"act": "tab", "value": "never"}, Look(tab="never")),
+        ({"act": "by", "value": "module"}, Look(by="module")),
+        ({"act": "sort", "value": "count"}, Look(sort="count")),
+        ({"act": "sort", "value": "name"}, Look(sort="name", is_rising=True)),
+        ({"act": "sort", "value": "bytes"}, Look(is_rising=True)),
+        ({"act": "more"}, Look(is_long=True)),
+        ({"act": "zoom", "lightGroup": "1,2", "lightBy": "path"}, Look(path="1,2", path_key=KEY)),
+        ({"act": "zoom", "lightGroup": "1,2", "value": "1"}, Look(path="1", path_key=KEY)),
+    ],
+)
+def test_a_click_changes_one_thing(data, look):
+    assert Look().clicked(data, KEY) == look
+
+
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"act": "tab", "value": "<b>"}, {"act": "by"}, {"act": "sort", "value": "__class__"}, {"act": "drop"}],
+)
+def test_what_is_no_control_changes_nothing(data):
+    assert Look().clicked(data, KEY) == Look()
+
+
+def test_a_path_belongs_to_its_trace():
+    look = Look().clicked({"act": "zoom", "lightGroup": "1,2"}, KEY)
+    assert (look.path_of(KEY), look.path_of("other/0")) == ("1,2", "")
+
+
+def test_a_query_is_bounded():
+    assert Look().finding(f"  {'x' * 999}").query == "x" * 198

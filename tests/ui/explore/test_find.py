@@ -1,0 +1,52 @@
+"""What a query finds, as HTML."""
+
+from __future__ import annotations
+
+from memviz.analysis.find import Found, FoundSite
+from memviz.ui.explore.find import MOST_ROWS, found_html, refused_query_html
+from tests.traces import MiB
+from tests.ui.page import HOSTILE, elements, rows, tags, words
+
+
+def site(name: str, live: int = 0, count: int = 1) -> FoundSite:
+    return FoundSite(f"key {name}", name, live, int(live > 0), 9 * MiB, count)
+
+
+def test_sites_with_their_bytes_now_and_their_number_ever():
+    html = found_html(Found(7, (site("a.py:1 f", 2 * MiB, 30), site("b.py:1 g"))), "py")
+    assert words(html).startswith("31 allocations at 2 sites 2.00 MiB live at event 7")
+    assert rows(html)[1:] == [
+        ["a.py:1 f", "1", "2.00 MiB", "30"],
+        ["b.py:1 g", "0", "0 B", "1"],
+        ["Found", "1", "2,097,152 B", "31"],
+    ]
+
+
+def test_the_query_is_lit_while_nothing_else_is():
+    html = found_html(Found(7, (site("a"),)), "linear >1MiB")
+    assert elements(html, "section", data_light_rest="find", data_light_rest_group="linear >1MiB")
+    assert elements(html, "tr", data_light_by="site", data_light_group="key a")
+
+
+def test_nothing_found_says_so_and_lights_nothing():
+    html = found_html(Found(7, ()), HOSTILE)
+    assert words(html) == f"Nothing in this trace is found by {HOSTILE}"
+    assert not elements(html, "section", data_light_rest="find")
+
+
+def test_many_sites_end_in_one_row():
+    html = found_html(Found(-1, tuple(site(str(i), 10) for i in range(MOST_ROWS + 5))), "x")
+    assert rows(html)[-2] == ["everything else, 5 more", "5", "50 B", "5"]
+    assert len(rows(html)) == MOST_ROWS + 3
+
+
+def test_a_refused_query_is_said_in_place():
+    assert (
+        words(refused_query_html("'>x' is neither a size nor a lifetime.")) == "'>x' is neither a size nor a lifetime."
+    )
+
+
+def test_names_from_a_file_stay_text():
+    html = found_html(Found(0, (site(HOSTILE),)), "x")
+    assert "b" not in tags(html)
+    assert HOSTILE in words(html)

@@ -1,0 +1,221 @@
+"""The inspector: one allocation with its stack, or the moment in figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
+from memviz.analysis.event_state import Failed, Happened, Moment, moment
+from memviz.analysis.reserved.fragmentation import Fragmentation
+from memviz.trace.model import NO_STACK, Category, Phase, Trace
+from memviz.ui.explore.inspector import MOST_FRAMES, allocation_html, moment_html, stack_html
+from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
+from tests.ui.page import HOSTILE, elements, tags, words
+
+LIBRARY = "/v/lib/python3.12/site-packages/torch/nn/modules"
+ADD = frame("at::_ops::add_Tensor::call(at::Tensor const&)", "??", 0)
+LINEAR = frame("forward", f"{LIBRARY}/linear.py", 114)
+CALL = frame("_call_impl", f"{LIBRARY}/module.py", 1790)
+MODEL, MAIN = frame("forward", "/p/net/model.py", 36), frame("main", "/p/train.py", 9)
+STACK = [ADD, LINEAR, CALL, MODEL, CALL, MAIN]
+
+
+def figures(html: str) -> dict[str, str]:
+    """Name and value of each fact."""
+    parts = [part.partition("</dd>")[0] for part in html.split("<dt>")[1:]]
+    return {words(name): words(value) for name, _, value in (part.partition("</dt>") for part in parts)}
+
+
+@pytest.fixture
+def trace() -> Trace:
+    return trace_of([alloc(0, 40_000_000, frames=STACK, time_us=100), *free(0, 40_000_000, time_us=34_800)])
+
+
+@pytest.fixture
+def told() -> Allocation:
+    """All that can be known of one, in a trace of 100 events."""
+    return Allocation(
+        row=7,
+        asked_bytes=40_000_000,
+        rounded_bytes=40_000_000,
+        block_bytes=41_943_040,
+        block_known=BlockKnown.REBUILT,
+        category=Category.OPTIMIZER_STATE,
+        reason="made in an optimizer step, and alive after it",
+        site="model.py:36 forward",
+        operator="bmm",
+        span=Span(start=5, free_requested=20, end=90, never=100, microseconds=34_700),
+        pool=(0, 3),
+        is_large=True,
+        stream=7,
+        stack=NO_STACK,
+        forward_stack=NO_STACK,
+        module="layers.0",
+        phase=Phase.STEP,
+        metadata="mine",
+        compile_context="0/1",
+    )
+
+
+def test_an_allocation_is_told_in_figures(trace):
+    html = allocation_html(trace, allocation(trace, trace.devices[0], 0))
+    assert words(html).startswith("Pinned allocation Unpin Esc 38.1 MiB in model.py:36 Asked")
+    assert figures(html) == {
+        "Asked": "40,000,000 B",
+        "Block": "40,000,000 B rounded to 512",
+        "Category": "unknown made in a forward that no backward follows, and freed only when it was over",
+        "Operator": "add_Tensor",
+        "Lifetime": "event 0 → 2 34.7 ms",
+        "Pool": "large · stream 0",
+    }
+
+
+def test_all_that_is_known_is_told(trace, told):
+    assert figures(allocation_html(trace, told)) == {
+        "Asked": "40,000,000 B",
+        "Block": "41,943,040 B with a rest that was not worth a split, as the layout around it shows",
+        "Category": "optimizer state made in an optimizer step, and alive after it",
+        "Operator": "bmm",
+        "Lifetime": "event 5 → 90 34.7 ms, free asked for at event 20",
+        "Pool": "large · private pool 0, 3 · stream 7",
+        "Module": "layers.0",
+        "Phase": "step",
+        "Metadata": "mine",
+        "Compiled": "0/1",
+    }
+
+
+def test_its_events_and_its_pin_are_a_click_away(trace, told):
+    html = allocation_html(trace, told)
+    assert [each["data-mv-at"] for each in elements(html, "button") if "data-mv-at" in each] == ["5", "90"]
+    assert elements(html, "button", data_mv_pin="7")
+
+
+def test_what_was_there_before_and_what_stays_say_so():
+    trace = trace_of([alloc(4096, 5)], segments=[segment(0, 2 * MiB, [block(0, 512, 500), block(4096, 512, 5)])])
+    spans = [figures(allocation_html(trace, allocation(trace, trace.devices[0], row)))["Lifetime"] for row in (0, 1)]
+    assert spans == ["before the first event → the end", "event 0 → the end"]
+
+
+def test_a_lifetime_that_is_not_seen_whole_is_a_least_one():
+    trace = trace_of([alloc(0, 5, time_us=10), alloc(512, 5, time_us=4_010)])
+    assert figures(allocation_html(trace, allocation(trace, trace.devices[0], 0)))["Lifetime"].endswith(
+        "at least 4.00 ms"
+    )
+
+
+def test_our_frames_come_first_and_library_frames_fold(trace):
+    html = stack_html(trace, 0, "Stack")
+    summaries = [words(part.partition("</summary>")[0]) for part in html.split("<summary>")[1:]]
+    assert summaries == ["3 library frames", "1 library frame"]
+    own = [words(f"<i {part.partition('</div>')[0]}") for part in html.split('<div class="mv-frame"')[1:]]
+    assert own == ["forward net/model.py:36", "main p/train.py:9"]
+
+
+def test_the_whole_stack_can_be_copied(trace):
+    copied = elements(stack_html(trace, 0, "Stack"), "button")[0]["data-mv-copy"]
+    assert copied.splitlines()[3:] == [
+        "forward /p/net/model.py:36",
+        f"_call_impl {LIBRARY}/module.py:1790",
+        "main /p/train.py:9",
+    ]
+
+
+def test_a_source_line_stands_below_its_frame(trace):
+    asked = []
+
+    def source(path: str, line: int) -> str:
+        asked.append((path, line))
+        return f"x = {HOSTILE}" if line == 36 else ""
+
+    html = stack_html(trace, 0, "Stack", source)
+    assert asked == [("/p/net/model.py", 36), ("/p/train.py", 9)]
+    assert f"forward net/model.py:36 x = {HOSTILE}" in words(html)
+
+
+def test_a_stack_without_end_is_cut():
+    trace = trace_of([alloc(0, 5, frames=[frame("f" * 9_000, "a.py", i) for i in range(1000)])])
+    html = stack_html(trace, 0, "Stack")
+    assert f"{1000 - MOST_FRAMES} outer frames are not shown" in words(html)
+    assert len(html) < 700 * MOST_FRAMES + 610 * MOST_FRAMES
+
+
+def test_no_stack_says_so(trace):
+    assert words(stack_html(trace, NO_STACK, "Stack")) == "No stack was recorded for it."
+
+
+def test_where_the_forward_was_called_is_told(trace, told):
+    html = allocation_html(trace, replace(told, forward_stack=0))
+    assert "Where its forward was called Copy 3 library frames" in words(html)
+
+
+def some_moment(**more) -> Moment:
+    parts = Fragmentation(
+        event=4,
+        reserved=1000,
+        live=400,
+        waiting=100,
+        rounding=50,
+        free_segments=200,
+        free_remainders=150,
+        free_pages=90,
+        unknown=10,
+        outside=5,
+    )
+    about = {"event": 4, "microseconds": 2_000, "count": 3, "bytes": parts, "largest_free": 200, "annotation": "step 1"}
+    return Moment(**{**about, "around": (), "failed": None, **more})
+
+
+def test_the_moment_says_where_every_reserved_byte_is():
+    html = moment_html(some_moment())
+    assert words(html).startswith("Event 4 505 B live 3 allocations, 2.00 ms after the first event, in step 1 Live")
+    assert figures(html) == {
+        "Live": "505 B",
+        "· waiting": "100 B freed, but another stream may still use it",
+        "· not placed": "5 B in no segment that is known",
+        "Rounding": "50 B beyond what was asked",
+        "Cached": "440 B reserved and free",
+        "· segments": "200 B whole; empty_cache() returns them",
+        "· remainders": "150 B of segments in use",
+        "· pages": "90 B of expandable segments",
+        "Unknown": "10 B beyond the segments that are known",
+        "Reserved": "1,000 B",
+        "Largest free": "200 B in one piece",
+    }
+
+
+def test_a_moment_of_a_file_without_history_is_told():
+    trace = trace_of([], segments=[segment(0, 2 * MiB, [block(0, 512, 500)])])
+    html = moment_html(moment(trace, trace.devices[0], -1))
+    assert words(html).startswith("Before the first event 500 B live 1 allocation Live 500 B")
+
+
+def test_of_a_range_it_is_the_peak():
+    assert words(moment_html(some_moment(), of_range=True)).startswith("Event 4, the range’s peak")
+
+
+def test_out_of_memory_says_what_did_not_fit():
+    html = moment_html(some_moment(failed=Failed(144 * MiB, 3 * MiB)))
+    assert "✗ 144 MiB did not fit. The device had 3.00 MiB free, for all programs together." in words(html)
+
+
+def test_the_events_around_are_a_click_away():
+    around = (Happened(3, "segment_alloc", 2 * MiB, ""), Happened(4, "alloc", 5, "model.py:3 forward"))
+    html = moment_html(some_moment(around=around))
+    assert "3 segment alloc 2.00 MiB 4 alloc 5 B model.py:3 forward" in words(html)
+    assert [each["data-mv-at"] for each in elements(html, "button")] == ["3", "4"]
+    assert len(elements(html, "li", aria_current="true")) == 1
+
+
+def test_names_from_a_file_stay_text():
+    hostile = frame(HOSTILE, f"/p/{HOSTILE}.py", 1)
+    made = alloc(0, 5, frames=[hostile, CALL, hostile], user_metadata=HOSTILE, compile_context=HOSTILE, time_us=3)
+    named = [{"device": 0, "name": HOSTILE, "stage": "START", "time_us": 1}]
+    trace = trace_of([made], external_annotations=named)
+    device = trace.devices[0]
+    for html in (allocation_html(trace, allocation(trace, device, 0)), moment_html(moment(trace, device, 0))):
+        assert not tags(html) & {"script", "a", "img"}
+        assert HOSTILE in words(html)
+        assert "<b>x" not in html

@@ -1,0 +1,235 @@
+"""Runs between the form and the page: kept where that is possible, opened again, and asked for by programs."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.errors import MemvizError, UsageError
+from memviz.runner.jobs.order import Standing
+from memviz.runner.jobs.worker_process import Worker
+from memviz.runner.request import Request
+from memviz.runner.run import run_of
+from memviz.ui.run import published_tables as run_tables
+from memviz.ui.run.answer import RunAnswers
+from memviz.ui.run.for_programs import RunFailed, run_asked
+from memviz.ui.run.form import Asked
+from memviz.ui.run.limits import AT_HOME, run_limits
+from memviz.ui.run.published_tables import Tables
+from memviz.ui.run.results import results_html
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
+from tests.runner.processes import wait_until
+from tests.ui.page import words
+
+SMALL = {"sequence": "64", "dim": "64", "layers": "2"}
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
+    made = RunAnswers(TraceStore(), tmp_path_factory.mktemp("runs"), replace(AT_HOME, variants=3))
+    yield made
+    made.close()
+
+
+def asked(*names: str) -> Asked:
+    split = (("split_feed_forward", {"splits": "2"}),)
+    requests = [Request("feed_forward", SMALL, split if number else (), numerics=False) for number in range(len(names))]
+    return Asked(tuple(requests), names)
+
+
+def over(answers: RunAnswers, begun: Standing) -> Standing:
+    return list(answers.follow(begun.id))[-1]
+
+
+def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
+    done = over(answers, answers.begin(asked("Baseline", "Half"), "ann"))
+    kept = answers.kept("ann").all()
+    assert [each.name for each in kept] == ["Half", "Baseline"]
+    assert answers.kept("bob").all() == ()
+    both = answers.opened(Session(), done.id)
+    assert [each.name for each in both.opened] == ["Baseline", "Half"]
+    assert both.compared == tuple(each.key for each in both.opened)
+    again = answers.reopened(Session(), "ann", kept[0].id)
+    trace = answers.store.get(again.chosen)
+    assert trace is not None and run_of(trace) == done.variants[1].run
+    with pytest.raises(UsageError):
+        answers.reopened(Session(), "bob", kept[0].id)
+
+
+def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
+    done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
+    session = answers.opened(Session(), done.id)
+    facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
+    assert all(each["work"].endswith(" TFLOP") for each in facts)
+    assert (facts[0]["output difference"], facts[1].get("output difference")) == ("–", None)
+
+
+def test_a_full_disk_for_kept_runs_costs_the_copy_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "runs").write_text("in the way")
+    answers = RunAnswers(TraceStore(), tmp_path / "runs")
+    try:
+        done = over(answers, answers.begin(asked("Baseline"), "ann"))
+        assert done.variants[0].state == "done"
+        assert "It is not among the kept runs" in words(results_html(done))
+        assert answers.opened(Session(), done.id, [0]).current is not None
+    finally:
+        answers.close()
+
+
+def test_files_that_are_gone_are_said_and_nothing_is_lost(answers: RunAnswers) -> None:
+    done = over(answers, answers.begin(asked("Baseline"), "gone"))
+    file = done.variants[0].file
+    assert file is not None
+    file.unlink()
+    session = answers.opened(Session(), done.id, [0])
+    assert (session.opened, [each.name for each in session.refused]) == ((), ["Baseline"])
+
+
+def test_a_form_that_asks_for_too_much_has_no_requests(answers: RunAnswers) -> None:
+    _, found = answers.meant({"workload": "feed_forward", "w:batch": "1,2,3,4"})
+    assert (found.count, "3 are the most" in found.faults["run"]) == (0, True)
+
+
+def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answers.listing()["device"] is None
+    monkeypatch.setenv("SPACES_ZERO_GPU", "1")
+    made = RunAnswers(TraceStore(), Path("unused"))
+    assert made.listing()["device"] == "a GPU of this Space"
+
+
+def ask(answers: RunAnswers, workload: str = "feed_forward", settings: Any = None, optimizations: Any = None) -> Any:
+    asked = run_asked(answers, workload, settings or {}, optimizations or [], card="A100 40GB", owner="program")
+    return asyncio.run(asked)
+
+
+def test_programs_get_the_json_of_the_command_line(answers: RunAnswers) -> None:
+    settings = {"sequence": 64, "dim": 64, "layers": 2, "bias": False, "dim_out": None}
+    found = ask(answers, settings=settings, optimizations=[{"name": "split_feed_forward", "splits": 2}])
+    assert found["settings"] == {"sequence": "64", "dim": "64", "layers": "2", "bias": "false", "dim_out": "none"}
+    assert found["optimizations"] == [{"name": "split_feed_forward", "splits": "2"}]
+    assert (found["mode"], found["device"], found["trace"]) == ("predicted", "NVIDIA A100 40GB", None)
+    assert found["peak_reserved_bytes"] >= found["peak_allocated_bytes"] >= found["weights_bytes"] > 0
+    assert found["numerics"]["verdict"]["ok"] is True
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"workload": "/tmp/own.py:main"}, "There is no workload /tmp/own.py:main"),
+        ({"settings": ["batch"]}, "settings are an object"),
+        ({"settings": {"batch": {}}}, "a value is a text"),
+        ({"optimizations": {"name": "x"}}, "optimizations are a list"),
+        ({"optimizations": ["x"]}, "optimizations are an object"),
+        ({"optimizations": [{"every": 2}]}, "There is no optimization"),
+        ({"settings": {"batch": "two"}}, "batch is a whole number"),
+    ],
+)
+def test_programs_that_ask_for_what_is_not_there_are_told(answers: RunAnswers, more: Any, words: str) -> None:
+    with pytest.raises(MemvizError, match=words):
+        ask(answers, **more)
+
+
+def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+
+    def rows_of(seed: str) -> Iterator[dict[str, Any]]:
+        begun.append(seed)
+        yield from ({"case": str(number)} for number in range(3))
+
+    monkeypatch.setattr(run_tables, "rows_of", rows_of)
+    tables = Tables()
+    found: list[Any] = []
+    threads = [threading.Thread(target=lambda: found.append(list(tables.rows("flat")))) for _ in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert begun == ["flat"]
+    assert sorted(map(len, found)) == [1, 1, 4]
+    assert [each[-1] for each in found] == [([{"case": "0"}, {"case": "1"}, {"case": "2"}], True)] * 3
+
+
+def test_a_table_that_was_left_half_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tables, "rows_of", lambda seed: iter([{"case": "0"}, {"case": "1"}]))
+    tables = Tables()
+    rows = tables.rows("flat")
+    assert next(rows) == ([{"case": "0"}], False)
+    rows.close()  # type: ignore[attr-defined]
+    assert list(tables.rows("flat"))[-1] == ([{"case": "0"}, {"case": "1"}], True)
+
+
+class FakeAnswers(RunAnswers):
+    """With what there is to run known, so that no PyTorch is started."""
+
+    def listing(self) -> dict[str, Any]:
+        return {"workloads": [{"name": name} for name in ("done", "endless", "refused")]}
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeAnswers]:
+    monkeypatch.setattr(Worker, "module", "tests.runner.fake_worker")
+    made = FakeAnswers(TraceStore(), tmp_path, replace(AT_HOME, patience_seconds=3600))
+    yield made
+    made.close()
+
+
+def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
+    async def both() -> Any:
+        there = [True]
+        gone = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann", is_there=lambda: there[0]))
+        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+            await asyncio.sleep(0.02)
+        waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
+        await asyncio.sleep(0.2)
+        there[0] = False
+        with pytest.raises(RunFailed):
+            await gone
+        return await waits
+
+    assert asyncio.run(both())["workload"] == "done"
+
+
+def test_a_program_that_is_cut_off_frees_the_device(fake: FakeAnswers) -> None:
+    async def cut() -> None:
+        asked = asyncio.create_task(run_asked(fake, "endless", {}, [], card="", owner="ann"))
+        while not (orders := list(fake.desk._orders.values())) or orders[0].worker is None:
+            await asyncio.sleep(0.02)
+        asked.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asked
+
+    asyncio.run(cut())
+    (order,) = fake.desk._orders.values()
+    wait_until(lambda: order.standing.is_over)
+    assert order.standing.variants[0].what == "cancelled"
+
+
+def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnswers) -> None:
+    async def many() -> list[Any]:
+        return await asyncio.gather(*(run_asked(fake, "done", {}, [], card="", owner="ann") for _ in range(20)))
+
+    assert [each["workload"] for each in asyncio.run(many())] == ["done"] * 20
+
+
+def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
+    there = [True]
+    begun = fake.begin(Asked((Request("endless"),), ("a",)), "ann")
+    followed = fake.follow(begun.id, lambda: there[0])
+    assert next(followed).id == begun.id
+    there[0] = False
+    assert list(followed) == []
+
+
+def test_limits_are_those_of_the_place_and_of_the_settings() -> None:
+    assert run_limits({}).seconds == 900
+    space = {"SPACE_ID": "ann/memviz"}
+    assert (run_limits(space).seconds, run_limits(space).variants) == (240, 12)
+    told = run_limits({**space, "MEMVIZ_MAX_RUN_SECONDS": "30", "MEMVIZ_MAX_RUN_BYTES": "2GiB"})
+    assert (told.seconds, told.memory_bytes) == (30, 2 << 30)

@@ -1,0 +1,286 @@
+"""The form of the Run tab: which runs it asks for, and what it says about what does not go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from memviz.runner.jobs.bounds import most_bytes
+from memviz.ui.run.form import Asked, asked_of, changed, filled, place_of
+from memviz.ui.run.form_html import form_html, form_value
+from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
+from memviz.ui.run.stories import story_fields
+from tests.ui.page import elements, words
+
+
+def knob(name: str, default: Any, type: str = "int", choices: tuple[Any, ...] = (), says: str = "") -> dict[str, Any]:
+    row = {"name": name, "type": type, "default": default, "help": f"{name}?"}
+    return {**row, "choices": choices, "unit": "", "says": says}
+
+
+def optimization(name: str, *knobs: dict[str, Any], needs: str = "any", **not_with: str) -> dict[str, Any]:
+    row = {"name": name, "title": name.capitalize(), "sentence": f"Does {name}.", "claim": "bitwise"}
+    return {**row, "needs": needs, "not_with": not_with, "knobs": list(knobs)}
+
+
+LISTING: dict[str, Any] = {
+    "workloads": [
+        {
+            "name": "tiny",
+            "title": "Tiny",
+            "sentence": "A tiny model.",
+            "knobs": [
+                knob("batch", 1),
+                knob("mode", "inference", "text", ("inference", "training")),
+                knob("note", "", "text"),
+            ],
+        },
+        {
+            "name": "other",
+            "title": "Other",
+            "sentence": "Another <model>.",
+            "knobs": [knob("way", "fast", "text", ("fast", "small", "exact"))],
+        },
+    ],
+    "optimizations": [
+        optimization("split", knob("parts", 4), knob("only", "", "text")),
+        optimization(
+            "checkpoint",
+            knob("every", 1, says="every {nth} block"),
+            knob("offload", False, "bool"),
+            needs="training",
+        ),
+        optimization("cast", split="Cast layers cannot be split."),
+    ],
+    "cards": [{"name": "NVIDIA X", "memory_bytes": 8 << 30}, {"name": "NVIDIA Y", "memory_bytes": 24 << 30}],
+    "device": None,
+}
+
+
+def asked(**fields: Any) -> Asked:
+    spelled = {key.replace("__", ":"): value for key, value in fields.items()}
+    return asked_of(filled({"workload": "tiny", "card": "NVIDIA Y", **spelled}, LISTING), LISTING)
+
+
+def runs(found: Asked) -> list[tuple[str, dict[str, str], dict[str, dict[str, str]]]]:
+    pairs = zip(found.labels, found.requests, strict=True)
+    return [
+        (label, dict(each.settings), {name: dict(knobs) for name, knobs in each.optimizations}) for label, each in pairs
+    ]
+
+
+def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
+    form = filled({"workload": "tiny", "o:split": True}, LISTING)
+    html = form_html(form, LISTING)
+    for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
+        assert f'data-fault="{name}"' in html
+
+
+def test_the_optimizer_stands_in_the_open() -> None:
+    html = form_html(filled({"workload": "tiny"}, LISTING), LISTING)
+    assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
+    assert "no optimizer, gradients add up" in html
+
+
+def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
+    """Its own default would be shown there while the workload's number runs."""
+    listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
+    html = form_html(filled({"workload": "tiny"}, listing), listing)
+    assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
+
+
+def test_a_workload_alone_is_its_baseline() -> None:
+    assert runs(asked()) == [("Baseline", {}, {})]
+
+
+def test_several_values_of_a_knob_make_variants() -> None:
+    assert runs(asked(o__split=True, o__split__parts="2, 4,8")) == [
+        ("Baseline", {}, {}),
+        ("Split, parts 2", {}, {"split": {"parts": "2"}}),
+        ("Split, parts 4", {}, {"split": {}}),
+        ("Split, parts 8", {}, {"split": {"parts": "8"}}),
+    ]
+
+
+def test_several_optimizations_are_combined() -> None:
+    found = asked(o__split=True, o__checkpoint=True, o__checkpoint__every="1, 2", w__mode="training")
+    assert runs(found) == [
+        ("Baseline", {"mode": "training"}, {}),
+        ("Split + every block", {"mode": "training"}, {"split": {}, "checkpoint": {}}),
+        ("Split + every 2nd block", {"mode": "training"}, {"split": {}, "checkpoint": {"every": "2"}}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "labels"),
+    [
+        ({"every": "4, 2, 1"}, ["Every 4th block", "Every 2nd block", "Every block"]),
+        ({"every": "3, 11, 12, 21, 103"}, [f"Every {nth} block" for nth in ("3rd", "11th", "12th", "21st", "103rd")]),
+        ({"every": "2", "offload": True}, ["Checkpoint, every 2nd block, offload true"]),
+        ({"every": "two"}, ["Every two block"]),
+        ({"every": "1"}, ["Checkpoint"]),
+    ],
+)
+def test_variants_are_called_as_people_call_them(fields: dict[str, Any], labels: list[str]) -> None:
+    theirs = {f"o__checkpoint__{key}": value for key, value in fields.items()}
+    assert list(asked(w__mode="training", o__checkpoint=True, **theirs).labels) == ["Baseline", *labels]
+
+
+def test_values_of_the_workload_are_variants_too() -> None:
+    assert runs(asked(w__batch="1,2", o__split=True)) == [
+        ("batch 1: Baseline", {}, {}),
+        ("batch 1: Split", {}, {"split": {}}),
+        ("batch 2: Baseline", {"batch": "2"}, {}),
+        ("batch 2: Split", {"batch": "2"}, {"split": {}}),
+    ]
+
+
+def test_all_choices_of_a_knob_can_be_asked_for_at_once() -> None:
+    every = [("fast: Baseline", {}), ("small: Baseline", {"way": "small"}), ("exact: Baseline", {"way": "exact"})]
+    for text in ("*", "fast, small, exact"):
+        assert [(label, settings) for label, settings, _ in runs(asked(workload="other", w__way=text))] == every
+    assert [label for label, _, _ in runs(asked(workload="other", w__way=""))] == ["Baseline"]
+
+
+def test_a_text_may_hold_commas() -> None:
+    assert runs(asked(w__note="a, b"))[0][1] == {"note": "a, b"}
+    assert runs(asked(o__split=True, o__split__only="x,y"))[1][2] == {"split": {"only": "x,y"}}
+
+
+def test_knobs_of_what_is_switched_off_change_nothing() -> None:
+    assert runs(asked(o__split__parts="2, 8")) == [("Baseline", {}, {})]
+
+
+@pytest.mark.parametrize(
+    ("fields", "faults"),
+    [
+        ({"o__checkpoint": True}, {"o:checkpoint": "It has an effect in training only, and this is inference."}),
+        ({"o__checkpoint": True, "w__mode": "training"}, {}),
+        (
+            {"o__checkpoint": True, "w__mode": "*"},
+            {"o:checkpoint": "It has an effect in training only, and this is inference."},
+        ),
+        (
+            {"w__batch": "1,2,3,4,5,6", "o__split": True, "o__split__parts": "1,2,3,4,5"},
+            {"run": "These would be 36 variants, and 32 are the most at once. Give fewer values."},
+        ),
+        (
+            {"o__cast": True, "o__split": True},
+            {"o:cast": "Cast layers cannot be split.", "o:split": "Cast layers cannot be split."},
+        ),
+        ({"steps": "many"}, {"steps": "Steps are 1 to 100; not many."}),
+        ({"warmup": "1000"}, {"warmup": "Warm-up steps are 0 to 100; not 1000."}),
+        ({"w__batch": " "}, {"w:batch": "It is empty. Give a value, such as 1."}),
+        ({"w__batch": "2, lots"}, {"w:batch": "lots is not a whole number."}),
+        ({"w__mode": "resting"}, {"w:mode": "resting is none of inference, training."}),
+        ({"o__split": True, "o__split__parts": "4.5"}, {"o:split:parts": "4.5 is not a whole number."}),
+        ({"o__split__parts": "4.5"}, {}),
+        ({"on": "the moon"}, {"run": "on is one of auto, predict, cuda; not the moon."}),
+    ],
+)
+def test_what_does_not_go_is_said_where_it_stands(fields: dict[str, Any], faults: dict[str, str]) -> None:
+    assert dict(asked(**fields).faults) == faults
+
+
+def test_only_what_the_listing_names_is_taken() -> None:
+    """Fields come from a browser; a file of one's own is for the command line."""
+    found = asked_of(filled({"workload": "/etc/evil.py:main", "o:rm": True, "o:rm:f": "1"}, LISTING), LISTING)
+    assert [(each.workload, each.optimizations) for each in found.requests] == [("tiny", ())]
+
+
+def test_a_card_and_the_step_are_handed_on() -> None:
+    (request,) = asked(optimizer="adamw", steps="3", conversion="measured", keep_output=True, numerics=False).requests
+    assert (request.card, request.optimizer, request.steps, request.conversion) == ("NVIDIA Y", "adamw", 3, "measured")
+    assert (request.keep_output, request.numerics, request.on) == (True, False, "predict")
+
+
+def test_the_form_shows_what_there_is_and_escapes_it() -> None:
+    form = filled({"workload": "other", "o:split": True, "o:split:only": "<i>"}, LISTING)
+    html = form_html(form, LISTING)
+    assert "Another &lt;model&gt;." in html
+    assert 'value="&lt;i&gt;"' in html
+    assert "No CUDA device here, so measuring is off." in html
+    with_device = form_html(form, {**LISTING, "device": "NVIDIA Z"})
+    assert "Measured on NVIDIA Z" in with_device
+    assert "No CUDA device" not in with_device
+
+
+def test_the_button_counts() -> None:
+    form = filled({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
+    value = form_value(form, asked_of(form, LISTING), LISTING, version="1")
+    assert value["parts"]["count"] == "3 variants"
+    assert words(value["parts"]["buttons"]) == "Predict 3 variants"
+    measured = filled({"workload": "tiny", "on": "cuda"}, LISTING)
+    assert (
+        words(form_value(measured, asked_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"]) == "Measure"
+    )
+
+
+def test_a_thousand_values_are_counted_and_not_made() -> None:
+    many = ",".join(map(str, range(3000)))
+    found = asked(w__batch=many, o__split=True, o__split__parts=many, o__split__only="x")
+    assert (found.requests, found.faults["run"].split(",")[0]) == ((), "These would be 9")
+
+
+def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
+    def drawn(text: str) -> tuple[int, list[str | None]]:
+        html = form_html(filled({"workload": "other", "w:way": text}, LISTING), LISTING)
+        boxes = elements(html, "input", name="w:way", type="checkbox")
+        return len(elements(html, "select", name="w:way")), [each["value"] for each in boxes if "checked" in each]
+
+    assert drawn("small") == (1, [])
+    assert drawn("*") == (0, ["fast", "small", "exact"])
+    assert drawn("fast, exact") == (0, ["fast", "exact"])
+
+
+@pytest.mark.parametrize(
+    ("before", "fields", "is_redrawn"),
+    [
+        ({}, {"workload": "tiny", "w:batch": "2"}, False),
+        ({"workload": "tiny"}, {"workload": "tiny", "on": "cuda"}, True),
+        ({"workload": "other"}, {"workload": "other", "w:way": "*"}, True),
+        ({"workload": "other", "w:way": "*"}, {"workload": "other", "w:way": "fast"}, False),
+        ({"workload": "other", "w:way": "fast"}, {"workload": "other", "w:way": ""}, True),
+    ],
+)
+def test_the_form_is_drawn_anew_only_where_other_fields_stand(
+    before: dict[str, Any], fields: dict[str, Any], is_redrawn: bool
+) -> None:
+    assert changed(fields, before, LISTING) == (fields, is_redrawn)
+
+
+def test_another_workload_begins_with_its_own_values() -> None:
+    fields = {"workload": "other", "w:batch": "2", "steps": "3"}
+    assert changed(fields, {"workload": "tiny"}, LISTING) == ({"workload": "other", "steps": "3"}, True)
+
+
+@pytest.mark.parametrize(
+    ("refusal", "place"),
+    [
+        ("tiny: batch is 0; the least is 1.", "knobs"),
+        ("split: parts is 0.", "o:split"),
+        ("cast: it is not switched on.", "run"),
+        ("No blocks were found.", "run"),
+    ],
+)
+def test_a_refusal_stands_where_it_belongs(refusal: str, place: str) -> None:
+    assert place_of(refusal, asked(o__split=True)) == place
+
+
+def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
+    for usual, environment in ((AT_HOME, {}), (ON_A_SPACE, {"SPACE_ID": "a/b"})):
+        assert run_limits(environment) == replace(usual, memory_bytes=most_bytes(environment))
+    assert ON_A_SPACE.variants < AT_HOME.variants and ON_A_SPACE.seconds < AT_HOME.seconds
+    assert len(asked_of(filled({"workload": "tiny", "w:batch": "1,2,3,4"}, LISTING), LISTING, 3).requests) == 0
+
+
+def test_a_story_leaves_where_it_runs_as_it_was_chosen() -> None:
+    fields = story_fields("checkpointing", {"card": "NVIDIA X", "on": "cuda", "w:batch": "9", "o:cast": True})
+    assert (fields["card"], fields["on"], fields["workload"], "w:batch" in fields) == (
+        "NVIDIA X",
+        "cuda",
+        "ltx_video",
+        False,
+    )

@@ -1,0 +1,192 @@
+"""What every request passes before anything answers it."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
+
+from memviz.ui.shell.doorway import Doorway
+from memviz.ui.shell.exports import Exports, new_file
+from memviz.ui.shell.open_pages import OpenPages
+
+
+async def _echo(request: Request) -> Response:
+    return JSONResponse({"heard": await request.json()})
+
+
+async def _file(request: Request) -> Response:
+    return FileResponse(request.path_params["path"])
+
+
+class Visited:
+    """A server that repeats what it is told, behind our door."""
+
+    def __init__(self, upload: Callable[[Request], Any] = _echo) -> None:
+        app = Starlette(
+            routes=[
+                Route("/gradio_api/upload", upload, methods=["POST"]),
+                Route("/gradio_api/file={path:path}", _file),
+                Route("/{path:path}", _echo, methods=["POST"]),
+                Route("/{path:path}", lambda _: JSONResponse("a page")),
+            ],
+            middleware=[Middleware(Doorway)],
+        )
+        self.page = SimpleNamespace(exports=Exports(), open_pages=OpenPages(), share_url="https://ab12.gradio.live")
+        app.get_blocks = lambda: self.page  # type: ignore[attr-defined]
+        self.client = TestClient(app, base_url="http://localhost:7860")
+
+    def status(self, **headers: str) -> int:
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        return int(self.client.get("/config", headers=named).status_code)
+
+
+def test_a_borrowed_name_gets_nothing_and_is_told_the_remedy():
+    visited = Visited()
+    answer = visited.client.get("/config", headers={"host": "evil.example:7860"})
+    assert answer.status_code == 403
+    assert answer.text == (
+        "This server is not known as evil.example. "
+        "If it should be, set MEMVIZ_ALLOWED_HOSTS=evil.example and start it again."
+    )
+    assert visited.client.post("/gradio_api/queue/join", json={}, headers={"host": "evil.example"}).status_code == 403
+    assert visited.client.get("/x", headers={"host": "<script>"}).text.startswith("This server is not known as that.")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"host": "127.0.0.1:8080"}, 200),
+        ({"host": "192.168.1.9"}, 200),
+        ({"host": "ab12.gradio.live"}, 200),
+        ({"host": "ab12.gradio.live", "origin": "https://ab12.gradio.live"}, 200),
+        ({"origin": "http://localhost:7860"}, 200),
+        ({"host": "192.168.1.9:7860", "origin": "http://192.168.1.9:7860"}, 200),
+        ({"host": "192.168.1.9:7860", "origin": "http://192.168.1.66"}, 403),
+        ({"host": "192.168.1.9:7860", "origin": "https://evil.example"}, 403),
+        ({"origin": "https://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+        ({"origin": "https://localhost.evil.example"}, 403),
+        ({"x_forwarded_host": "evil.example"}, 403),
+        ({"x_forwarded_host": "evil.example", "origin": "https://evil.example"}, 403),
+    ],
+)
+def test_which_pages_are_answered(headers: dict[str, str], status: int):
+    assert Visited().status(**headers) == status
+
+
+def test_behind_a_proxy_the_setting_names_its_address(monkeypatch: pytest.MonkeyPatch):
+    """A proxy that passes the name on, one that tells it beside its own, and a page in it that asks."""
+    monkeypatch.setenv("MEMVIZ_ALLOWED_HOSTS", "public.example.org")
+    visited = Visited()
+    own = "https://public.example.org"
+    assert visited.status(host="public.example.org", origin=own) == 200
+    assert visited.status(host="127.0.0.1:7860", x_forwarded_host="public.example.org, inner:80", origin=own) == 200
+    assert visited.status(host="evil.example") == 403
+
+
+def test_on_a_space_its_own_address_is_known_and_pages_of_other_spaces_are_not(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SPACE_ID", "me/memviz")
+    monkeypatch.setenv("SPACE_HOST", "me-memviz.hf.space")
+    visited = Visited()
+    assert visited.status(host="me-memviz.hf.space", origin="https://me-memviz.hf.space") == 200
+    assert visited.status(host="10.20.30.40:7860") == 200
+    assert visited.status(host="me-memviz.hf.space", origin="https://evil.hf.space") == 403
+    assert visited.status(host="me-memviz.hf.space", origin="https://huggingface.co") == 403
+
+
+def test_websockets_pass_the_same_door():
+    visited = Visited()
+    with pytest.raises(WebSocketDisconnect) as refused, visited.client.websocket_connect("ws://evil.example/any"):
+        pass
+    assert (refused.value.code, "not known as evil.example" in refused.value.reason) == (1008, True)
+
+
+def test_bodies_larger_or_deeper_than_any_page_sends_are_refused_in_words():
+    client = Visited().client
+    large = client.post("/gradio_api/queue/join", content=b"x" * (8 << 20))
+    assert (large.status_code, large.json()["detail"]) == (400, "The request has more than 2,097,152 bytes.")
+    deep = client.post("/gradio_api/queue/join", content=b'{"a":' + b"[" * 5000)
+    assert (deep.status_code, deep.json()["detail"]) == (400, "The request is nested deeper than 100 levels.")
+    # Marks in texts are no nesting.
+    assert client.post("/any", json={"a": "[" * 5000 + '"'}).json() == {"heard": {"a": "[" * 5000 + '"'}}
+
+
+def test_halves_of_characters_and_what_is_no_number_become_what_everybody_can_read():
+    client = Visited().client
+    sent = b'{"a": "x\\ud800y", "b": [NaN, -Infinity, 1.5], "pair": "\\ud83d\\ude00", "\\udc00": 1}'
+    assert client.post("/any", content=sent).json() == {
+        "heard": {"a": "x\ufffdy", "b": [None, None, 1.5], "pair": "\U0001f600", "\ufffd": 1}
+    }
+
+
+def test_what_is_not_there_is_said_and_raises_nothing():
+    async def missing(_: Request) -> Response:
+        raise KeyError("/nosuch")
+
+    app = Starlette(routes=[Route("/x", missing, methods=["POST"])], middleware=[Middleware(Doorway)])
+    app.get_blocks = lambda: SimpleNamespace()  # type: ignore[attr-defined]
+    answer = TestClient(app, base_url="http://localhost").post("/x", json={})
+    assert (answer.status_code, "no answer to that (KeyError: '/nosuch')" in answer.json()["detail"]) == (400, True)
+
+
+def test_a_full_disk_during_gradios_upload_is_said():
+    async def full(_: Request) -> Response:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    answer = Visited(full).client.post("/gradio_api/upload", content=b"x")
+    assert (answer.status_code, answer.json()["detail"]) == (507, "The disk of the server is full. Try it again later.")
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("GRADIO_TEMP_DIR", str(tmp_path))
+    path = new_file("report.html")
+    path.write_text("a page")
+    return path
+
+
+def test_an_export_is_given_once_and_deleted(made: Path):
+    client = Visited().client
+    assert client.head(f"/gradio_api/file={made}").status_code == 200
+    assert client.get(f"/gradio_api/file={made}", headers={"range": "bytes=0-1"}).status_code == 206
+    answer = client.get(f"/gradio_api/file={made}")
+    assert (answer.status_code, answer.text) == (200, "a page")
+    assert not made.parent.exists()
+    again = client.get(f"/gradio_api/file={made}")
+    assert (again.status_code, "fetched already" in again.json()["detail"]) == (404, True)
+
+
+def test_exports_are_found_by_nothing_but_their_whole_path(made: Path):
+    client, root = Visited().client, made.parents[1]
+    for path in (made.parent, root / "guess" / "report.html", f"{root}/../memviz-exports/x/y", made.parent / "x"):
+        assert client.get(f"/gradio_api/file={path}").status_code == 404
+    assert made.exists()
+
+
+def test_nothing_is_fetched_for_others():
+    assert Visited().client.get("/gradio_api/file=http://example.org/x").status_code == 403
+
+
+def test_who_holds_a_line_is_here_and_who_has_let_go_has_left():
+    presence = OpenPages()
+    with presence.of("a"):
+        with presence.of("a"):
+            pass
+        assert (presence.is_here("a"), presence.is_gone("a", 0)) == (True, False)
+    assert (presence.is_here("a"), presence.is_gone("a", 0), presence.is_gone("a", 60)) == (False, True, False)
+    with presence.of("a"):
+        assert not presence.is_gone("a", 0)
+    assert (presence.was_here("a"), presence.was_here("b"), presence.is_gone("b", 0)) == (True, False, False)

@@ -1,0 +1,266 @@
+"""Sidebar, welcome page, errors: as text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memviz.analysis.held import held_bytes
+from memviz.trace.model import Trace
+from memviz.ui.explore.verdict import facts, verdict_html
+from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.links import link_name, named, view_state
+from memviz.ui.shell.page_frame import actions_html, refused_html, samples_html, traces_html
+from memviz.ui.shell.session import Opened, Refused, Session
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import (
+    SAMPLE_LIST,
+    SAMPLES,
+    arrived,
+    open_files,
+    open_sample,
+    opened,
+    remembered,
+    reopened,
+    sample_named,
+)
+from tests.traces import alloc, block, event, frame, read, segment, trace_of
+
+EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
+
+
+@pytest.fixture
+def store() -> TraceStore:
+    return TraceStore()
+
+
+def silent(share: float, words: str) -> None:
+    pass
+
+
+def small(source: str = "run.pickle") -> Trace:
+    trace = trace_of([alloc(0, 1000, frames=[frame("forward", "model.py", 3)]), alloc(4096, 3000)])
+    return replace(trace, about=replace(trace.about, source=source))
+
+
+# -- markup
+
+
+def test_text_is_never_markup() -> None:
+    assert tag("b", "<i>&\"'", title='"><script>') == (
+        '<b title="&quot;&gt;&lt;script&gt;">&lt;i&gt;&amp;&quot;&#x27;</b>'
+    )
+    assert esc(Html("<b>ours</b>")) == "<b>ours</b>"
+    assert "\u202e" not in esc("abc\u202edef")
+
+
+# -- the store
+
+
+def test_a_trace_is_found_by_its_key_only(store: TraceStore) -> None:
+    key = store.add(small())
+    assert len(key) >= 24
+    assert store.get(key) is not None
+    assert store.get(key[:-1]) is None
+    store.drop(key)
+    assert store.get(key) is None
+
+
+def test_what_was_not_used_for_longest_makes_room() -> None:
+    store = TraceStore(most_bytes=int(2.5 * held_bytes(small())))
+    first, second = store.add(small()), store.add(small())
+    store.get(first)
+    store.add(small())
+    assert (store.get(first) is not None, store.get(second)) == (True, None)
+
+
+def test_the_newest_stays_however_large(store: TraceStore) -> None:
+    store = TraceStore(most_bytes=1)
+    assert store.get(store.add(small())) is not None
+
+
+# -- the session
+
+A, B, C = (Opened(name, name, "0", ("0", "1")) for name in "abc")
+
+
+def test_the_first_two_are_compared_and_the_last_is_looked_at() -> None:
+    session = Session().with_opened(A).with_opened(B).with_opened(C)
+    assert (session.chosen, session.compared) == ("c", ("a", "b"))
+    assert session.toggling("b").toggling("c").compared == ("a", "c")
+    assert session.with_baseline("b").compared == ("b", "a")
+
+
+def test_closing_leaves_no_trace_of_it() -> None:
+    session = Session().with_opened(A).with_opened(B).closing("b")
+    assert (session.chosen, session.compared, session.opened) == ("a", ("a",), (A,))
+    assert session.closing("a") == Session()
+
+
+def test_a_device_is_chosen_only_where_there_is_one() -> None:
+    session = Session().with_opened(A)
+    assert session.on_device("a", "1").current == replace(A, device="1")
+    assert session.on_device("a", "7").current == A
+
+
+# -- opening
+
+
+def test_a_refused_file_leaves_what_is_open(store: TraceStore, tmp_path) -> None:
+    bad = tmp_path / "bad.pickle"
+    bad.write_bytes(b"hello")
+    session = open_sample(store, Session(), SAMPLE_LIST[0])
+    after = open_files(store, session, [str(bad)], silent)
+    assert after.opened == session.opened
+    assert [each.name for each in after.refused] == ["bad.pickle"]
+    html = refused_html(after)
+    assert "bad.pickle was not opened." in html
+    assert "Your 1 open trace is untouched." in html
+
+
+def test_samples_open_once(store: TraceStore) -> None:
+    sample = sample_named("checkpointing")
+    assert sample is not None
+    session = open_sample(store, Session(), sample)
+    assert len(session.opened) == len(session.compared) == 2
+    assert open_sample(store, session, sample).opened == session.opened
+
+
+def test_a_browser_finds_again_what_the_store_still_has(store: TraceStore) -> None:
+    session = open_sample(store, open_sample(store, Session(), SAMPLE_LIST[0]), SAMPLE_LIST[2])
+    store.drop(session.opened[0].key)
+    again = reopened(store, remembered(session.opened))
+    assert again.opened == session.opened[1:]
+    assert reopened(store, [["guessed", ""], ["x"]]) == Session()
+
+
+def test_keys_lead_to_a_trace_and_a_device(store: TraceStore) -> None:
+    context, one = Context(store), opened(store, small())
+    found = context.find(timeline_key(one))
+    assert found is not None
+    assert found[1].name == "0"
+    assert context.find(f"{one.key}/9") is None
+    assert context.find("guess/0") is None
+
+
+# -- links
+
+
+def test_links_name_samples_openly_and_others_by_a_digest() -> None:
+    sample = replace(A, sample="training.pickle.gz")
+    session = Session().with_opened(sample).with_opened(B)
+    assert link_name(sample) == "sample:training.pickle.gz"
+    assert "secret" not in link_name(replace(B, key="secret"))
+    assert named(session, link_name(B)) == B
+    assert named(session, "nobody") is None
+
+
+def test_a_link_restores_what_it_says_and_nothing_else() -> None:
+    query = {"at": "5", "from": "-1", "to": "9", "pin": "x", "order": "age", "colour": "evil", "axis": "time", "z": "1"}
+    assert view_state(query) == {"at": 5, "from": -1, "to": 9, "order": "age", "axis": "time"}
+    assert view_state({"at": "9" * 400}) == {}
+
+
+# -- what is seen
+
+
+def test_the_list_names_every_open_trace(store: TraceStore) -> None:
+    context = Context(store)
+    session = (
+        Session().with_opened(opened(store, small("one.pickle"))).with_opened(opened(store, small(f"{EVIL}.pickle")))
+    )
+    html = traces_html(session, context.of)
+    assert "<b>one</b>" in html
+    assert "<img src=x" not in html
+    assert html.count('aria-current="true"') == 1
+    store.drop(session.opened[0].key)
+    assert "closed to make room" in traces_html(session, context.of)
+
+
+def test_samples_are_labelled_as_synthetic() -> None:
+    html = samples_html()
+    for sample in SAMPLE_LIST:
+        assert sample.title in html
+        assert all((SAMPLES / name).is_file() for name in sample.files)
+    assert html.count("synthetic") == len(SAMPLE_LIST)
+
+
+def test_actions_belong_to_a_trace() -> None:
+    assert actions_html(Session()) == ""
+    assert 'data-mv-link="sample:x"' in actions_html(Session().with_opened(replace(A, sample="x")))
+
+
+def test_a_refusal_is_text() -> None:
+    html = refused_html(Session().with_refused(Refused(EVIL, EVIL)))
+    assert "<img" not in html
+
+
+def test_the_verdict_is_a_sentence_of_figures() -> None:
+    trace = small()
+    assert "The peak is 3.91 KiB" in verdict_html(trace, trace.devices[0])
+    assert ("peak live", "3.91 KiB") in facts(trace, trace.devices[0])
+
+
+def test_the_verdict_names_a_failed_allocation() -> None:
+    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0, "frames": [frame(EVIL, "m.py", 2)]}
+    trace = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024), oom])
+    html = verdict_html(trace, trace.devices[0])
+    assert "It ran out of memory: 1,024 MiB were asked for in m.py:2" in html
+    assert "1.00 KiB were live, and 2.00 MiB reserved and not live." in html
+    assert "<img" not in html
+
+
+def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opened_after_all():
+    store = TraceStore()
+    said = {"refused": "a.pickle", "reason": "It is cut off."}
+    refused = arrived(store, Session(), said)
+    twice = arrived(store, refused, {**said, "reason": "It is empty."})
+    assert twice.refused == (Refused("a.pickle", "It is empty."),)
+    other = trace_of([alloc(1, 512)])
+    session = arrived(
+        store, twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
+    )
+    assert ([each.name for each in session.opened], session.refused) == (["b"], twice.refused)
+    key = store.add(replace(other, about=replace(other.about, source="a.pickle")))
+    session = arrived(store, session, {"stored": key})
+    assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
+    assert arrived(store, session, {"stored": key}) is session
+    assert arrived(store, session, {"stored": "a guess"}) is session
+    many = session
+    for i in range(9):
+        many = arrived(store, many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
+    assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5
+
+
+def two_devices() -> Trace:
+    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0}
+    return read({"segments": [], "device_traces": [[alloc(0, 9000)], [alloc(0, 1000), oom]]})
+
+
+def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first(store: TraceStore) -> None:
+    assert opened(store, two_devices()).device == "1"
+
+
+def test_the_note_on_another_devices_failure_leads_to_it() -> None:
+    trace = two_devices()
+    here, there = (verdict_html(trace, each, "key") for each in trace.devices)
+    assert 'data-act="device" data-key="key" data-device="1"' in here
+    assert here.index("ran out of memory once") < here.index("more note")
+    assert "data-act" not in there
+    assert "Device 1 ran out of memory" in there
+
+
+def test_a_lone_trace_is_no_a(store: TraceStore) -> None:
+    context, alone = Context(store), Session().with_opened(opened(store, small()))
+    assert "mv-badge" not in traces_html(alone, context.of)
+    both = alone.with_opened(opened(store, small()))
+    assert traces_html(both, context.of).count("mv-badge") == 2
+
+
+def test_a_state_alone_has_no_peak() -> None:
+    trace = trace_of([], [segment(0, 2**21, [block(0, 512, 500)])])
+    html = verdict_html(trace, trace.devices[0])
+    assert "500 B are live. <span>The file holds no history, only the state at its end." in html
+    assert "peak" not in str(facts(trace, trace.devices[0]))

@@ -1,0 +1,266 @@
+"""What a visitor's browser is told of a file that it sends, in order and to the byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pickle
+import threading
+import time
+from functools import partial
+from typing import Any
+
+import pytest
+
+from memviz.analysis.timeline import timeline
+from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
+from memviz.trace.load import read_trace
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.shell.turns import Turns
+from memviz.ui.upload.opening import opened
+from memviz.ui.upload.outbox import Outbox
+from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+from tests.traces import alloc, free, snapshot
+
+EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
+RAW = pickle.dumps(snapshot(EVENTS))
+
+
+def told(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
+    """Every message, taken apart."""
+
+    async def listen() -> bytes:
+        return b"".join([each async for each in reading.outbox.messages()])
+
+    raw, messages = asyncio.run(asyncio.wait_for(listen(), 20)), []
+    while raw:
+        length = int.from_bytes(raw[:4], "little")
+        header = json.loads(raw[4 : 4 + length])
+        body = raw[4 + length : 4 + length + header["bytes"]]
+        messages.append((header, body))
+        raw = raw[4 + length + header["bytes"] :]
+    return messages
+
+
+def begun(readings: Readings, raw: bytes, *, name: str = "run.pickle") -> Reading:
+    reading = readings.get(readings.begin(name, len(raw), packed=False))
+    assert reading is not None
+    reading.begin()
+    return reading
+
+
+def wait_for_the_end(reading: Reading) -> None:
+    deadline = time.monotonic() + 10
+    while not reading.arriving.closed and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert reading.arriving.closed
+
+
+def test_first_the_total_then_every_allocation_then_the_colours():
+    store = TraceStore()
+    reading = begun(Readings(store), RAW)
+    for at in range(0, len(RAW), 4000):
+        reading.arriving.add(RAW[at : at + 4000])
+    reading.arriving.end()
+    messages = [each for each in told(reading) if each[0]["kind"] != "reading"]
+    assert [header["kind"] for header, _ in messages] == ["curve", "piece", "piece", "opened"]
+    (curve, _), (first, columns), (second, _), (opened, _) = messages
+    trace = store.get(opened["stored"])
+    assert trace is not None
+    line = timeline(trace.devices[0])
+    assert max(curve["live"]) == curve["peak_bytes"] == line.peak_bytes
+    assert (curve["live"], curve["reserved"]) == (line.live.tolist(), line.reserved.tolist())
+    sent, expected = unpack(Packed(first["header"], columns)), unpack(pack_timeline(trace.devices[0]))
+    assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
+    assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
+    assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
+
+
+def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
+    store = TraceStore()
+    reading = begun(Readings(store), RAW)
+    reading.arriving.add(RAW[:-100])
+    reading.arriving.end()
+    assert [(header["name"], header["reason"]) for header, _ in told(reading) if header["kind"] != "reading"] == [
+        (
+            "run.pickle",
+            "The file ends in the middle of its data; it was cut off while it was written or copied. "
+            "Dump or copy it again.",
+        )
+    ]
+    assert not store._kept
+
+
+def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
+    store = TraceStore()
+    readings = Readings(store)
+    ticket = readings.begin("run.pickle", len(RAW), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+    reading.begin()
+    reading.arriving.add(RAW)
+    readings.drop(ticket)
+    assert readings.get(ticket) is None
+    wait_for_the_end(reading)
+    assert not store._kept
+
+
+def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
+    store = TraceStore()
+    readings = Readings(store)
+    ticket = readings.begin("run.pickle", len(RAW), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+
+    def opened_too_late(*given: Any) -> Any:
+        found = opened(*given)
+        readings.drop(ticket)
+        return found
+
+    monkeypatch.setattr("memviz.ui.upload.reading.opened", opened_too_late)
+    reading.begin()
+    reading.arriving.add(RAW)
+    reading.arriving.end()
+    assert [header["kind"] for header, _ in told(reading) if header["kind"] != "reading"] == []
+    wait_for_the_end(reading)
+    assert not store._kept
+
+
+def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
+    """A visitor with a slow line hears how far it is now, not how far it was."""
+    outbox = Outbox()
+    for share in (0.1, 0.2, 0.3):
+        outbox.put("reading", share=share)
+    outbox.put("piece", b"first")
+    outbox.put("piece", b"second")
+    outbox.close()
+    outbox.put("reading", share=0.9)
+
+    async def listen() -> bytes:
+        return b"".join([each async for each in outbox.messages()])
+
+    raw = asyncio.run(listen())
+    assert (raw.count(b'"kind": "reading"'), raw.count(b'"share": 0.3')) == (1, 1)
+    assert raw.index(b"first") < raw.index(b"second")
+
+
+def test_limits_are_said_before_anything_is_sent():
+    readings = Readings(TraceStore(), most_bytes=1 << 20)
+    with pytest.raises(TooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
+        readings.begin("run.pickle", 2 << 20, packed=True)
+
+
+def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
+    """The clock of all readings is put forward."""
+    now = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: now() + seconds)
+
+
+def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
+    tickets = [begin(visitor="hostile") for _ in range(16)]
+    with pytest.raises(Busy):
+        begin(visitor="hostile")
+    begin(visitor="friend")
+    # Nothing comes under any of them: the oldest makes way for the next.
+    later(monkeypatch, 10)
+    tickets.append(begin(visitor="hostile"))
+    assert [readings.get(each) is None for each in tickets] == [True] + 16 * [False]
+
+
+def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_later(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
+    useful = readings.get(begin(visitor="busy"))
+    assert useful is not None
+    useful.arriving.add(bytes(90_000))
+    for i in range(255):
+        begin(visitor=f"hostile {i % 16}")
+    with pytest.raises(Busy):
+        begin(visitor="friend")
+    later(monkeypatch, 10)
+    for _ in range(16):
+        begin(visitor="friend")
+    assert useful in readings._under_way.values()
+    useful.arriving.close()
+
+
+def test_tickets_take_neither_threads_nor_files():
+    def count() -> tuple[int, int]:
+        return threading.active_count(), len(os.listdir("/proc/self/fd"))
+
+    readings, before = Readings(TraceStore()), count()
+    for i in range(100):
+        readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
+    assert count() == before
+
+
+def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monkeypatch: pytest.MonkeyPatch):
+    readings = Readings(TraceStore())
+    slow = begun(readings, RAW)
+    slow.arriving.add(RAW[:500])
+    silent = begun(readings, RAW)
+    heard = begun(readings, RAW)
+    heard.is_heard = True
+    heard.arriving.add(RAW)
+    heard.arriving.end()
+    later(monkeypatch, 150)
+    slow.arriving.add(RAW[500:1000])
+    slow.is_heard = True
+    readings.forget()
+    assert list(readings._under_way.values()) == [heard]
+    for each in (slow, silent, heard):
+        wait_for_the_end(each)
+
+
+def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest.MonkeyPatch):
+    """The file is whole: nothing else than the visitor's going could end it."""
+    said: list[int] = []
+    readings = Readings(TraceStore())
+    raw = pickle.dumps(snapshot(EVENTS * 200), 2)
+    ticket = readings.begin("run.pickle", len(raw), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+
+    def read(*given: Any, progress: Any, **options: Any) -> Any:
+        def say(done: int, total: int) -> None:
+            said.append(done)
+            readings.drop(ticket)
+            progress(done, total)
+
+        return read_trace(*given, progress=say, **options)
+
+    monkeypatch.setattr("memviz.ui.upload.reading.read_trace", read)
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    reading.begin()
+    wait_for_the_end(reading)
+    assert 0 <= max(said) < len(raw) / 2
+    assert not readings._store._kept
+
+
+def test_turns_go_to_who_has_least_and_are_never_lost():
+    turns, done = Turns(2), []
+    first, second = turns.of("many"), turns.of("many")
+    first.acquire()
+    second.acquire()
+    lock = threading.Lock()
+
+    def work(visitor: str) -> None:
+        with turns.of(visitor), lock:
+            done.append(visitor)
+
+    threads = []
+    for visitor in ("many", "many", "many", "one"):
+        threads.append(threading.Thread(target=work, args=[visitor]))
+        threads[-1].start()
+        while len(turns._waiting) < len(threads):
+            time.sleep(0.001)
+    first.release()
+    for each in threads:
+        each.join(600)
+    second.release()
+    assert done == ["one", "many", "many", "many"]
+    assert (turns._free, turns._working) == (2, {})

@@ -1,0 +1,111 @@
+"""Who may send a file, and in which form."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+import pytest
+from gradio.routes import App
+from starlette.testclient import TestClient
+
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.reading import Readings
+from memviz.ui.upload.routes import PATH, routes
+from tests.traces import alloc, snapshot
+
+RAW = pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(50)]))
+LOGIN = {"username": "somebody", "password": "a secret"}
+
+
+@pytest.fixture(autouse=True)
+def no_loops_left(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Gradio makes event loops for its locks while it is built, and leaves them open."""
+    made: list[asyncio.AbstractEventLoop] = []
+    make = asyncio.new_event_loop
+
+    def new() -> asyncio.AbstractEventLoop:
+        made.append(make())
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "new_event_loop", new)
+    yield
+    for each in made:
+        each.close()
+
+
+def visitor(auth: Any = None, **limits: Any) -> TestClient:
+    with gr.Blocks(analytics_enabled=False) as blocks:
+        pass
+    blocks.auth, blocks.auth_message = auth, None
+    blocks.readings = Readings(TraceStore(), **limits)
+    return TestClient(App.create_app(blocks, app_kwargs={"routes": routes()}))
+
+
+def begin(client: TestClient, **headers: str) -> Any:
+    said = {"name": "C:\\folder\\run.pickle", "size": len(RAW), "packed": False}
+    return client.post(PATH, json=said, headers=headers)
+
+
+def part(client: TestClient, ticket: str, body: bytes, *, number: int = 0, last: bool = True) -> int:
+    headers = {"memviz-part": str(number), "memviz-last": str(int(last))}
+    return int(client.post(f"{PATH}/{ticket}", content=body, headers=headers).status_code)
+
+
+def test_a_file_goes_in_and_what_is_read_comes_out():
+    client = visitor()
+    ticket = begin(client).json()["ticket"]
+    assert part(client, ticket, RAW[:900], last=False) == 204
+    assert part(client, ticket, RAW[900:], number=1) == 204
+    answer = client.get(f"{PATH}/{ticket}")
+    assert (answer.status_code, answer.headers["cache-control"]) == (200, "no-store")
+    assert b'"kind": "opened"' in answer.content
+    assert b'"name": "run.pickle"' in answer.content
+    # Who has heard it all needs the ticket no more, and nobody else has any use for it.
+    assert client.get(f"{PATH}/{ticket}").status_code == 400
+
+
+def test_behind_a_login_only_who_has_logged_in_may_send_a_file():
+    client = visitor(auth=[tuple(LOGIN.values())])
+    assert begin(client).status_code == 401
+    assert client.post("/login", data={**LOGIN, "password": "a guess"}).status_code == 400
+    assert begin(client).status_code == 401
+    assert client.post("/login", data=LOGIN).status_code == 200
+    assert begin(client).status_code == 200
+
+
+def test_only_the_page_itself_may_ask_in_a_browser():
+    client = visitor()
+    asked = {
+        ("sec-fetch-site", "same-origin"): 200,
+        ("sec-fetch-site", "cross-site"): 403,
+        ("sec-fetch-site", "same-site"): 403,
+        ("origin", "http://testserver"): 200,
+        ("origin", "https://evil.example"): 403,
+        ("origin", "null"): 403,
+        ("user-agent", "a program"): 200,
+    }
+    assert {header: begin(client, **dict([header])).status_code for header in asked} == asked
+
+
+def test_what_the_page_would_never_send_is_refused():
+    client = visitor(most_bytes=10_000)
+    assert client.post(PATH, content=b"no JSON").status_code == 400
+    assert client.post(PATH, json={"name": "x"}).status_code == 400
+    large = client.post(PATH, json={"name": "x", "size": 20_000, "packed": True})
+    assert (large.status_code, "this page takes 9.77 KiB" in large.json()["reason"]) == (413, True)
+    ticket = begin(client).json()["ticket"]
+    assert part(client, ticket, RAW[:9], number=3) == 400
+    assert part(client, ticket, bytes(200_000)) == 400
+    assert client.get(f"{PATH}/{'A' * 24}").status_code == 400
+
+
+def test_a_cancelled_file_is_forgotten():
+    client = visitor()
+    ticket = begin(client).json()["ticket"]
+    assert part(client, ticket, RAW[:900], last=False) == 204
+    assert client.delete(f"{PATH}/{ticket}").status_code == 204
+    assert part(client, ticket, RAW[900:], number=1) == 400

@@ -1,0 +1,60 @@
+"""What leaves the What if tab: a page, a snapshot, one more open trace; and what is found on coming back."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memviz.analysis.timeline import timeline
+from memviz.trace.load import load_trace
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Session
+from memviz.ui.upload.opening import reopened
+from memviz.ui.what_if.answer import Answers, Shown
+from memviz.ui.what_if.kept_replays import Replays
+from memviz.ui.what_if.question import Asked
+from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
+
+
+def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[Answers, Shown]:
+    return Answers(context, replays), Shown(key, Asked(memory="120 MiB", expandable=True))
+
+
+def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, replays: Replays, key: str) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    name = key.partition("/")[0]
+    session = Session().with_opened(reopened(context.store, [[name, ""]]).opened[0])
+    kept = answers.kept(shown, session, compared=False)
+    assert [each.name for each in kept.opened] == ["hand-made", "replay of hand-made in 120 MiB"]
+    assert kept.current is kept.opened[-1]
+    found = context.current(kept)
+    assert found is not None
+    assert found[0].about.label == "replayed with expandable_segments:True"
+    assert timeline(found[1]).peak_bytes == timeline(growing().devices[0]).peak_bytes
+    again = answers.kept(shown, kept.choosing(name), compared=True)
+    assert len(again.opened) == 2
+    assert again.compared == (name, kept.chosen)
+
+
+def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays: Replays, key: str) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    refused = replace(shown, asked=Asked(max_split="2"))
+    assert answers.kept(refused, Session(), compared=True) == Session()
+    assert answers.file(refused, "snapshot") is None
+    assert answers.file(Shown("gone/0"), "page") is None
+
+
+def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(context: Context, replays: Replays, key: str) -> None:
+    answers, shown = answers_and_shown(context, replays, key)
+    path = answers.file(shown, "snapshot")
+    assert path is not None and path.endswith("/hand-made-replayed.pickle")
+    again = load_trace(path)
+    assert again.about.label == "replayed with expandable_segments:True"
+    assert again.devices[0].events == replays.what_if(key, EXPANDABLE, SMALL).replayed.trace.devices[0].events
+
+
+def test_whoever_comes_back_to_a_trace_finds_the_form_as_it_was_left() -> None:
+    asked = Asked(max_split="64")
+    other, is_new = Shown("a/0", asked, with_blocks=True).turned_to("b/0")
+    assert (other.key, other.asked, other.with_blocks, is_new) == ("b/0", Asked(), True, True)
+    back, is_new = other.turned_to("a/0")
+    assert (back.key, back.asked, is_new) == ("a/0", asked, False)

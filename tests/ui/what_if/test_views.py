@@ -1,0 +1,358 @@
+"""What if: what a form means, what is kept, what is said, and what the parts of the tab are given."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from html import unescape
+from typing import Any
+
+import pytest
+
+from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.what_if import Card
+from memviz.analysis.timeline import timeline
+from memviz.errors import MemvizError, UsageError
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.upload.opening import SAMPLES, opened
+from memviz.ui.what_if.answer import EMPTY, PARTS, Answers, Shown, first_question
+from memviz.ui.what_if.answer_html import Found, refusal_html, search_html, waiting_html, what_if_html
+from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.question import Asked, asked_of, understood
+from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_value
+from memviz.ui.what_if.saved_page import what_if_page
+from memviz.ui.what_if.settings_form import Had, form_value
+from tests.allocator.driver import GiB, MiB
+from tests.allocator.recording import Recorder
+from tests.traces import alloc, block, event, frame, segment, trace_of
+from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+def text(html: str) -> str:
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", html))).strip()
+
+
+# -- the form
+
+
+def test_a_form_is_read_as_pytorch_would() -> None:
+    meant = understood(
+        Asked(expandable=True, max_split="128", roundup="[256:1,512:2]", more="large_segment_size_mb:40")
+    )
+    assert meant.settings is not None
+    assert meant.settings.to_text().startswith(
+        "expandable_segments:True,large_segment_size_mb:40,max_split_size_mb:128,"
+    )
+    assert (meant.card, meant.faults) == (None, {})
+
+
+@pytest.mark.parametrize(
+    ("asked", "field", "words"),
+    [
+        (Asked(max_split="2"), "max_split", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        (Asked(threshold="1.2"), "threshold", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        (Asked(roundup="3"), "roundup", "For roundups, the divisions has to be power of 2 "),
+        (Asked(more="nonsense:1"), "more", "Unrecognized key 'nonsense' in CUDA allocator config."),
+        (
+            Asked(expandable=True, release="2.0"),
+            "expandable",
+            "Unrecognized CachingAllocator option: expandable_segments",
+        ),
+        (Asked(max_split="30", more="large_segment_size_mb:40"), "more", "CachingAllocator option max_split_size_mb"),
+        (Asked(more="per_process_memory_fraction:0.5"), "more", "say how large the card is"),
+        (Asked(memory="lots"), "memory", "'lots' is not a size"),
+        (Asked(memory="0"), "memory", "No process runs in nothing."),
+        (Asked(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
+    ],
+)
+def test_refusals_stand_at_their_field_in_pytorchs_words(asked: Asked, field: str, words: str) -> None:
+    meant = understood(asked)
+    assert meant.settings is None
+    assert words in meant.faults[field]
+    assert form_value(asked, meant, Had(None), version="1")["parts"]["pasted"] == ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "card"),
+    [
+        (Asked(), None),
+        (Asked(memory="1,060 MiB"), Card(1060 * MiB, 0)),
+        (Asked(memory="1060"), Card(1060 * MiB, 0)),
+        (Asked(memory="23.5 GiB", card="24"), Card(24 * GiB)),
+        (Asked(card="24", overhead="1 GiB"), Card(24 * GiB, GiB)),
+    ],
+)
+def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Asked, card: Card | None) -> None:
+    assert understood(asked).card == card
+
+
+def test_settings_go_into_the_form_and_come_out_the_same() -> None:
+    settings = parse_settings(
+        "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[64:8,128:2],"
+        "large_segment_size_mb:40,pinned_use_background_threads:True"
+    )
+    asked = Asked(max_split="21").with_settings(settings)
+    assert understood(asked).settings == settings
+    assert understood(asked.with_settings(Settings())).settings == Settings()
+
+
+def test_a_browser_may_say_anything() -> None:
+    asked = asked_of({"memory": "x" * 9999, "expandable": "no", "evil": 1, "max_split": " 64 "})
+    assert (len(asked.memory), asked.expandable, asked.max_split) == (400, False, "64")
+
+
+def test_what_is_typed_is_text_in_the_form() -> None:
+    asked = Asked(memory=EVIL, max_split=f'"{EVIL}', more=EVIL, overhead=EVIL)
+    assert "<img" not in form_value(asked, understood(asked), Had(5 * GiB), version="1")["html"]
+
+
+def test_what_cards_lose_is_read_although_none_is_chosen() -> None:
+    assert understood(Asked(memory="2 GiB", overhead="1 GiB")).overhead_bytes == GiB
+    assert "'some' is not a size" in understood(Asked(overhead="some")).faults["overhead"]
+
+
+def test_the_line_to_paste_survives_a_shell() -> None:
+    def pasted(asked: Asked) -> str:
+        parts = form_value(asked, understood(asked), Had(None), version="1")["parts"]
+        return text(parts["pasted"].replace("<wbr></wbr>", "").replace("<wbr>", ""))
+
+    assert 'Copy PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[1:1,' in pasted(Asked(roundup="[256:1,>:4]"))
+    assert pasted(Asked(expandable=True)).endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+
+
+def test_cards_say_what_a_process_gets() -> None:
+    html = form_value(Asked(card="24"), understood(Asked(card="24")), Had(None), version="1")["html"]
+    assert '<option value="24" data-usable="23.5 GiB" selected>24 GiB card, 23.5 usable</option>' in html
+    assert 'value="23.5 GiB"' in html
+
+
+# -- what is kept
+
+
+def test_the_same_question_is_replayed_once(replays: Replays, key: str) -> None:
+    first = replays.what_if(key, EXPANDABLE, SMALL)
+    assert replays.what_if(key, EXPANDABLE, SMALL).replayed is first.replayed
+    assert replays.what_if(key, EXPANDABLE, Terms(Card(130 * MiB, 0))).recorded is first.recorded
+
+
+def test_a_search_is_made_again_only_for_settings_that_it_has_not_tried(replays: Replays, key: str) -> None:
+    assert replays.known_search(key, SMALL) is None
+    first = replays.search(key, EXPANDABLE, SMALL)
+    assert replays.search(key, Settings(), SMALL) is first is replays.known_search(key, SMALL)
+    mine = parse_settings("roundup_power2_divisions:16")
+    assert mine in [each.settings for each in replays.search(key, mine, SMALL).tried]
+    dearer = replace(SMALL, overhead_bytes=GiB)
+    assert replays.known_search(key, dearer) is None
+    assert replays.search(key, EXPANDABLE, dearer).recorded.smallest_card == Card(4 * GiB, GiB)
+
+
+def test_a_replay_is_found_by_its_own_name_only(replays: Replays, key: str) -> None:
+    ours = replays.what_if(key, EXPANDABLE, SMALL).replayed
+    name = replays.key_of(ours)
+    assert replays.find(name) == (ours.trace, ours.trace.devices[0])
+    assert replays.find("guess/0") is None
+    assert replays.find(key) is not None
+
+
+def test_old_replays_go_and_take_their_names_along(context: Context, key: str) -> None:
+    replays = Replays(context, most_bytes=1)
+    first = replays.what_if(key, EXPANDABLE, SMALL).replayed
+    for size in range(130, 150):
+        replays.what_if(key, EXPANDABLE, Terms(Card(size * MiB, 0)))
+    assert replays.key_of(first) == ""
+
+
+def test_of_a_long_recording_the_smallest_card_is_not_found_unasked(
+    replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card == Card(4 * GiB)
+    monkeypatch.setattr("memviz.ui.what_if.kept_replays._SIZED_UNASKED", 5)
+    assert replays.what_if(key, EXPANDABLE, SMALL).smallest_card is None
+
+
+def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
+    with pytest.raises(UsageError, match="not open any more"):
+        replays.begun("gone/0")
+
+
+# -- what is said
+
+
+def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, terms: Terms = SMALL, **more: Any) -> Found:
+    pair = replays.find(key)
+    assert pair is not None
+    asked = replays.what_if(key, settings, terms)
+    return Found(pair[1], asked, more.get("searched"), moment_that_matters(pair[1], asked))
+
+
+def test_the_answer_stands_first_with_its_facts_and_how_exact_it_is(replays: Replays, key: str) -> None:
+    said = text(what_if_html(found(replays, key)))
+    assert said.startswith(
+        "In 120 MiB this run stops at event 18. Expandable segments would carry it through, with 20.0 MiB to spare. "
+        "asked 60.0 MiB needed a new segment of 60.0 MiB allocated then 38.0 MiB"
+    )
+    assert said.endswith(
+        "replayed with expandable_segments:True fragmentation 3.00 MiB, 3.0 % of the peak smallest card 4 GiB "
+        "replay of the recording exact, 0 of 7 addresses differ"
+    )
+
+
+def test_a_run_that_ends_says_how_much_was_fragmentation(replays: Replays, key: str) -> None:
+    said = text(what_if_html(found(replays, key, terms=Terms())))
+    assert "live at the peak 97.0 MiB allocated 97.0 MiB reserved 100 MiB " in said
+    assert "fragmentation 3.00 MiB, 3.0 % of the peak retries 0 " in said
+
+
+def test_the_ranked_settings_are_buttons_with_their_fate(replays: Replays, key: str) -> None:
+    searched = replays.search(key, EXPANDABLE, SMALL)
+    shown = found(replays, key, searched=searched)
+    html = search_html(shown, searched)
+    assert 'data-act="use" data-settings="expandable_segments:True"' in html
+    assert html.count('aria-current="true"') == 1
+    assert "✓ fits, 20.0 MiB to spare" in text(html)
+    assert "✗ stops at event 18" in text(html)
+    assert "Find the best" in search_html(shown, None)
+
+
+def test_progress_names_the_events_and_can_be_ended() -> None:
+    html = waiting_html(0.421, events=1_000_000)
+    assert text(html) == "Replaying 1,000,000 events, 42 % Cancel"
+    assert 'data-act="cancel"' in html
+    assert waiting_html(None, events=5) == ""
+    assert "<img" not in refusal_html(EVIL)
+
+
+# -- the plot and the maps
+
+
+def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key: str) -> None:
+    shown = found(replays, key)
+    value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
+    columns = value["axes"]["event"]
+    names = ["expandable segments", "recorded settings, same limit"]
+    assert (value["limit"], value["names"], value["at"]) == (120 * MiB, names, 18)
+    assert max(columns["live"]) == 97 * MiB
+    assert (max(columns["recorded"]), max(columns["lines"][0])) == (156 * MiB, 100 * MiB)
+    assert [each["text"] for each in value["stops"]] == ["out of memory, event 18"]
+
+
+def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:
+    shown = found(replays, key, parse_settings("roundup_power2_divisions:4"))
+    value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
+    assert len(value["axes"]["event"]["lines"][0]) == 20
+    assert shown.what_if.replayed.oom is not None
+
+
+def test_nothing_is_drawn_twice_where_nothing_was_changed(replays: Replays, key: str) -> None:
+    shown = found(replays, key, Settings(), Terms())
+    assert plot_value(shown.device, shown.what_if, at=0, label="")["names"] == []
+    assert shown.at == int(timeline(shown.device).reserved.argmax()) - 1
+
+
+def test_events_of_the_recording_are_found_in_the_replay(replays: Replays, key: str) -> None:
+    ours = replays.what_if(key, EXPANDABLE, SMALL).replayed
+    assert [event_in(ours, each) for each in (-1, 0, 1, 3)] == [-1, -1, 1, 3]
+
+
+# -- the parts together
+
+
+def test_an_answer_has_every_part(context: Context, replays: Replays, key: str) -> None:
+    answers, meant = Answers(context, replays), understood(Asked(memory="120 MiB", expandable=True))
+    asked, searched = answers.find(key, meant, True, lambda done, total: None)
+    pair = context.find(key)
+    assert pair is not None
+    shown = Found(pair[1], asked, searched, 18)
+    parts = answers.drawn(Shown(key, with_blocks=True), shown)
+    assert parts.keys() == set(PARTS) - {"shown", "form"}
+    assert [each["caption"] for each in parts["maps"]["maps"]] == [
+        "PyTorch's default settings, limit 120 MiB",
+        "Expandable segments, limit 120 MiB",
+    ]
+    assert [parts[each]["badge"] for each in ("recorded", "replayed")] == ["A", "B"]
+    assert parts["recorded"]["linked"] == parts["replayed"]["linked"]
+
+
+def test_behind_the_end_of_a_replay_only_the_recording_is_shown(context: Context, replays: Replays, key: str) -> None:
+    answers = Answers(context, replays)
+    shown = Shown(key, Asked(memory="35 MiB", expandable=True))
+    head, maps = answers.moved(shown, "18")
+    assert "chosen on the plot" in head
+    assert [each["caption"] for each in maps["maps"]] == ["As recorded"]
+    assert answers.moved(shown, "evil")[0]["__type__"] == "update"
+
+
+def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[Had, Asked]:
+    had = Answers(context, replays).had(timeline_key(opened(context.store, trace)))
+    return had, first_question(trace, trace.devices[0], had)
+
+
+def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
+    context: Context, replays: Replays
+) -> None:
+    run = Recorder(card=100 * MiB)
+    run.malloc(30 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    had, asked = asked_first(context, replays, run.trace())
+    assert (had, asked) == (Had(100 * MiB), Asked(memory="100 MiB", expandable=True))
+    assert asked_first(context, replays, growing())[1].memory == ""
+
+
+def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_least(
+    context: Context, replays: Replays
+) -> None:
+    run = Recorder(card=100 * MiB)
+    run.cached(60 * MiB)
+    run.malloc(80 * MiB)
+    had, asked = asked_first(context, replays, run.trace())
+    assert (had, asked.memory) == (Had(80 * MiB, is_exact=False), "80 MiB")
+    assert "80.0 MiB is what it had at least" in text(form_value(asked, understood(asked), had, version="")["html"])
+
+
+def test_without_history_only_that_is_said(context: Context, replays: Replays) -> None:
+    key = timeline_key(opened(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
+    answers = Answers(context, replays)
+    asked, searched = answers.find(key, understood(Asked()), True, lambda done, total: None)
+    pair = context.find(key)
+    assert pair is not None
+    parts = answers.drawn(Shown(key), Found(pair[1], asked, searched, -1))
+    assert text(parts["verdict"]).startswith("There is nothing to replay.")
+    assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
+        name: value for name, value in EMPTY.items() if name != "verdict"
+    }
+
+
+def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays) -> None:
+    a = 0x7F0000000000
+    names = {"frames": [frame(EVIL)]}
+    trace = trace_of([event("segment_alloc", a, 20 * MiB, **names), alloc(a, 5 * MiB, **names)], [])
+    evil = replace(trace, about=replace(trace.about, source=EVIL))
+    key = timeline_key(opened(context.store, evil))
+    shown = found(replays, key, EXPANDABLE, Terms())
+    page = what_if_page(shown.device, shown.what_if)
+    assert "<img" not in what_if_html(shown)
+    assert "<img" not in page
+
+
+def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -> None:
+    trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
+    one = opened(context.store, trace)
+    with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
+        replays.begun(f"{one.key}/host0")
+
+
+def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: Replays) -> None:
+    key = timeline_key(opened(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
+    pair = context.find(key)
+    assert pair is not None
+    meant = understood(first_question(*pair, Answers(context, replays).had(key)))
+    asked, _ = Answers(context, replays).find(key, meant, False, lambda done, total: None)
+    said = text(what_if_html(Found(pair[1], asked, None, moment_that_matters(pair[1], asked))))
+    assert said.startswith(
+        "In 2,400 MiB this run stops at event 5,558. Expandable segments would carry it through, with 196 MiB to spare."
+    )
