@@ -371,7 +371,6 @@ def style() -> str:
 
 
 def scripts() -> str:
-    """The page's own first: components may use it."""
-    page = (_HERE / "shell" / "page.js").read_text(encoding="utf-8")
-    components = bundle(*(component.script for component in COMPONENTS))
-    return f"<script>{page}</script>{worker()}<script>{components}</script>"
+    """The page's own first, then the components'."""
+    page = _HERE / "shell" / "page.js"
+    return f"{worker()}<script>{bundle(page, *(component.script for component in COMPONENTS))}</script>"

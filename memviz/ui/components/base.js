@@ -51,6 +51,10 @@ export const onSaid = (name, hear) => window.addEventListener(name, (event) => h
  * @param {Event} event @param {string} selector @returns {HTMLElement | null} */
 export const nearest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
 
+/** What is pressed there is text.
+ * @param {EventTarget | null} node */
+export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
+
 /** Its key, if the browser or the system does not want it for itself; a letter is a lower case one.
  * @param {KeyboardEvent} event */
 export function plainKey(event) {

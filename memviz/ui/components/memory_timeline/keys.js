@@ -124,15 +124,19 @@ export class Keys {
     const at = this.place < 0 ? stack.indexOf(timeline.pin) : this.place;
     this.place = clamp(at + step, 0, stack.length - 1);
     this.walked = stack[this.place];
-    const words = this.words(this.walked, data);
+    this.sayWalked(data);
+    // Sites come once, when somebody first asks: then it is said anew, with its site.
+    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && this.sayWalked(data));
+  }
+
+  /** @param {TimelineData} data */
+  sayWalked(data) {
+    const { timeline, walked } = this;
+    const bytes = [bytesText(data.spans.size[walked]), data.siteOf(walked)].filter(Boolean).join(" ");
+    const words = `${bytes}, ${data.labels[data.group[walked]]}`;
     timeline.live.textContent = words;
     const x = clamp(timeline.viewport.xOfInstant(timeline.moment), 0, timeline.viewport.width);
     timeline.interaction.showTip({ x, y: 10 }, [[words]]);
-  }
-
-  /** @param {number} row @param {TimelineData} data */
-  words(row, data) {
-    return `${bytesText(data.spans.size[row])} ${this.timeline.interaction.siteOf(row, data)}, ${data.labels[data.group[row]]}`;
   }
 
   pinWalked() {

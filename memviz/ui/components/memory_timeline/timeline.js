@@ -143,7 +143,7 @@ export class MemoryTimeline extends Component {
 
   // -- a trace
 
-  /** @param {Value | null} value */
+  /** @override @param {Value | null} value */
   async load(value) {
     this.attach();
     if (!value || !value.key) {

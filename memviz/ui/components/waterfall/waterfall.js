@@ -5,7 +5,7 @@
 //   [data-take]                          a click saves the table or the whole comparison as a file
 //   [data-letter]                        a trace's badge: dragging it onto A, or Shift and the letter, makes it A
 // Which allocations a row has in each trace is asked of the server once for all of them.
-import { nearest, saveFile, say } from "../base.js";
+import { isTyping, nearest, saveFile, say } from "../base.js";
 import { bytesOf, unpack } from "../memory_timeline/packed.js";
 import { mount as mountPanel } from "../panel.js";
 
@@ -20,9 +20,6 @@ const ROW = "[data-compare-row]";
 
 /** @param {{ header: any, body: string }} packed @returns {Promise<ArrayLike<number>>} */
 const bitsOf = async ({ header, body }) => (await unpack(header, bytesOf(body))).bits;
-
-/** @param {EventTarget | null} node */
-const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
 
 const rows = () => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(ROW)]);
 
