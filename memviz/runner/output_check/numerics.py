@@ -27,6 +27,14 @@ class OutputDifference:
 
 
 @dataclass(frozen=True)
+class Later:
+    """Both models once more, after the same weights have moved in both."""
+
+    outputs: tuple[OutputDifference, ...]
+    gradients: Gradients | None
+
+
+@dataclass(frozen=True)
 class Numerics:
     claim: Claim
     outputs: tuple[OutputDifference, ...]
@@ -40,6 +48,11 @@ class Numerics:
     stored_loss: float | None
     """By how much, relative, that changes the weights of the whole model."""
     notes: tuple[str, ...]
+    beside_stored: Numerics | None = None
+    """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
+    explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
+    later: Later | None = None
+    """None where the changed model has not the same weights, by name and type."""
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -179,12 +179,12 @@ def test_the_list_names_every_open_trace(store: TraceStore) -> None:
     assert "closed to make room" in traces_html(session, context.of)
 
 
-def test_samples_are_labelled_as_synthetic() -> None:
+def test_samples_are_labelled_as_predicted() -> None:
     html = samples_html()
     for sample in SAMPLE_LIST:
         assert sample.title in html
         assert all((SAMPLES / name).is_file() for name in sample.files)
-    assert html.count("synthetic") == len(SAMPLE_LIST)
+    assert html.count("predicted") == len(SAMPLE_LIST)
 
 
 def test_actions_belong_to_a_trace() -> None:
