@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, delta_text, duration_text
 from tests.browser.mounting import load
 
 WORDS = "words.js"
@@ -34,6 +34,11 @@ _BORDERS = (1, 9.995, 10, 99.95, 100, 999.5, 1000, 1023, 1023.5, 1023.996, 1024,
 def test_bytes_have_the_same_words_in_the_browser(page: Any) -> None:
     values = [sign * each for each in numbers(47) for sign in (1, -1)]
     assert said_by_browser(page, "bytesText", values) == [bytes_text(each) for each in values]
+
+
+def test_changes_have_the_same_words_in_the_browser(page: Any) -> None:
+    values = [sign * each for each in numbers(47)[::4] for sign in (1, -1)]
+    assert said_by_browser(page, "deltaText", values) == [delta_text(each) for each in values]
 
 
 def test_times_have_the_same_words_in_the_browser(page: Any) -> None:

@@ -1,4 +1,4 @@
-"""One field to search with. What is typed becomes Gradio's `input`, once the typing rests; shell/page.js gives it `/`."""
+"""One field to search with. What is typed becomes Gradio's `input`, once the typing rests; page.js gives it `/`."""
 
 from __future__ import annotations
 
