@@ -24,17 +24,21 @@ from tests.browser.mounting import load
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
+HELD_BACK = """
+addEventListener("memviz:piece", (event) => {
+  if (event.isLate) return;
+  event.stopImmediatePropagation();
+  const late = Object.assign(new CustomEvent("memviz:piece", { detail: event.detail }), { isLate: true });
+  setTimeout(() => dispatchEvent(late), %d);
+});
+"""
+"""The colours of a file as small as this one come with its total, and so many ms later, both can be seen. This has to be
+said before the page comes: of those who listen on a window, the first is the first to hear."""
+FOR_GOOD = 3_600_000
 SEEN = """
 () => {
   window.seen = [];
   const note = (what) => window.seen.includes(what) || window.seen.push(what);
-  // The colours of a file as small as this one come with its total: held back, so that both can be seen.
-  window.addEventListener("memviz:piece", (event) => {
-    if (event.isLate) return;
-    event.stopImmediatePropagation();
-    const late = Object.assign(new CustomEvent("memviz:piece", { detail: event.detail }), { isLate: true });
-    setTimeout(() => window.dispatchEvent(late), 600);
-  }, true);
   new MutationObserver(() => {
     const plot = document.querySelector("#timeline .mvt");
     if (plot?.dataset.total) note(plot.dataset.total);
@@ -83,6 +87,7 @@ def started(page: Any, server: str) -> None:
 
 
 def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, server: str, large: Path) -> None:
+    page.add_init_script(HELD_BACK % 600)
     started(page, server)
     page.evaluate(SEEN)
     page.set_input_files("#first-files input[type=file]", large)
@@ -132,9 +137,8 @@ def test_where_our_way_does_not_answer_gradio_takes_the_file(page: Any, server: 
 
 def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: Path) -> None:
     """In every column its top is that of the run's bytes, on the scale of the picture to come."""
+    page.add_init_script(HELD_BACK % FOR_GOOD)
     started(page, server)
-    # The colours are kept back for good.
-    page.evaluate("() => addEventListener('memviz:piece', (event) => event.stopImmediatePropagation(), true)")
     page.set_input_files("#first-files input[type=file]", large)
     page.locator("#timeline .mvt[data-total=whole]").wait_for()
     tops = page.evaluate(TOPS)

@@ -173,7 +173,7 @@ def test_a_line_in_steps_goes_through_every_value_and_has_no_step_between_equal_
         begin, *steps = re.findall(r"M[\d.]+,[\d.]+|H[\d.]+V[\d.]+|H[\d.]+", path)
         assert "".join((begin, *steps)) == path
         edges = [(0.0, float(begin.split(",")[1]))]
-        edges += [tuple(map(float, step[1:].split("V"))) for step in steps[:-1]]  # type: ignore[misc]
+        edges += [tuple(map(float, step[1:].split("V"))) for step in steps[:-1]]
         drawn = [edges[bisect.bisect_right([x for x, _ in edges], 2 * i) - 1][1] for i in range(len(values))]
         assert drawn == values
         assert all(a[1] != b[1] for a, b in itertools.pairwise(edges))
