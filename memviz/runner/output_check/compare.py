@@ -35,7 +35,7 @@ from memviz.runner.output_check.layers import (
     in_order,
 )
 from memviz.runner.output_check.moved import holding, moved_weights, takes
-from memviz.runner.output_check.numerics import Claim, Later, Numerics, OutputDifference
+from memviz.runner.output_check.numerics import Claim, LaterGap, Numerics, OutputDifference
 from memviz.runner.output_check.precision import doubled_copy, fits
 from memviz.runner.output_check.rounding import (
     MARGIN,
@@ -206,7 +206,7 @@ class _Comparison:
             exact = self._in_float64(changed) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
-            later = self._later(changed, known, bounds)
+            later = tuple(self._later(changed, known))
             losses = self._losses(changed, known, ours, make)
         signal = signal_of(self._tensors(), known.ran.outputs.values())
         needless = all(each.bitwise for each in found.values()) and not (signal and signal.words)
@@ -223,18 +223,19 @@ class _Comparison:
             later=later,
         )
 
-    def _later(self, changed: nn.Module, known: _Known, bounds: Rounding) -> Later | None:
+    def _later(self, changed: nn.Module, known: _Known) -> Iterator[LaterGap]:
         """On the very model that ran before, since that is where something may have been kept."""
         if not known.weights or not takes(changed, known.weights):
-            return None
+            return
         with holding(changed, known.weights):
             ours = self.step.run(changed, self.gradients)
-        found = differences(known.later.outputs, ours.outputs)
-        then = replace(known, ran=known.later, again=known.later, exact=None)
-        return Later(
-            tuple(_output(name, each, then, None, bounds) for name, each in found.items()),
-            self._gradients(changed, then, ours, None),
-        )
+        for name, each in differences(known.later.outputs, ours.outputs).items():
+            yield LaterGap("output", name, each.relative_l2)
+        found = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
+        if found is not None:
+            for row in found.parameters:
+                gap = row.difference.l2 / found.size if found.size else row.difference.relative_l2
+                yield LaterGap("gradient", row.name, gap)
 
     def _tensors(self) -> list[Tensor]:
         return list(flatten(self.step.inputs).values())

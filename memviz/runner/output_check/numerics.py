@@ -27,11 +27,13 @@ class OutputDifference:
 
 
 @dataclass(frozen=True)
-class Later:
-    """Both models once more, after the same weights have moved in both."""
+class LaterGap:
+    """Between both models once more, after the same weights have moved in both."""
 
-    outputs: tuple[OutputDifference, ...]
-    gradients: Gradients | None
+    kind: Literal["output", "gradient"]
+    name: str
+    gap: float
+    """Relative L2; of a gradient, relative to all of them as one vector."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,8 @@ class Numerics:
     beside_stored: Numerics | None = None
     """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
     explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
-    later: Later | None = None
-    """None where the changed model has not the same weights, by name and type."""
+    later: tuple[LaterGap, ...] = ()
+    """Empty where the changed model has not the same weights, by name and type."""
 
     @cached_property
     def verdict(self) -> Verdict:

@@ -8,7 +8,6 @@ does the formula for the type alone decide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -21,7 +20,7 @@ from memviz.runner.output_check.text import scientific, share_text, spoken
 
 if TYPE_CHECKING:
     from memviz.runner.output_check.layers import Rounding
-    from memviz.runner.output_check.numerics import Later, Numerics
+    from memviz.runner.output_check.numerics import Numerics
 
 CLAIMS = {
     "bitwise": "bitwise equal output",
@@ -78,10 +77,6 @@ def _places(found: Numerics) -> Iterator[_Finding]:
     """In the order in which a fault is to be looked for: layers from the first, then outputs, then gradients."""
     for layer in found.layers:
         yield _Finding("layer", layer.path, spoken(layer.path), layer.alone, layer.rounding, 0.0)
-    yield from _results(found)
-
-
-def _results(found: Numerics | Later) -> Iterator[_Finding]:
     for each in found.outputs:
         said = "the output" if len(found.outputs) == 1 else f"output {each.name}"
         yield _Finding("output", each.name, said, each.difference, each.rounding, each.noise.relative_l2)
@@ -107,14 +102,16 @@ def _broken(found: Numerics, places: list[_Finding]) -> Verdict | None:
 
 def _of_before(found: Numerics, places: list[_Finding]) -> Verdict | None:
     """Weights or sums of an earlier step show in the next: far more than there was between the two before."""
-    if found.later is None:
-        return None
-    before = {(each.kind, each.place): _gap(each, found) for each in places}
-    for each in _results(found.later):
-        allowed = max(each.rounding.expected if each.rounding else 0.0, before.get((each.kind, each.place), 0.0))
-        if _gap(each, found.later) > MARGIN * max(allowed, each.noise):
-            what = f"once the weights have changed, {each.said} differs by {_size(each)}"
-            return _suspicious(found, each.place, f"{what}: something of before is still in it. {BUG}")
+    before = {(each.kind, each.place): each for each in places}
+    for later in found.later:
+        place = before.get((later.kind, later.name))
+        if place is None:
+            continue
+        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, found), place.noise)
+        if later.gap > MARGIN * allowed:
+            of = " of all gradients" if later.kind == "gradient" else ""
+            what = f"once the weights have changed, {place.said} differs by {share_text(later.gap)}{of}"
+            return _suspicious(found, later.name, f"{what}: something of before is still in it. {BUG}")
     return None
 
 
@@ -194,9 +191,9 @@ def _beyond_type(place: _Finding, found: Numerics) -> bool:
     return place.rounding is not None and _gap(place, found) > MARGIN * place.rounding.expected
 
 
-def _gap(place: _Finding, found: Numerics | Later) -> float:
+def _gap(place: _Finding, found: Numerics) -> float:
     """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
-    whole = _size_of_all(found) if place.kind == "gradient" else 0.0
+    whole = found.gradients.size if place.kind == "gradient" and found.gradients else 0.0
     return place.difference.l2 / whole if whole else place.gap
 
 
@@ -241,13 +238,6 @@ def _lossy(found: Numerics, places: list[_Finding]) -> Verdict:
         f"the output by {share_text(size)}"
     )
     return _fine(found, words)
-
-
-def _size_of_all(found: Numerics | Later) -> float:
-    """The norm of all gradients as one vector."""
-    return (
-        math.hypot(*(each.difference.reference_l2 for each in found.gradients.parameters)) if found.gradients else 0.0
-    )
 
 
 def _size(place: _Finding) -> str:
