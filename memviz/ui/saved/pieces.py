@@ -128,7 +128,7 @@ def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         room -= len(labels[site])
         if room < 0:
             break
-    return {"code": as_sent(pack({"code": code.astype(np.uint32)})), "labels": [*labels, TOGETHER]}
+    return {"code": as_sent(pack({"site": code.astype(np.uint32)})), "labels": [*labels, TOGETHER]}
 
 
 def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[str, Any]:

@@ -19,21 +19,21 @@ export class SavedTrace {
     this.known = new Map();
   }
 
-  /** Unpacked once. */
+  /** Unpacked once.
+   * @param {string} name @returns {Promise<any>} */
   columns(name) {
     if (!this.known.has(name)) this.known.set(name, columnsOf(this.data.pieces[name]));
     return this.known.get(name);
   }
 
+  /** @param {string} name @param {() => Promise<any>} make */
   once(name, make) {
     if (!this.known.has(name)) this.known.set(name, make());
     return this.known.get(name);
   }
 
-  has(name) {
-    return Boolean(this.data.pieces[name]);
-  }
-
+  /** As the server answers; see memory_timeline/README.md.
+   * @param {Record<string, string>} request */
   async piece({ piece, meaning, by, group }) {
     if (piece === "sites") return this.sites();
     if (piece === "lit") return { header: { columns: [] }, columns: { bits: await this.bits(this.data.lights, by, group) } };
@@ -44,7 +44,7 @@ export class SavedTrace {
     return this.once("sites", async () => {
       const { labels, code } = this.data.sites;
       const [{ site }, { stack }] = await Promise.all([columnsOf(code), this.columns("stacks")]);
-      return { header: { labels, columns: [] }, columns: { site: stack.map((each) => site[each]) } };
+      return { header: { labels, columns: [] }, columns: { site: stack.map((/** @type {number} */ number) => site[number]) } };
     });
   }
 
@@ -54,7 +54,8 @@ export class SavedTrace {
     return { bits: await this.bits(this.data.compared, by, row) };
   }
 
-  /** One bit per allocation: those of a group. */
+  /** One bit per allocation: those of a group.
+   * @param {Record<string, any>} lights @param {string} by @param {string} group */
   async bits(lights, by, group) {
     const { own, isIn } = await this.choice(lights, by, group);
     const bits = new Uint8Array((own.length >> 3) + 1);
@@ -62,6 +63,7 @@ export class SavedTrace {
     return bits;
   }
 
+  /** @param {Record<string, any>} lights @param {string} by @param {string} group @returns {Promise<Choice>} */
   async choice(lights, by, group) {
     if (by === "category") {
       const wanted = this.data.pieces["groups category"].header.labels.indexOf(group);
@@ -80,14 +82,15 @@ export class SavedTrace {
     return { own, isIn: (code) => light.places[code] === wanted };
   }
 
-  /** By the numbers of the piece "stacks": 1 where the stack's outermost frames are these. */
+  /** By the numbers of the piece "stacks": 1 where the stack's outermost frames are these.
+   * @param {number[]} path */
   async stacksBelow(path) {
     const { length, frame } = await this.columns("frames");
     const below = new Uint8Array(length.length + 2);
     let end = 0;
     for (let i = 0; i < length.length; i++) {
       end += length[i];
-      below[i + 1] = length[i] >= path.length && path.every((each, depth) => frame[end - 1 - depth] === each) ? 1 : 0;
+      below[i + 1] = length[i] >= path.length && path.every((wanted, depth) => frame[end - 1 - depth] === wanted) ? 1 : 0;
     }
     if (path.length === 1 && path[0] === this.data.pieces.frames.header.no_frames) below[0] = 1;
     return below;
@@ -97,12 +100,13 @@ export class SavedTrace {
     return this.once("spans", async () => {
       const { start, span, size_low: low, size_high: high } = await this.columns("timeline");
       let at = 0;
-      const begins = start.map((step) => (at += step));
-      return { begins, ends: begins.map((begin, i) => begin + span[i]), size: (row) => low[row] + high[row] * 2 ** 32 };
+      const begins = start.map((/** @type {number} */ step) => (at += step));
+      return { begins, ends: begins.map((/** @type {number} */ begin, /** @type {number} */ i) => begin + span[i]), size: (/** @type {number} */ row) => low[row] + high[row] * 2 ** 32 };
     });
   }
 
-  /** What is known of one allocation. */
+  /** What is known of one allocation.
+   * @param {number} row */
   async allocation(row) {
     const [{ begins, ends, size }, { stack }, { group }, { header, columns }] = await Promise.all([
       this.spans(),
