@@ -32,8 +32,8 @@ addEventListener("memviz:piece", (event) => {
   setTimeout(() => dispatchEvent(late), %d);
 });
 """
-"""The colours of a file as small as this one come with its total, and so many ms later, both can be seen. This has to be
-said before the page comes: of those who listen on a window, the first is the first to hear."""
+"""The colours of a file as small as this one come with its total; so many ms later, both can be seen. It is said before
+the page comes: of those who listen on a window, the first is the first to hear."""
 FOR_GOOD = 3_600_000
 SEEN = """
 () => {

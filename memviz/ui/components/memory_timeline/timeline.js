@@ -1,9 +1,10 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { button, clamp, Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { clamp, Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
 import { bytesText } from "../words.js";
 import { PlotCanvas } from "./canvas.js";
+import { Controls } from "./controls.js";
 import { givenPieces, keepGiven, TimelineData } from "./data.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
@@ -12,7 +13,7 @@ import { Legend, Phases } from "./legend.js";
 import { Overview } from "./overview.js";
 import { savePicture } from "./picture.js";
 import { drawTotal, HEADROOM } from "./total.js";
-import { Viewport, ZOOM } from "./viewport.js";
+import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
 const TELL_MS = 90;
@@ -81,10 +82,7 @@ export class MemoryTimeline extends Component {
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
-  orderChoice = choice("Stack", [["category", "by colour"], ["age", "by age"]], (order) => this.setOrder(order));
-  meaningChoice = choice("Colour", [["category", "category"], ["site", "site"], ["module", "module"], ["size", "size"]], (meaning) => this.setMeaning(meaning));
-  axisEvent = el("button", { type: "button", "aria-pressed": "true", onclick: () => this.setAxis("event") }, "Event");
-  axisTime = el("button", { type: "button", "aria-pressed": "false", onclick: () => this.setAxis("time") }, "Time");
+  controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
   plot = el("div", { class: "mvt-plot", tabindex: "0", role: "application", "aria-describedby": `mvt-keys-${this.id}` });
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
@@ -96,7 +94,8 @@ export class MemoryTimeline extends Component {
     this.root.className = "mvt";
     this.plot.append(this.canvas.node, this.labels.node, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
-    this.root.append(this.bar(), this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
+    const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
+    this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
     this.listen();
   }
 
@@ -114,16 +113,6 @@ export class MemoryTimeline extends Component {
 
   newKeys() {
     return new Keys(this);
-  }
-
-  bar() {
-    const axis = el("div", { class: "mvt-switch", role: "group", "aria-label": "Axis" }, this.axisEvent, this.axisTime);
-    const zooms = el("div", { class: "mvt-zooms" },
-      button("−", "Zoom out (−)", () => this.zoomAbout(this.middle(), ZOOM, true)),
-      button("+", "Zoom in (+)", () => this.zoomAbout(this.middle(), 1 / ZOOM, true)),
-      button("All", "Show all (0)", () => this.showAll(true)));
-    const controls = el("div", { class: "mvt-controls" }, this.orderChoice.label, this.meaningChoice.label, axis, zooms);
-    return el("div", { class: "mvt-bar" }, this.legend.node, controls);
   }
 
   listen() {
@@ -182,9 +171,9 @@ export class MemoryTimeline extends Component {
     Object.assign(this, { pin: -1, range: null, lit: null, litWanted: null, placed: "", moment: spans.peak });
     this.keys.start();
     this.legend.kept = null;
-    this.meaningChoice.select.value = data.meaning;
+    this.controls.meaning.select.value = data.meaning;
     this.applyState(value.state || {});
-    this.showAxis();
+    this.controls.showAxis(viewport.axis);
     this.joinOthers();
     this.resize();
   }
@@ -201,8 +190,7 @@ export class MemoryTimeline extends Component {
   take(value) {
     this.value = value;
     this.viewport.align = (value.linked && value.align) || null;
-    this.axisTime.disabled = !value.has_times;
-    this.axisTime.title = value.has_times ? "" : "This trace has no times";
+    this.controls.allowTime(Boolean(value.has_times));
     this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
   }
 
@@ -215,7 +203,7 @@ export class MemoryTimeline extends Component {
     if (isNumber(state.from) && isNumber(state.to)) viewport.look(viewport.bounded(state.from + 1, state.to + 2));
     if (isNumber(state.pin)) this.pin = clamp(state.pin, -1, count - 1);
     if (state.order) this.order = state.order;
-    this.orderChoice.select.value = this.order;
+    this.controls.order.select.value = this.order;
     if (state.lit !== undefined) this.light(state.lit);
     if (state.axis === "time" && this.value?.has_times && viewport.axis !== "time") this.setAxis("time");
     else this.redraw();
@@ -318,7 +306,7 @@ export class MemoryTimeline extends Component {
     const groups = await data.groupsBy(meaning);
     if (data !== this.data) return;
     data.colourBy(groups);
-    this.meaningChoice.select.value = data.meaning;
+    this.controls.meaning.select.value = data.meaning;
     this.legend.kept = null;
     this.showLit(null);
     this.say();
@@ -331,14 +319,9 @@ export class MemoryTimeline extends Component {
     if (axis === "time") await data.readTimes();
     viewport.times = data.times;
     viewport.turnTo(axis);
-    this.showAxis();
+    this.controls.showAxis(viewport.axis);
     this.redraw();
     this.say();
-  }
-
-  showAxis() {
-    this.axisEvent.setAttribute("aria-pressed", String(this.viewport.axis === "event"));
-    this.axisTime.setAttribute("aria-pressed", String(this.viewport.axis === "time"));
   }
 
   /** @param {Light | null} light null ends it */
@@ -579,12 +562,6 @@ export class MemoryTimeline extends Component {
     this.told = chosen;
     this.tell.select(state);
   }
-}
-
-/** @param {string} name @param {[value: string, text: string][]} options @param {(value: string) => void} change */
-function choice(name, options, change) {
-  const select = el("select", { "aria-label": name, onchange: () => change(select.value) }, ...options.map(([value, text]) => el("option", { value }, text)));
-  return { select, label: el("label", { class: "mvt-choice" }, `${name} `, select) };
 }
 
 /** @param {number | undefined | null} value @returns {value is number} */
