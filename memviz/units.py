@@ -6,13 +6,15 @@ import re
 
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
 _TEN = 10
+_MINUS = "−"
+"""Beside a hyphen, a plus looks like more. Programs read whole numbers, never these words."""
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([kmgtpe]?)(i?)(b?)\s*", re.IGNORECASE)
 
 
 def bytes_text(count: int | float) -> str:
     """Three digits: '38.1 MiB', '1,150 MiB'. MiB go up to 10 GiB, so that neighbours do not hide in a '1 GiB'."""
     size = abs(count)
-    sign = "-" if count < 0 else ""
+    sign = _MINUS if count < 0 else ""
     if size < _KIB:
         return f"{sign}{int(size)} B"
     for unit, name in ((_TIB, "TiB"), (_GIB, "GiB")):
@@ -40,14 +42,15 @@ def delta_text(count: int) -> str:
 
 
 def count_text(count: int) -> str:
-    return f"{count:,}"
+    return f"{count:,}".replace("-", _MINUS)
 
 
 def percent_text(part: float, whole: float) -> str:
     if not whole:
         return "0 %"
     share = 100 * part / whole
-    return f"{share:.1f} %" if abs(share) < 10 else f"{share:.0f} %"
+    text = f"{share:.1f} %" if abs(share) < 10 else f"{share:.0f} %"
+    return text.replace("-", _MINUS)
 
 
 def duration_text(microseconds: int) -> str:

@@ -24,7 +24,7 @@ GiB = 1 << 30
         (10 * GiB - 1, "10,240 MiB"),
         (12_426_629_128, "11.57 GiB"),
         (20 << 40, "20.00 TiB"),
-        (-5000, "-4.88 KiB"),
+        (-5000, "−4.88 KiB"),
     ],
 )
 def test_three_digits_and_one_unit(size: int, text: str) -> None:
@@ -32,12 +32,12 @@ def test_three_digits_and_one_unit(size: int, text: str) -> None:
 
 
 def test_a_change_shows_its_direction() -> None:
-    assert [delta_text(each) for each in (0, 2048, -2048)] == ["+0 B", "+2.00 KiB", "-2.00 KiB"]
+    assert [delta_text(each) for each in (0, 2048, -2048)] == ["+0 B", "+2.00 KiB", "−2.00 KiB"]
 
 
 def test_counts_shares_and_durations() -> None:
     assert count_text(1234567) == "1,234,567"
-    assert [percent_text(*each) for each in ((1, 0), (1, 3), (1, 200), (-1, 4))] == ["0 %", "33 %", "0.5 %", "-25 %"]
+    assert [percent_text(*each) for each in ((1, 0), (1, 3), (1, 200), (-1, 4))] == ["0 %", "33 %", "0.5 %", "−25 %"]
     assert [duration_text(each) for each in (999, 34_700, 830_000, 2_500_000)] == [
         "999 µs",
         "34.7 ms",

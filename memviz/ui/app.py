@@ -15,19 +15,20 @@ from starlette.middleware import Middleware
 from memviz.trace.model import Trace
 from memviz.ui.compare import tab as compare
 from memviz.ui.compare.links import TAB, compare_session, compare_view
-from memviz.ui.components import (
-    arrivals,
-    event_list,
-    memory_timeline,
-    overlay,
-    plain_form,
-    reserved_plot,
-    segment_map,
-    segment_pair,
-    waterfall,
-)
-from memviz.ui.components.arrivals import Arrivals
+from memviz.ui.components.arrivals import Arrivals, worker
+from memviz.ui.components.component import Component
+from memviz.ui.components.event_list import EventList
+from memviz.ui.components.find_field import FindField
+from memviz.ui.components.lit_panel import LitPanel
+from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.overlay import Overlay
 from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.plain_form import PlainForm
+from memviz.ui.components.reserved_plot import ReservedPlot
+from memviz.ui.components.scripts import bundle
+from memviz.ui.components.segment_map import SegmentMap
+from memviz.ui.components.segment_pair import SegmentPair
+from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.explore import tab as explore
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
@@ -71,18 +72,21 @@ STYLES = (
     "run/run.css",
 )
 """In this order; the tokens that all others read are in the first."""
-SCRIPTED = (
-    memory_timeline,
-    segment_map,
-    event_list,
-    overlay,
-    plain_form,
-    waterfall,
-    reserved_plot,
-    segment_pair,
-    arrivals,
+COMPONENTS: tuple[type[Component], ...] = (
+    Arrivals,
+    MemoryTimeline,
+    SegmentMap,
+    EventList,
+    ReservedPlot,
+    SegmentPair,
+    Overlay,
+    WaterfallTable,
+    PlainForm,
+    Panel,
+    LitPanel,
+    FindField,
 )
-STYLED = (arrivals, memory_timeline, segment_map, event_list, reserved_plot, segment_pair)
+"""All with a script, which the page loads once; their style sheets come in this order."""
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
@@ -363,10 +367,10 @@ async def _while_up(app: Any) -> AsyncIterator[None]:
 
 def style() -> str:
     areas = [(_HERE / name).read_text(encoding="utf-8") for name in STYLES]
-    return "\n".join((*areas, *(each.style() for each in STYLED)))
+    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
 
 
 def scripts() -> str:
-    """The page's own first: components may use it."""
-    page = (_HERE / "shell" / "page.js").read_text(encoding="utf-8")
-    return f"<script>{page}</script>" + "".join(each.scripts() for each in SCRIPTED)
+    """The page's own first, then the components'."""
+    page = _HERE / "shell" / "page.js"
+    return f"{worker()}<script>{bundle(page, *(component.script for component in COMPONENTS))}</script>"

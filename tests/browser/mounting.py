@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-UI = Path(__file__).parents[2] / "memviz" / "ui"
-TIMELINE = ("memory_timeline/raster.js", "memory_timeline/words.js", "memory_timeline/timeline.js")
+from memviz.ui.components.component import Component
+from memviz.ui.components.memory_timeline import MemoryTimeline
+from memviz.ui.components.scripts import bundle
+
+_UI = Path(__file__).parents[2] / "memviz" / "ui"
+_COMPONENTS = _UI / "components"
 
 PAGE = """<!doctype html><html><head><style>body {{ margin: 16px; font-family: sans-serif; background: var(--mv-bg); }}
-{style}</style></head><body><div id="host"><div class="{place}"></div></div></body></html>"""
+{style}</style></head><body><div id="host"><div class="mv-place"></div></div></body></html>"""
 
 MOUNT = """
 async ([mount, functions, value]) => {
@@ -25,7 +29,7 @@ async ([mount, functions, value]) => {
   let changed = () => {};
   window.give = (next) => { props.value = next; changed(); };
   const watch = (_, call) => { changed = call; };
-  globalThis[mount].mount(document.getElementById("host"), { props, server, watch });
+  memviz[mount].mount(document.getElementById("host"), { props, server, watch, tell: {} });
 }
 """
 
@@ -47,21 +51,23 @@ class Mounted:
         self.page.evaluate("(state) => window.say(state)", state)
 
 
+def load(page: Any, *modules: str) -> None:
+    """Each is named by its path in the folder of components, and `memviz.<stem>` is what it exports."""
+    page.add_script_tag(content=bundle(*(_COMPONENTS / module for module in modules)))
+
+
 def mount(
-    page: Any, folder: str, *, scripts: tuple[str, ...], serve: list[Callable[[Any], Any]], value: Any
+    page: Any, component: type[Component], *, serve: list[Callable[[Any], Any]], value: Any, more: tuple[str, ...] = ()
 ) -> Mounted:
-    """`folder` names the component and its JavaScript object, as `event_list` does memvizEventList."""
+    """`more` are modules that the test itself asks."""
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
-    style = (UI / "shell" / "page_frame.css").read_text() + (UI / "components" / folder / f"{folder}.css").read_text()
-    style += (UI / "components" / "memory_timeline" / "timeline.css").read_text()
-    name = "memviz" + "".join(part.capitalize() for part in folder.split("_"))
+    style = (_UI / "shell" / "page_frame.css").read_text() + MemoryTimeline.style() + component.style()
     for function in serve:
         page.expose_function(f"py_{function.__name__}", _answering(function, shown))
-    page.set_content(PAGE.format(style=style, place=f"mv{'e' if folder == 'event_list' else 's'}-place"))
-    for script in scripts:
-        page.add_script_tag(path=str(UI / "components" / script))
-    page.evaluate(MOUNT, [name, [each.__name__ for each in serve], value])
+    page.set_content(PAGE.format(style=style))
+    load(page, *more, str(component.script))
+    page.evaluate(MOUNT, [component.script.stem, [function.__name__ for function in serve], value])
     return shown
 
 

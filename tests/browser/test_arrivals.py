@@ -20,17 +20,25 @@ from memviz.analysis.timeline import timeline
 from memviz.trace.load import load_trace
 from memviz.ui.upload.routes import PATH
 from memviz.units import bytes_text
+from tests.browser.mounting import load
 from tests.server import started as started_page
 from tests.traces import alloc, frame, free, snapshot
 
-COMPONENTS = Path(__file__).parents[2] / "memviz" / "ui" / "components"
+HELD_BACK = """
+addEventListener("memviz:piece", (event) => {
+  if (event.isLate) return;
+  event.stopImmediatePropagation();
+  const late = Object.assign(new CustomEvent("memviz:piece", { detail: event.detail }), { isLate: true });
+  setTimeout(() => dispatchEvent(late), %d);
+});
+"""
+"""The colours of a file as small as this one come with its total; so many ms later, both can be seen. It is said before
+the page comes: of those who listen on a window, the first is the first to hear."""
+FOR_GOOD = 3_600_000
 SEEN = """
 () => {
   window.seen = [];
   const note = (what) => window.seen.includes(what) || window.seen.push(what);
-  // The colours of a file as small as this one come with its total: held back, so that both can be seen.
-  const { give } = memvizTimeline;
-  memvizTimeline.give = (...piece) => setTimeout(() => give(...piece), 600);
   new MutationObserver(() => {
     const plot = document.querySelector("#timeline .mvt");
     if (plot?.dataset.total) note(plot.dataset.total);
@@ -79,6 +87,7 @@ def started(page: Any, server: str) -> None:
 
 
 def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, server: str, large: Path) -> None:
+    page.add_init_script(HELD_BACK % 600)
     started(page, server)
     page.evaluate(SEEN)
     page.set_input_files("#first-files input[type=file]", large)
@@ -128,9 +137,8 @@ def test_where_our_way_does_not_answer_gradio_takes_the_file(page: Any, server: 
 
 def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: Path) -> None:
     """In every column its top is that of the run's bytes, on the scale of the picture to come."""
+    page.add_init_script(HELD_BACK % FOR_GOOD)
     started(page, server)
-    # The colours are kept back for good.
-    page.evaluate("() => { memvizTimeline.give = () => {}; }")
     page.set_input_files("#first-files input[type=file]", large)
     page.locator("#timeline .mvt[data-total=whole]").wait_for()
     tops = page.evaluate(TOPS)
@@ -198,13 +206,13 @@ def test_what_the_browser_packs_unpacks_to_the_same_bytes(page: Any, kind: str) 
         "pickle": pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(900)])),
     }[kind]
     page.goto("about:blank")
-    page.add_script_tag(path=str(COMPONENTS / "arrivals" / "deflate.js"))
+    load(page, "arrivals/deflate.js")
     sent = page.evaluate(
         """({ text, step }) => {
           const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
           const parts = [];
           for (let at = 0; at === 0 || at < raw.length; at += step) {
-            const part = memvizDeflate(raw.subarray(at, at + step), at + step >= raw.length);
+            const part = memviz.deflate.deflate(raw.subarray(at, at + step), at + step >= raw.length);
             parts.push(btoa(Array.from(part, (c) => String.fromCharCode(c)).join("")));
           }
           return parts;

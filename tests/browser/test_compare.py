@@ -32,9 +32,9 @@ def names(page: Any) -> list[str]:
 def views(page: Any) -> list[list[float]]:
     """Where each timeline looks, as shares of its own run."""
     return page.evaluate(
-        """[...document.querySelectorAll('.mv-linked *')].filter((node) => node.memvizTimeline?.spans).map((node) => {
-          const { view, spans } = node.memvizTimeline;
-          return [view.first / spans.instants, view.last / spans.instants];
+        """[...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map((node) => {
+          const { viewport } = node.memviz;
+          return [viewport.first / viewport.instants, viewport.last / viewport.instants];
         })"""
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from memviz.trace.model import Trace
-from memviz.ui.components.event_list import page_server, place_server
+from memviz.ui.components.event_list import EventList, page_server, place_server
 from memviz.ui.explore.event_rows import list_value
 from tests.browser.mounting import Mounted, mount
 from tests.traces import alloc, event, frame, free, trace_of
@@ -20,13 +20,7 @@ def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
     device = trace.devices[0]
     find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
     serve = [page_server(find), place_server(find)]
-    made = mount(
-        page,
-        "event_list",
-        scripts=("memory_timeline/words.js", "event_list/event_list.js"),
-        serve=serve,
-        value=list_value(trace, device, "k", at),
-    )
+    made = mount(page, EventList, serve=serve, value=list_value(trace, device, "k", at))
     page.wait_for_function("document.querySelectorAll('.mve-rows .mve-row:not([hidden])').length > 0")
     return made
 
@@ -41,13 +35,7 @@ def long_list(page: Any, count: int = MILLION) -> Mounted:
         ]
 
     value = {"key": "k", "at": 0, "count": count, "actions": [[0, "alloc", count]], "has_times": True}
-    made = mount(
-        page,
-        "event_list",
-        scripts=("memory_timeline/words.js", "event_list/event_list.js"),
-        serve=[event_page],
-        value=value,
-    )
+    made = mount(page, EventList, serve=[event_page], value=value)
     page.wait_for_function("document.body.innerText.includes('s0')")
     return made
 
@@ -72,7 +60,7 @@ def lines(page: Any) -> list[str]:
 
 
 def top(page: Any) -> float:
-    return page.evaluate("document.getElementById('host').memvizEventList.top")
+    return page.evaluate("document.getElementById('host').memviz.top")
 
 
 def test_a_million_lines_take_few_elements_and_no_element_is_too_tall(page):
@@ -98,11 +86,12 @@ def test_every_line_of_a_million_can_be_reached(page):
 def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
     long_list(page)
     page.evaluate(
-        "(() => { const list = document.getElementById('host').memvizEventList; list.setTop(12e6); list.render(); })()"
+        """(() => { const list = document.getElementById('host').memviz;
+        list.setTop(12e6, list.scale); list.render(); })()"""
     )
     page.mouse.move(300, 300)
     page.mouse.wheel(0, 240)
-    page.wait_for_function("document.getElementById('host').memvizEventList.top > 12e6")
+    page.wait_for_function("document.getElementById('host').memviz.top > 12e6")
     page.wait_for_timeout(400)
     assert top(page) == pytest.approx(12e6 + 240, abs=2)
 
@@ -110,7 +99,7 @@ def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
 def test_the_scroll_bar_goes_by_shares_of_the_whole(page):
     long_list(page)
     page.locator(".mve-scroll").evaluate("(bar) => { bar.scrollTop = (bar.scrollHeight - bar.clientHeight) / 2; }")
-    page.wait_for_function("document.getElementById('host').memvizEventList.top > 1e6")
+    page.wait_for_function("document.getElementById('host').memviz.top > 1e6")
     assert top(page) / 24 == pytest.approx(MILLION / 2, rel=1e-3)
 
 

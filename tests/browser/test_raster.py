@@ -16,18 +16,19 @@ from memviz.figures.packed_timeline import Packed, pack_groups, pack_timeline, s
 from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from tests.browser.mounting import load
 from tests.real import FOLDER, requires_real
 from tests.traces import alloc, free, trace_of
 
-RASTER = Path(__file__).parents[2] / "memviz" / "ui" / "components" / "memory_timeline" / "raster.js"
+MODULES = ("memory_timeline/packed.js", "memory_timeline/spans.js", "memory_timeline/raster.js")
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 
 DRAW = """
 async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) => {
   const bytes = (text) => Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
-  const R = memvizRaster;
-  const spans = new R.Spans(await R.unpack(timeline.header, bytes(timeline.body)), timeline.header.events);
-  const group = (await R.unpack(groups.header, bytes(groups.body))).group;
+  const { packed: P, spans: S, raster: R } = memviz;
+  const spans = new S.Spans(await P.unpack(timeline.header, bytes(timeline.body)), timeline.header.events);
+  const group = (await P.unpack(groups.header, bytes(groups.body))).group;
   const instants = R.columnInstants(spans, view);
   const grid = new Int32Array(view.rows * view.columns);
   const pixels = new Uint32Array(view.rows * view.columns);
@@ -55,7 +56,7 @@ def drawn_by_browser(
     device = trace.devices[0]
     colours = colouring(trace, device, meaning)
     page.goto("about:blank")
-    page.add_script_tag(path=str(RASTER))
+    load(page, *MODULES)
     return page.evaluate(
         DRAW,
         {

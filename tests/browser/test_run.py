@@ -110,11 +110,11 @@ def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any)
     scores = tab.locator("#compare-top .mv-scores")
     expect(scores).to_contain_text("TFLOP")
     expect(scores).to_contain_text("bitwise equal")
-    drawn = "[...document.querySelectorAll('.mv-linked *')].filter((each) => each.memvizTimeline?.spans)"
+    drawn = "[...document.querySelectorAll('.mv-linked *')].filter((each) => each.memviz?.data)"
     tab.wait_for_function(f"{drawn}.length === 2")
     tab.locator("#compare-A .mvt-plot").focus()
     tab.keyboard.press("+")
-    tab.wait_for_function(f"{drawn}.filter((each) => each.memvizTimeline.view.first > 0).length === 2")
+    tab.wait_for_function(f"{drawn}.filter((each) => each.memviz.viewport.first > 0).length === 2")
 
 
 def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:

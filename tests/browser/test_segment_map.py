@@ -9,17 +9,17 @@ import pytest
 
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
-from memviz.ui.components.segment_map import moment_server
+from memviz.ui.components.segment_map import SegmentMap, moment_server
 from memviz.ui.explore.segments_tab import map_value
-from tests.browser.mounting import TIMELINE, UI, Mounted, mount
+from tests.browser.mounting import Mounted, load, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
-SCRIPTS = (*TIMELINE, "segment_map/layout.js", "segment_map/segment_map.js")
+LAYOUT_MODULE = "segment_map/layout.js"
 BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
-MAP = "document.getElementById('host').memvizSegmentMap"
+MAP = "document.getElementById('host').memviz"
 
 SLOW = """() => {
-  const map = document.getElementById('host').memvizSegmentMap;
+  const map = document.getElementById('host').memviz;
   const ask = map.server.segment_map;
   map.server.segment_map = async (asked) => {
     await new Promise((go) => { window.open = go; });
@@ -29,8 +29,8 @@ SLOW = """() => {
 """The server answers only when the test opens the gate."""
 
 LAYOUT = """([sizes, group, rowBytes]) => {
-  const order = memvizSegmentLayout.drawingOrder(sizes, group, "size");
-  const { pieces, heads, rows } = memvizSegmentLayout.shelve(sizes, group, order, rowBytes);
+  const order = memviz.layout.drawingOrder(sizes, group, "size");
+  const { pieces, heads, rows } = memviz.layout.shelve(sizes, group, order, rowBytes);
   const list = pieces.segment.map((s, i) => [s, pieces.row[i], pieces.from[i], pieces.start[i], pieces.length[i]]);
   return { pieces: list, heads: heads.map((each) => [each.group, each.row]), rows };
 }"""
@@ -43,7 +43,7 @@ OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
     for (const each of list) { segment.push(s); offset.push(at); size.push(each); at += each; }
     first.push(size.length);
   });
-  const L = memvizSegmentLayout;
+  const L = memviz.layout;
   const layout = L.shelve(sizes, sizes.map(() => 0), sizes.map((_, i) => i), rowBytes);
   const tiles = { first, segment, offset, size };
   return { grid: [...L.owners(layout, tiles, width)], places: size.map((_, t) => L.placesOf(layout, tiles, t)) };
@@ -53,7 +53,7 @@ OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
 @pytest.fixture
 def layout(page: Any) -> Any:
     page.goto("about:blank")
-    page.add_script_tag(path=str(UI / "components" / "segment_map" / "layout.js"))
+    load(page, LAYOUT_MODULE)
     return page
 
 
@@ -78,7 +78,7 @@ def shown(page: Any, trace: Trace, at: int = 4) -> Mounted:
     device = trace.devices[0]
     find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
     value = map_value(device, "k", {"at": at})
-    made = mount(page, "segment_map", scripts=SCRIPTS, serve=[moment_server(find)], value=value)
+    made = mount(page, SegmentMap, serve=[moment_server(find)], value=value, more=(LAYOUT_MODULE,))
     drawn(page, at)
     return made
 
@@ -91,11 +91,11 @@ def centre(page: Any, tile: int) -> tuple[float, float]:
     """Of a tile's first stretch, on the page."""
     return tuple(
         page.evaluate(
-            """(tile) => { const map = document.getElementById('host').memvizSegmentMap;
-            const [{ row, from, to }] = memvizSegmentLayout.placesOf(map.layout, map.drawn.tiles, tile);
+            """(tile) => { const map = document.getElementById('host').memviz;
+            const [{ row, from, to }] = memviz.layout.placesOf(map.layout, map.drawn.tiles, tile);
             const box = map.plot.getBoundingClientRect();
             const x = ((from + to) / 2 / map.layout.rowBytes) * map.width;
-            return [box.left + x, box.top + map.tops[row] + map.tall / 2]; }""",
+            return [box.left + x, box.top + map.canvas.tops[row] + map.canvas.tall / 2]; }""",
             tile,
         )
     )
@@ -104,10 +104,10 @@ def centre(page: Any, tile: int) -> tuple[float, float]:
 def colour_at(page: Any, tile: int) -> int:
     """0xRRGGBB just right of a tile's left edge, above any text."""
     return page.evaluate(
-        """(tile) => { const map = document.getElementById('host').memvizSegmentMap;
-        const [{ row, from }] = memvizSegmentLayout.placesOf(map.layout, map.drawn.tiles, tile);
-        const x = Math.ceil((from / map.layout.rowBytes) * map.columns) + 2;
-        const [r, g, b] = map.canvas.getContext('2d').getImageData(x, map.tops[row] + 2, 1, 1).data;
+        """(tile) => { const map = document.getElementById('host').memviz;
+        const [{ row, from }] = memviz.layout.placesOf(map.layout, map.drawn.tiles, tile);
+        const x = Math.ceil((from / map.layout.rowBytes) * map.canvas.columns) + 2;
+        const [r, g, b] = map.canvas.node.getContext('2d').getImageData(x, map.canvas.tops[row] + 2, 1, 1).data;
         return (r << 16) | (g << 8) | b; }""",
         tile,
     )
@@ -162,7 +162,7 @@ def test_a_pixel_shows_the_tile_that_covers_most_of_it(layout):
 def test_there_are_never_more_than_200_rows(layout, count):
     rows = layout.evaluate(
         """(count) => { const sizes = Array.from({ length: count }, (_, i) => ((i * 37) % 50 + 1) * 2 ** 21);
-        const [L, group] = [memvizSegmentLayout, sizes.map(() => 0)];
+        const [L, group] = [memviz.layout, sizes.map(() => 0)];
         const order = L.drawingOrder(sizes, group, 'size');
         return L.shelveWithin(sizes, group, order, L.chooseRowLength(sizes, group, order, 700)).rows; }""",
         count,

@@ -44,7 +44,7 @@ def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any
     expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 5,754")
     expect(tab.locator("#what-if-maps .mvs[data-drawn]")).to_have_count(2)
     sides = "[...document.querySelectorAll('#what-if-maps .mvp-side')]"
-    assert len(set(tab.evaluate(f"{sides}.map((each) => each.memvizSegmentMap.layout.rowBytes)"))) == 1
+    assert len(set(tab.evaluate(f"{sides}.map((each) => each.memviz.layout.rowBytes)"))) == 1
     tab.locator(".mvr-plot").focus()
     for key in ("Home", "Shift+ArrowRight", "Enter"):
         tab.keyboard.press(key)
@@ -96,7 +96,7 @@ def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> N
     tab.keyboard.press("+")
     tab.wait_for_function(
         """[...document.querySelectorAll('#what-if-recorded *, #what-if-replayed *')]
-          .filter((each) => each.memvizTimeline?.spans && each.memvizTimeline.view.first > 0).length === 2"""
+          .filter((each) => each.memviz?.data && each.memviz.viewport.first > 0).length === 2"""
     )
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Save as one HTML page").click()

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 from typing import Any
 
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, delta_text, duration_text
+from tests.browser.mounting import load
 
-WORDS = Path(__file__).parents[2] / "memviz" / "ui" / "components" / "memory_timeline" / "words.js"
+WORDS = "words.js"
 _SEED = 7
 
 
 def said_by_browser(page: Any, function: str, values: list[int]) -> list[str]:
     page.goto("about:blank")
-    page.add_script_tag(path=str(WORDS))
-    found: list[str] = page.evaluate(f"(values) => values.map((each) => memvizWords.{function}(each))", values)
+    load(page, WORDS)
+    found: list[str] = page.evaluate(f"(values) => values.map((each) => memviz.words.{function}(each))", values)
     return found
 
 
@@ -36,6 +36,11 @@ def test_bytes_have_the_same_words_in_the_browser(page: Any) -> None:
     assert said_by_browser(page, "bytesText", values) == [bytes_text(each) for each in values]
 
 
+def test_changes_have_the_same_words_in_the_browser(page: Any) -> None:
+    values = [sign * each for each in numbers(47)[::4] for sign in (1, -1)]
+    assert said_by_browser(page, "deltaText", values) == [delta_text(each) for each in values]
+
+
 def test_times_have_the_same_words_in_the_browser(page: Any) -> None:
     values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
     assert said_by_browser(page, "durationText", values) == [duration_text(each) for each in values]
@@ -49,11 +54,11 @@ def test_counts_have_the_same_words_in_the_browser(page: Any) -> None:
 def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> None:
     """Zoomed far in, 1.2345 s and 1.2346 s are not both '1.23 s'; and a tick at 2.5 µs does not say 3."""
     page.goto("about:blank")
-    page.add_script_tag(path=str(WORDS))
+    load(page, WORDS)
     texts = page.evaluate(
         """(axes) => axes.map(([step, first]) => [0, 1, 2, 3, 4].map((k) => {
             const place = (first + k) * step;
-            return [place, memvizWords.timeTick(place, step)];
+            return [place, memviz.words.timeTick(place, step)];
         }))""",
         [[2.5, 1], [25, 100], [100, 12345], [500, 1999], [2500, 399], [0.5, 4000], [250000, 3]],
     )
@@ -67,6 +72,6 @@ def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> Non
 
 def test_an_event_axis_has_no_tick_between_two_events(page: Any) -> None:
     page.goto("about:blank")
-    page.add_script_tag(path=str(WORDS))
-    steps = page.evaluate("() => Array.from({ length: 2000 }, (_, i) => memvizWords.roundStep(i / 20, 1))")
+    load(page, WORDS)
+    steps = page.evaluate("() => Array.from({ length: 2000 }, (_, i) => memviz.words.roundStep(i / 20, 1))")
     assert all(step == int(step) >= i / 20 for i, step in enumerate(steps))

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-SIZE = r"-?[\d,]+(?:\.\d+)? (?:B|KiB|MiB|GiB|TiB)"
+SIZE = r"−?[\d,]+(?:\.\d+)? (?:B|KiB|MiB|GiB|TiB)"
 SHARE = r"[\d,]+(?:\.\d)? %"
 COUNT = r"[\d,]+"
 DEVICE = r"(?:device \d+|pinned memory \(host\d+\))"
@@ -83,7 +83,7 @@ def says_size(words: str, count: int) -> bool:
     number, _, unit = words.partition(" ")
     decimals = len(number.partition(".")[2])
     scale = 1 << _UNITS[unit]
-    exact, told = count / scale, float(number.replace(",", ""))
+    exact, told = count / scale, float(number.replace(",", "").replace("−", "-"))
     return abs(told - exact) <= 0.5 * 10**-decimals + 1e-9 * max(abs(exact), 1) and (count == 0) == (told == 0)
 
 

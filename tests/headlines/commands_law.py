@@ -89,7 +89,7 @@ def check_diff(sides: Sequence[Pair], by: str, printed: str) -> None:
     for number, (trace, device) in enumerate(sides):
         said = _matched(
             rf"(\w)  (.+?)(?:, device (\w+))?: ({SIZE}) at the peak"
-            rf"(?:, (\+?{SIZE})(?: \(-?\S+ %\))?)?; ({SIZE}) reserved at most",
+            rf"(?:, (\+?{SIZE})(?: \([+−]?\S+ %\))?)?; ({SIZE}) reserved at most",
             lines[number],
         )
         assert (said[1], said[2]) == ("ABCDEFGH"[number], trace.about.source)

@@ -51,7 +51,7 @@ class Compare:
     traces: gr.State
     """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
     place: Panel
-    """What the address says of it; page.js reads it."""
+    """What the address says of it; address.js reads it."""
     view: gr.State
     looked_at: gr.State
     drawn: gr.State

@@ -16,7 +16,7 @@ from memviz.ui.compare.controls import switch_html
 from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, esc, tag
 from memviz.ui.html.words import cut, exact, rounded
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, delta_text
 
 FEW_ROWS = 8
 MOST_ROWS = 200
@@ -219,8 +219,7 @@ def _change(delta: int) -> Html:
 
 
 def change_text(delta: int) -> str:
-    """With a real minus: beside a hyphen, a plus looks like more."""
-    return f"{'+' if delta > 0 else '−'}{bytes_text(abs(delta))}" if delta else "0"
+    return delta_text(delta) if delta else "0"
 
 
 def _exact_change(delta: int) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
+
+from memviz.ui.components.component import Component
 
 LONGEST = 200
 _TEMPLATE = f"""
@@ -17,27 +20,14 @@ Limits: &gt;10MiB, &lt;512KiB, &gt;1s, &lt;5ms, &gt;1000ev">
   <kbd>/</kbd>
 </label>
 """
-_LISTEN = """
-const field = element.querySelector('input');
-const tell = () => trigger('input', { query: field.value });
-let resting;
-field.addEventListener('input', () => {
-  clearTimeout(resting);
-  resting = setTimeout(tell, 150);
-});
-field.addEventListener('keydown', (event) => {
-  if (event.key === 'Escape' && field.value) {
-    event.stopPropagation();
-    field.value = '';
-    tell();
-  } else if (event.key === 'Escape') field.blur();
-});
-"""
 
 
-class FindField(gr.HTML):
+class FindField(Component):
+    script = Path(__file__).parent / "find_field.js"
+    tells = ("input",)
+
     def __init__(self, **options: Any) -> None:
-        super().__init__(html_template=_TEMPLATE, js_on_load=_LISTEN, apply_default_css=False, **options)
+        super().__init__(html_template=_TEMPLATE, **options)
 
 
 def typed(event: gr.EventData) -> str:

@@ -6,29 +6,23 @@ element's data. The HTML comes from our own makers of HTML, which escapes every 
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gradio as gr
 
-_LISTEN = """
-const tell = (target) => trigger('click', { ...target.dataset });
-element.addEventListener('click', (event) => {
-  const target = event.target.closest('[data-act]');
-  if (target && element.contains(target)) tell(target);
-});
-element.addEventListener('keydown', (event) => {
-  if (event.key !== 'Enter' && event.key !== ' ') return;
-  const target = event.target.closest('[data-act]');
-  if (!target || target.tagName === 'BUTTON' || target.tagName === 'A') return;
-  event.preventDefault();
-  tell(target);
-});
-"""
+from memviz.ui.components.component import Component
 
 
-class Panel(gr.HTML):
+class Panel(Component):
+    script = Path(__file__).parent / "panel.js"
+    tells = ("click",)
+
     def __init__(self, value: str = "", **options: Any) -> None:
-        super().__init__(value, js_on_load=_LISTEN, apply_default_css=False, **options)
+        super().__init__(value, html_template="${value}", **options)
+
+    def api_info(self) -> dict[str, Any]:
+        return {"type": "string"}
 
 
 def clicked(event: gr.EventData) -> dict[str, str]:

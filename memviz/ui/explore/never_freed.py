@@ -68,7 +68,7 @@ def _cells(row: GrowthRow, spans: int, *, is_exact: bool = False) -> tuple[Html,
 
 def _change(count: int) -> str:
     """The change always shows its direction; colour alone would not tell it."""
-    return delta_text(count).replace("-", "−") if count else "0"
+    return delta_text(count) if count else "0"
 
 
 def churn_html(churn: Groups) -> Html:

@@ -1,4 +1,4 @@
-"""Links that restore a question of the What if tab. Of which trace it is asked, the page itself adds (page.js)."""
+"""Links that restore a question of the What if tab. Of which trace it is asked, the page itself adds (address.js)."""
 
 from __future__ import annotations
 

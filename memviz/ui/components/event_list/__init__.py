@@ -7,76 +7,58 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
 from memviz.ui.explore.event_rows import Chosen, EventFilter, chosen_events, event_rows
 
 _HERE = Path(__file__).parent
-Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
 MOST_ROWS = 400
 """Of one answer, whatever a browser asks for."""
 _LONGEST_TEXT = 200
 
 
-def scripts() -> str:
-    """For the page's head: once, however many lists there are."""
-    return f"<script>{(_HERE / 'event_list.js').read_text(encoding='utf-8')}</script>"
-
-
-def style() -> str:
-    return (_HERE / "event_list.css").read_text(encoding="utf-8")
-
-
-class EventList(gr.HTML):
+class EventList(Component):
     """`value` is what `memviz.ui.explore.event_rows.list_value` makes."""
 
-    def __init__(self, find: Find, **options: Any) -> None:
-        super().__init__(
-            html_template='<div class="mve-place"></div>',
-            js_on_load="memvizEventList.mount(element, { props, watch, server });",
-            server_functions=[page_server(find), place_server(find)],
-            apply_default_css=False,
-            **options,
-        )
+    script = _HERE / "event_list.js"
+    looks = _HERE / "event_list.css"
 
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "object"}
+    def __init__(self, find: Find, **options: Any) -> None:
+        super().__init__(server_functions=[page_server(find), place_server(find)], **options)
 
 
 def page_server(find: Find) -> Callable[[Any], list[Any]]:
-    def event_page(request: Any) -> list[Any]:
+    @served
+    def event_page(request: Request) -> list[Any]:
         """Called by the browser: {key, actions, text, first, last} -> rows first <= row < last, cells in order."""
-        trace, device, chosen, asked = _chosen(find, request)
-        first = _whole(asked.get("first"))
-        events = chosen.rows(first, min(_whole(asked.get("last")), first + MOST_ROWS))
-        return [list(astuple(each)) for each in event_rows(trace, device, events)]
+        trace, device, chosen = _chosen(find, request)
+        first = _whole(request.get("first"))
+        events = chosen.rows(first, min(_whole(request.get("last")), first + MOST_ROWS))
+        return [list(astuple(row)) for row in event_rows(trace, device, events)]
 
     return event_page
 
 
 def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
-    def event_place(request: Any) -> dict[str, Any]:
+    @served
+    def event_place(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, actions, text, at} -> how long the list is, and where that event stands."""
-        _, _, chosen, asked = _chosen(find, request)
-        place = chosen.place_of(_whole(asked.get("at")))
+        _, _, chosen = _chosen(find, request)
+        place = chosen.place_of(_whole(request.get("at")))
         return {"row": place.row, "is_there": place.is_there, "count": place.count}
 
     return event_place
 
 
-def _chosen(find: Find, request: Any) -> tuple[Trace, DeviceTrace, Chosen, dict[str, Any]]:
-    asked = request[0] if isinstance(request, list) and request else request
-    found = find(str(asked.get("key", ""))) if isinstance(asked, dict) else None
-    if found is None:
-        raise gr.Error("This trace is not open any more.", print_exception=False)
-    return (*found, chosen_events(*found, _filter(asked)), asked)
+def _chosen(find: Find, request: Request) -> tuple[Trace, DeviceTrace, Chosen]:
+    trace, device = trace_asked_for(find, request)
+    return trace, device, chosen_events(trace, device, _filter(request))
 
 
-def _filter(asked: dict[str, Any]) -> EventFilter:
-    actions = asked.get("actions")
-    numbers = tuple(sorted({_whole(each) for each in actions[:256]})) if isinstance(actions, list) else ()
-    return EventFilter(numbers, str(asked.get("text") or "").strip()[:_LONGEST_TEXT])
+def _filter(request: Request) -> EventFilter:
+    actions = request.get("actions")
+    numbers = tuple(sorted({_whole(action) for action in actions[:256]})) if isinstance(actions, list) else ()
+    return EventFilter(numbers, str(request.get("text") or "").strip()[:_LONGEST_TEXT])
 
 
 def _whole(value: Any) -> int:

@@ -12,29 +12,24 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import gradio as gr
-
-from memviz.errors import MemvizError
+from memviz.ui.components.component import Request, served
 from memviz.ui.components.panel import Panel
 
-_SCRIPT = Path(__file__).parent / "lit_panel.js"
 MakeCsv = Callable[[Mapping[str, str]], str]
 """From a button's data to the table. Raises MemvizError for what it cannot know."""
 
 
 class LitPanel(Panel):
+    script = Path(__file__).parent / "lit_panel.js"
+
     def __init__(self, make_csv: MakeCsv, **options: Any) -> None:
         super().__init__(server_functions=[csv_server(make_csv)], **options)
-        self.js_on_load = f"{self.js_on_load}\n{_SCRIPT.read_text(encoding='utf-8')}"
 
 
 def csv_server(make_csv: MakeCsv) -> Callable[[Any], str]:
-    def table_csv(request: Any) -> str:
+    @served
+    def table_csv(request: Request) -> str:
         """Called by the browser with the data of the button."""
-        asked = request[0] if isinstance(request, list) and request else request
-        try:
-            return make_csv({str(key): str(value) for key, value in asked.items()} if isinstance(asked, dict) else {})
-        except MemvizError as error:
-            raise gr.Error(str(error), print_exception=False) from None
+        return make_csv({str(key): str(value) for key, value in request.items()})
 
     return table_csv

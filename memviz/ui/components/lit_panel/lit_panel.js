@@ -1,119 +1,171 @@
-// What a LitPanel does in the browser. This is the body of a function with Gradio's element, server and watch;
-// `__init__.py` beside this file says which attributes it looks for.
-const say = (detail) => window.dispatchEvent(new CustomEvent("memviz:light", { detail }));
+// @ts-check
+// What a LitPanel does in the browser; `__init__.py` beside this file says which attributes it looks for.
+import { nearest, onSaid, saveFile, say } from "../base.js";
+import { mount as mountPanel } from "../panel.js";
 
-// One memory for all panels of the page: what is kept lit, and what the timeline has said last.
-const memory = (window.memvizLitPanels ??= (() => {
-  const made = { kept: null, chosen: {}, panels: [], rested: "null", trace: "" };
-  const isSeen = () => made.panels.some((panel) => panel.element.offsetParent);
-  const searched = () => {
-    const node = document.querySelector("[data-light-rest]");
-    return node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null;
-  };
-  made.resting = () => made.kept || searched();
-  made.keep = (light) => {
-    made.kept = light;
-    made.rested = JSON.stringify(made.resting());
-    for (const panel of made.panels) panel.mark();
-    say(made.resting());
-  };
-  // When nothing is pointed at any more, what is kept comes back in place of nothing.
-  window.addEventListener("memviz:light", (event) => {
-    if (event.detail || !made.resting() || !isSeen()) return;
-    event.stopImmediatePropagation();
-    say(made.resting());
-  }, true);
-  window.addEventListener("memviz:state", ({ detail }) => (made.chosen = detail));
-  // One thing at a time, as with the timeline in focus: the pin, then the kept row.
-  document.addEventListener("keydown", (event) => {
-    if (event.key !== "Escape" || !isSeen() || event.target.closest?.("input, textarea, dialog")) return;
-    const isPinned = made.chosen.pin >= 0;
-    const onPlot = event.target.closest?.(".mvt-plot");
-    if (isPinned && !onPlot) window.dispatchEvent(new CustomEvent("memviz:go", { detail: { pin: made.chosen.pin } }));
-    else if (made.kept && !isPinned && !(onPlot && made.chosen.range)) made.keep(null);
-  });
-  return made;
-})());
+/** @typedef {{ by?: string, group?: string }} Light */
+/** @typedef {import("../base.js").Gradio} Gradio */
 
-const lightOf = (row) => ({ by: row.dataset.lightBy, group: row.dataset.lightGroup });
-const isKept = (row) => memory.kept?.by === row.dataset.lightBy && memory.kept?.group === row.dataset.lightGroup;
+const ROW = "tr[data-light-by]";
+const BOX = ".mv-icicle button";
 
-const mark = () => {
-  for (const row of element.querySelectorAll("tr[data-light-by]")) {
-    row.classList.toggle("mv-kept", isKept(row));
-    row.querySelector("[data-keep]")?.setAttribute("aria-pressed", String(isKept(row)));
+// -- one memory for all panels of the page: what is kept lit, and what the timeline has said last
+
+/** @type {LitPanel[]} */
+const panels = [];
+const memory = {
+  /** @type {Light | null} */
+  kept: null,
+  /** @type {{ pin?: number, range?: [number, number] | null }} */
+  chosen: {},
+  /** What was lit last while nothing was pointed at. */
+  rested: "null",
+  trace: "",
+};
+
+const isSeen = () => panels.some(({ element }) => element.offsetParent);
+
+/** What is lit while nothing is pointed at.
+ * @returns {Light | null} */
+function resting() {
+  const node = /** @type {HTMLElement | null} */ (document.querySelector("[data-light-rest]"));
+  return memory.kept || (node ? { by: node.dataset.lightRest, group: node.dataset.lightRestGroup } : null);
+}
+
+function rest() {
+  memory.rested = JSON.stringify(resting());
+  say("memviz:light", resting());
+}
+
+/** @param {Light | null} light */
+function keep(light) {
+  memory.kept = light;
+  for (const panel of panels) panel.mark();
+  rest();
+}
+
+/** When nothing is pointed at any more, what is kept comes back in place of nothing.
+ * @param {Event} event */
+function bringBack(event) {
+  if (/** @type {CustomEvent} */ (event).detail || !resting() || !isSeen()) return;
+  event.stopImmediatePropagation();
+  say("memviz:light", resting());
+}
+
+/** One thing at a time, as with the timeline in focus: the pin, then the kept row.
+ * @param {KeyboardEvent} event */
+function escape(event) {
+  if (event.key !== "Escape" || !isSeen() || nearest(event, "input, textarea, dialog")) return;
+  const { pin = -1, range } = memory.chosen;
+  const onPlot = nearest(event, ".mvt-plot");
+  if (pin >= 0 && !onPlot) say("memviz:go", { pin });
+  else if (memory.kept && pin < 0 && !(onPlot && range)) keep(null);
+}
+
+function listenOnce() {
+  if (panels.length) return;
+  window.addEventListener("memviz:light", bringBack, true);
+  onSaid("memviz:state", (state) => (memory.chosen = state));
+  document.addEventListener("keydown", escape);
+}
+
+// -- one panel
+
+/** @param {HTMLElement} row @returns {Light} */
+const lightOf = ({ dataset }) => ({ by: dataset.lightBy, group: dataset.lightGroup });
+
+/** @param {HTMLElement} row */
+const isKept = ({ dataset }) => memory.kept?.by === dataset.lightBy && memory.kept?.group === dataset.lightGroup;
+
+class LitPanel {
+  /** @param {HTMLElement} element @param {Gradio} gradio */
+  constructor(element, { server }) {
+    this.element = element;
+    this.server = server;
+    /** The focus follows into what was zoomed with a key. */
+    this.isFocusWanted = false;
+    element.addEventListener("keydown", (event) => this.key(event));
+    element.addEventListener("click", (event) => this.click(event));
   }
-};
-memory.panels.push({ element, mark });
 
-// -- the icicle
+  mark() {
+    for (const row of /** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll(ROW))) {
+      row.classList.toggle("mv-kept", isKept(row));
+      row.querySelector("[data-keep]")?.setAttribute("aria-pressed", String(isKept(row)));
+    }
+  }
 
-const nodes = () => [...element.querySelectorAll(".mv-icicle button")];
-const stand = (node) => {
-  for (const each of nodes()) each.tabIndex = each === node ? 0 : -1;
-  node.focus();
-};
+  /** @param {MouseEvent} event */
+  click(event) {
+    const button = nearest(event, "[data-csv]");
+    if (button) return void this.save(button);
+    // A click without a pointer came from the keyboard.
+    this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
+    const row = nearest(event, ROW);
+    if (row) keep(isKept(row) ? null : lightOf(row));
+  }
 
-/** The nearest box in a direction: the row above or below under the same place, or the next one in the row. */
-function neighbour(node, key) {
-  const here = node.getBoundingClientRect();
-  const others = nodes().filter((each) => each !== node).map((each) => [each, each.getBoundingClientRect()]);
+  /** @param {HTMLElement} button */
+  async save({ dataset }) {
+    const text = await this.server.table_csv({ ...dataset });
+    saveFile(new Blob([text], { type: "text/csv" }), dataset.name || "table.csv");
+  }
+
+  /** After each update the rows may be others, even of another trace. */
+  redrawn() {
+    const trace = /** @type {HTMLElement | null} */ (this.element.querySelector("[data-trace]"))?.dataset.trace;
+    if (trace !== undefined && trace !== memory.trace) {
+      memory.trace = trace;
+      memory.kept = null;
+    }
+    // Grouped otherwise, nobody would see what is kept.
+    const rows = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(ROW));
+    const shown = new Set([...rows].map((row) => row.dataset.lightBy));
+    if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
+    this.mark();
+    if (this.isFocusWanted) this.boxes()[0]?.focus();
+    this.isFocusWanted = false;
+    if (JSON.stringify(resting()) !== memory.rested) rest();
+  }
+
+  // -- the icicle
+
+  boxes() {
+    return [.../** @type {NodeListOf<HTMLElement>} */ (this.element.querySelectorAll(BOX))];
+  }
+
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    const here = /^Arrow/.test(event.key) ? nearest(event, BOX) : null;
+    const next = here && neighbour(here, this.boxes(), event.key);
+    if (!next) return;
+    event.preventDefault();
+    for (const box of this.boxes()) box.tabIndex = box === next ? 0 : -1;
+    next.focus();
+  }
+}
+
+/** The nearest box in a direction: the row above or below under the same place, or the next one in the row.
+ * @param {HTMLElement} box @param {HTMLElement[]} boxes @param {string} key */
+function neighbour(box, boxes, key) {
+  const here = box.getBoundingClientRect();
+  /** @type {[HTMLElement, DOMRect][]} */
+  const others = boxes.filter((other) => other !== box).map((other) => [other, other.getBoundingClientRect()]);
   if (key === "ArrowUp" || key === "ArrowDown") {
-    const down = key === "ArrowDown";
-    const next = others.filter(([, box]) => Math.abs(box.top - here.top - (down ? here.height + 1 : -here.height - 1)) < 4);
-    const inside = next.filter(([, box]) => (down ? box.left > here.left - 1 && box.left < here.right : box.left < here.left + 1 && box.right > here.left));
-    return inside[0]?.[0];
+    const isDown = key === "ArrowDown";
+    const next = others.filter(([, other]) => Math.abs(other.top - here.top - (isDown ? here.height + 1 : -here.height - 1)) < 4);
+    const inside = next.find(([, other]) => (isDown ? other.left > here.left - 1 && other.left < here.right : other.left < here.left + 1 && other.right > here.left));
+    return inside?.[0];
   }
-  const row = others.filter(([, box]) => Math.abs(box.top - here.top) < 4);
-  return key === "ArrowRight" ? row.find(([, box]) => box.left > here.left)?.[0] : row.filter(([, box]) => box.left < here.left).pop()?.[0];
+  const row = others.filter(([, other]) => Math.abs(other.top - here.top) < 4);
+  return key === "ArrowRight" ? row.find(([, other]) => other.left > here.left)?.[0] : row.filter(([, other]) => other.left < here.left).pop()?.[0];
 }
 
-element.addEventListener("keydown", (event) => {
-  if (!/^Arrow/.test(event.key) || !event.target.closest(".mv-icicle")) return;
-  const next = neighbour(event.target, event.key);
-  if (!next) return;
-  event.preventDefault();
-  stand(next);
-});
-
-// -- clicks
-
-let focusTop = false;
-
-async function save(button) {
-  const text = await server.table_csv({ ...button.dataset });
-  const link = document.createElement("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/csv" }));
-  link.download = button.dataset.name || "table.csv";
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+/** @param {HTMLElement} element @param {Gradio} gradio */
+export function mount(element, gradio) {
+  mountPanel(element, gradio);
+  listenOnce();
+  const panel = new LitPanel(element, gradio);
+  panels.push(panel);
+  gradio.watch("value", () => panel.redrawn());
 }
-
-element.addEventListener("click", (event) => {
-  const button = event.target.closest("[data-csv]");
-  if (button) return void save(button);
-  // A click without a pointer came from the keyboard; its focus follows into what is zoomed.
-  focusTop = event.detail === 0 && Boolean(event.target.closest('[data-act="zoom"]'));
-  const row = event.target.closest("tr[data-light-by]");
-  if (row) memory.keep(isKept(row) ? null : lightOf(row));
-});
-
-// -- after each update the rows may be others, even of another trace
-
-watch("value", () => {
-  const trace = element.querySelector("[data-trace]")?.dataset.trace;
-  if (trace !== undefined && trace !== memory.trace) {
-    memory.trace = trace;
-    memory.kept = null;
-  }
-  // Grouped otherwise, nobody would see what is kept.
-  const shown = new Set([...document.querySelectorAll("tr[data-light-by]")].map((row) => row.dataset.lightBy));
-  if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
-  mark();
-  if (focusTop) nodes()[0]?.focus();
-  focusTop = false;
-  const rest = JSON.stringify(memory.resting());
-  if (rest === memory.rested) return;
-  memory.rested = rest;
-  say(memory.resting());
-});

@@ -1,186 +1,264 @@
+// @ts-check
 // Several timelines over each other: the baseline as a silhouette, the others as lines, what lies between coloured.
 // It is a memory timeline that draws differently: zooming, panning, axes and keys are inherited, and the columns come
 // from the timelines of the same name, which have unpacked them already. So nothing is asked of the server.
-(() => {
-  "use strict";
-  const T = globalThis.memvizTimeline;
-  const R = globalThis.memvizRaster;
-  const HEADROOM = 1.12;
-  const { clamp, el, shape, spread } = T;
-  const { bytesText } = globalThis.memvizWords;
+import { peakMark, spread } from "../axes.js";
+import { clamp, el, mounting, onSaid, pixelRatio, shape, showTip } from "../base.js";
+import { instantsOf, PlotCanvas } from "../memory_timeline/canvas.js";
+import { Interaction } from "../memory_timeline/interaction.js";
+import { Keys } from "../memory_timeline/keys.js";
+import { Labels } from "../memory_timeline/labels.js";
+import { linked, MemoryTimeline } from "../memory_timeline/timeline.js";
+import { bytesText, deltaText } from "../words.js";
 
-  class Overlay extends T.MemoryTimeline {
-    constructor(host) {
-      super(host, { tell: () => {}, server: {} });
-      this.sides = [];
-      window.addEventListener("memviz:joined", ({ detail }) => this.wanted && detail.linked === this.wanted.linked && this.gather());
-    }
+const HEADROOM = 1.12;
 
-    load(value) {
-      this.attach();
-      this.wanted = value && value.linked ? value : null;
-      this.root.hidden = !this.wanted || !this.wanted.shown;
-      this.root.classList.add("mvt-plain");
-      if (!this.wanted) this.value = null;
-      else this.gather();
-    }
+/** @typedef {CanvasRenderingContext2D} Pen */
+/** The timelines' name, how many there are, which is compared with the first, and whether this is seen.
+ * @typedef {{ linked: string, count: number, other: number, shown: boolean, label: string }} Wanted */
 
-    /** Once all are there. Each keeps its own columns and its own place on the axis; the baseline lends its own to us. */
-    gather() {
-      const { wanted } = this;
-      const sides = T.linked(wanted.linked);
-      if (!wanted.shown || sides.length < wanted.count) return;
-      const [first] = sides;
-      this.sides = sides;
-      this.spans = first.spans;
-      this.times = first.times;
-      this.axis = first.axis;
-      this.top = Math.max(...sides.map((side) => side.spans.live[side.spans.peak]), 1) * HEADROOM;
-      this.moment = first.spans.peak;
-      this.view = { ...first.view };
-      this.value = { key: first.value.key, linked: wanted.linked, plain: true, align: first.value.align, ruler: first.value.ruler, phases: [], state: {} };
-      this.plot.setAttribute("aria-label", wanted.label);
-      this.resize();
-    }
+class Overlay extends MemoryTimeline {
+  /** @type {Wanted | null} */
+  wanted = null;
+  /** @type {MemoryTimeline[]} */
+  sides = [];
 
-    /** Most live bytes per pixel column; NaN where this trace has nothing. */
-    columnsOf(side, width) {
-      const made = new Float64Array(width).fill(NaN);
-      const own = side.own();
-      const [first, last] = [this.view.first, this.view.last].map((place) => side.fromShared(this.toShared(place)));
-      const at = (place) => Math.round(clamp((place - first) / (last - first), 0, 1) * width);
-      const [begin, end] = [at(own.first), at(own.last)];
-      if (end <= begin) return made;
-      const view = { first: Math.max(first, own.first), last: Math.min(last, own.last), columns: end - begin };
-      const instants = side.axis === "time" ? R.columnInstantsByTime(side.spans, side.times, view) : R.columnInstants(side.spans, view);
-      for (let c = 0; c < instants.length; c++) made[begin + c] = side.spans.live[instants[c]];
-      return made;
-    }
-
-    drawPlot() {
-      const { width, height } = this.size;
-      const scale = Math.min(window.devicePixelRatio || 1, 2);
-      Object.assign(this, { left: 0, wide: width, instants: [], raster: { columns: width, rows: height } });
-      this.lines = this.sides.map((side) => this.columnsOf(side, width));
-      this.canvas.width = Math.round(width * scale);
-      this.canvas.height = Math.round(height * scale);
-      const pen = this.canvas.getContext("2d");
-      pen.scale(scale, scale);
-      const [baseline, ...others] = this.lines;
-      this.fill(pen, baseline, this.colour("--mv-ink-3"), 0.3);
-      const chosen = this.lines[this.wanted.other];
-      if (chosen) this.between(pen, baseline, chosen);
-      this.stroke(pen, baseline, this.colour("--mv-ink-3"), 1);
-      others.forEach((line) => line !== chosen && this.stroke(pen, line, this.colour("--mv-ink-2"), 1));
-      if (chosen) this.stroke(pen, chosen, this.colour("--mv-ink"), 1.5);
-    }
-
-    fill(pen, line, colour, alpha) {
-      pen.globalAlpha = alpha;
-      pen.fillStyle = colour;
-      line.forEach((bytes, x) => bytes >= 0 && pen.fillRect(x, this.yOf(bytes), 1, this.size.height - this.yOf(bytes)));
-      pen.globalAlpha = 1;
-    }
-
-    between(pen, baseline, other) {
-      const [grew, shrank] = [this.colour("--mv-grew"), this.colour("--mv-shrank")];
-      pen.globalAlpha = 0.55;
-      for (let x = 0; x < baseline.length; x++) {
-        if (!(baseline[x] >= 0) || !(other[x] >= 0) || baseline[x] === other[x]) continue;
-        pen.fillStyle = other[x] > baseline[x] ? grew : shrank;
-        const [top, bottom] = [this.yOf(Math.max(baseline[x], other[x])), this.yOf(Math.min(baseline[x], other[x]))];
-        pen.fillRect(x, top, 1, bottom - top);
-      }
-      pen.globalAlpha = 1;
-    }
-
-    stroke(pen, line, colour, width) {
-      pen.strokeStyle = colour;
-      pen.lineWidth = width;
-      pen.beginPath();
-      let drawing = false;
-      line.forEach((bytes, x) => {
-        if (bytes >= 0) {
-          const y = this.yOf(bytes);
-          if (drawing) pen.lineTo(x, y);
-          else pen.moveTo(x, y);
-          pen.lineTo(x + 1, y);
-        }
-        drawing = bytes >= 0;
-      });
-      pen.stroke();
-    }
-
-    reservedPath() {
-      return "";
-    }
-
-    /** Each peak with its letter, and its bytes at the right. */
-    marks() {
-      const { width, height } = this.size;
-      const labels = [];
-      const parts = [];
-      for (const side of this.sides) {
-        const peak = side.spans.live[side.spans.peak];
-        const y = this.yOf(peak);
-        const x = this.xOf(this.fromShared(side.toShared(this.placeOfPeak(side))));
-        labels.push([y, "", `${side.value.badge} ${bytesText(peak)}`]);
-        if (x < 0 || x > width) continue;
-        parts.push(shape("path", { d: `M${x - 5},${y - 9}h10l-5,7z`, class: "mvt-peak" }));
-        parts.push(shape("text", { x, y: y - 12, class: "mvt-letter" }, side.value.badge));
-      }
-      for (const [y, , words] of spread(labels, height)) parts.push(shape("text", { x: width + 8, y: y + 4, class: "mvt-figure mvt-right" }, words));
-      return parts;
-    }
-
-    placeOfPeak(side) {
-      return side.axis === "event" ? side.spans.peak + 0.5 : side.placeOf(side.spans.peak);
-    }
-
-    pinned() {
-      return [];
-    }
-
-    momentParts() {
-      return [];
-    }
-
-    hover(event) {
-      if (!this.lines || !this.size || this.dragging || event.pointerType === "touch") return;
-      const at = this.local(event);
-      this.tellRuler(clamp(this.top * (1 - at.y / this.size.height), 0, this.top));
-      const x = clamp(Math.floor(at.x), 0, this.size.width - 1);
-      const baseline = this.lines[0][x];
-      this.showTip(at, this.sides.map((side, i) => [side.value.badge, this.words(this.lines[i][x], i ? baseline : NaN)]));
-    }
-
-    words(bytes, baseline) {
-      if (!(bytes >= 0)) return "nothing here";
-      if (!(baseline >= 0) || bytes === baseline) return bytesText(bytes);
-      return `${bytesText(bytes)}, ${bytes > baseline ? "+" : "-"}${bytesText(Math.abs(bytes - baseline))}`;
-    }
-
-    showTip(at, lines) {
-      super.showTip(at, []);
-      this.tip.replaceChildren(...lines.map(([letter, words]) => el("div", {}, el("b", {}, letter), ` ${words}`)));
-      const room = this.size.width - at.x - 14 - this.tip.offsetWidth;
-      this.tip.style.left = `${room < 0 ? Math.max(at.x - 14 - this.tip.offsetWidth, 0) : at.x + 14}px`;
-    }
-
-    // What only one trace's own timeline can answer.
-    click() {}
-    walk() {}
-    mark() {}
-    showMask() {}
-    fit() {}
-    say() {}
+  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  constructor(host, gradio) {
+    super(host, gradio);
+    onSaid("memviz:joined", (joined) => this.wanted && joined.linked === this.wanted.linked && this.gather(this.wanted));
   }
 
-  function mount(element, { props, watch }) {
-    const overlay = new Overlay(element);
-    watch("value", () => overlay.load(props.value));
-    overlay.load(props.value);
+  /** @override */
+  newCanvas() {
+    return new Lines(this);
   }
 
-  globalThis.memvizOverlay = { mount };
-})();
+  /** @override */
+  newLabels() {
+    return new Peaks(this);
+  }
+
+  /** @override */
+  newInteraction() {
+    return new Pointing(this);
+  }
+
+  /** @override */
+  newKeys() {
+    return new MovingKeys(this);
+  }
+
+  /** @override @param {any} value */
+  async load(value) {
+    this.attach();
+    this.wanted = value && value.linked ? value : null;
+    this.root.hidden = !this.wanted || !this.wanted.shown;
+    this.root.classList.add("mvt-plain");
+    if (!this.wanted) this.value = null;
+    else this.gather(this.wanted);
+  }
+
+  /** Once all are there. Each keeps its own columns and its own place on the axis; the baseline lends its own to us.
+   * @param {Wanted} wanted */
+  gather(wanted) {
+    const sides = linked(wanted.linked);
+    const [first] = sides;
+    if (!wanted.shown || sides.length < wanted.count || !first?.data || !first.value) return;
+    this.sides = sides;
+    this.data = first.data;
+    const { key, align, ruler } = first.value;
+    this.value = { key, linked: wanted.linked, plain: true, align, ruler };
+    const { axis, instants, times, align: placed } = first.viewport;
+    const most = sides.map(({ data }) => (data ? data.spans.live[data.spans.peak] : 0));
+    Object.assign(this.viewport, { axis, instants, times, align: placed, top: Math.max(...most, 1) * HEADROOM });
+    this.viewport.look(first.viewport);
+    this.moment = first.data.spans.peak;
+    this.plot.setAttribute("aria-label", wanted.label);
+    this.resize();
+  }
+
+  // What only one trace's own timeline can answer.
+  /** @override */
+  togglePin() {}
+
+  /** @override */
+  showLit() {}
+
+  /** @override */
+  say() {}
+}
+
+class Lines extends PlotCanvas {
+  /** @param {Overlay} overlay */
+  constructor(overlay) {
+    super(overlay);
+    this.overlay = overlay;
+    /** Most live bytes in each column of each side; NaN where it has nothing.
+     * @type {Float64Array[]} */
+    this.lines = [];
+  }
+
+  /** @override */
+  draw() {
+    const { width, height } = this.timeline.viewport;
+    const scale = pixelRatio();
+    [this.left, this.wide] = [0, width];
+    this.lines = this.overlay.sides.map((side) => this.columnsOf(side, width));
+    Object.assign(this.node, { width: Math.round(width * scale), height: Math.round(height * scale) });
+    const pen = /** @type {Pen} */ (this.node.getContext("2d"));
+    pen.scale(scale, scale);
+    const [baseline, ...others] = this.lines;
+    const colour = (/** @type {string} */ name) => this.timeline.colour(name);
+    this.fill(pen, baseline, colour("--mv-ink-3"), 0.3);
+    const chosen = this.lines[this.overlay.wanted?.other ?? -1];
+    if (chosen) this.between(pen, baseline, chosen);
+    this.stroke(pen, baseline, colour("--mv-ink-3"), 1);
+    for (const line of others) if (line !== chosen) this.stroke(pen, line, colour("--mv-ink-2"), 1);
+    if (chosen) this.stroke(pen, chosen, colour("--mv-ink"), 1.5);
+  }
+
+  /** @param {MemoryTimeline} side @param {number} width */
+  columnsOf(side, width) {
+    const columns = new Float64Array(width).fill(NaN);
+    const { viewport } = this.timeline;
+    const own = side.viewport.own();
+    const [first, last] = [viewport.first, viewport.last].map((place) => side.viewport.fromShared(viewport.toShared(place)));
+    const at = (/** @type {number} */ place) => Math.round(clamp((place - first) / (last - first), 0, 1) * width);
+    const [begin, end] = [at(own.first), at(own.last)];
+    if (end <= begin || !side.data) return columns;
+    const { spans } = side.data;
+    const instants = instantsOf(spans, side.viewport, { first: Math.max(first, own.first), last: Math.min(last, own.last), columns: end - begin });
+    instants.forEach((instant, column) => (columns[begin + column] = spans.live[instant]));
+    return columns;
+  }
+
+  /** @param {Pen} pen @param {Float64Array} line @param {string} colour @param {number} alpha */
+  fill(pen, line, colour, alpha) {
+    const { viewport } = this.timeline;
+    pen.globalAlpha = alpha;
+    pen.fillStyle = colour;
+    line.forEach((bytes, x) => bytes >= 0 && pen.fillRect(x, viewport.yOf(bytes), 1, viewport.height - viewport.yOf(bytes)));
+    pen.globalAlpha = 1;
+  }
+
+  /** @param {Pen} pen @param {Float64Array} baseline @param {Float64Array} other */
+  between(pen, baseline, other) {
+    const { viewport } = this.timeline;
+    const [grew, shrank] = [this.timeline.colour("--mv-grew"), this.timeline.colour("--mv-shrank")];
+    pen.globalAlpha = 0.55;
+    for (let x = 0; x < baseline.length; x++) {
+      if (!(baseline[x] >= 0) || !(other[x] >= 0) || baseline[x] === other[x]) continue;
+      pen.fillStyle = other[x] > baseline[x] ? grew : shrank;
+      const [top, bottom] = [viewport.yOf(Math.max(baseline[x], other[x])), viewport.yOf(Math.min(baseline[x], other[x]))];
+      pen.fillRect(x, top, 1, bottom - top);
+    }
+    pen.globalAlpha = 1;
+  }
+
+  /** @param {Pen} pen @param {Float64Array} line @param {string} colour @param {number} width */
+  stroke(pen, line, colour, width) {
+    pen.strokeStyle = colour;
+    pen.lineWidth = width;
+    pen.beginPath();
+    let isDrawing = false;
+    line.forEach((bytes, x) => {
+      if (bytes >= 0) {
+        const y = this.timeline.viewport.yOf(bytes);
+        if (isDrawing) pen.lineTo(x, y);
+        else pen.moveTo(x, y);
+        pen.lineTo(x + 1, y);
+      }
+      isDrawing = bytes >= 0;
+    });
+    pen.stroke();
+  }
+}
+
+class Peaks extends Labels {
+  /** @param {Overlay} overlay */
+  constructor(overlay) {
+    super(overlay);
+    this.overlay = overlay;
+  }
+
+  /** @override */
+  reservedLine() {
+    return shape("path", { d: "", class: "mvt-reserved" });
+  }
+
+  /** Each peak with its letter, and its bytes at the right.
+   * @override @returns {SVGElement[]} */
+  marks() {
+    const { viewport } = this;
+    const { width, height } = viewport;
+    /** @type {import("../axes.js").Label[]} */
+    const labels = [];
+    const parts = [];
+    for (const { data, value, viewport: own } of this.overlay.sides) {
+      if (!data) continue;
+      const { peak, live } = data.spans;
+      const place = own.axis === "event" ? peak + 0.5 : own.placeOf(peak);
+      const [x, y] = [viewport.xOf(viewport.fromShared(own.toShared(place))), viewport.yOf(live[peak])];
+      labels.push([y, "", `${value?.badge} ${bytesText(live[peak])}`]);
+      if (x < 0 || x > width) continue;
+      parts.push(peakMark(x, y), shape("text", { x, y: y - 12, class: "mvt-letter" }, value?.badge));
+    }
+    const words = spread(labels, height).map(([y, , text]) => shape("text", { x: width + 8, y: y + 4, class: "mvt-figure mvt-right" }, text));
+    return [...parts, ...words];
+  }
+
+  /** @override @returns {SVGElement[]} */
+  pinned() {
+    return [];
+  }
+
+  /** @override @returns {SVGElement[]} */
+  moment() {
+    return [];
+  }
+}
+
+class Pointing extends Interaction {
+  /** @param {Overlay} overlay */
+  constructor(overlay) {
+    super(overlay);
+    this.overlay = overlay;
+  }
+
+  /** @override @param {PointerEvent} event */
+  hover(event) {
+    const { sides, canvas } = this.overlay;
+    const lines = canvas instanceof Lines ? canvas.lines : [];
+    if (!lines.length || this.isDragging || event.pointerType === "touch") return;
+    const at = this.local(event);
+    this.timeline.sayRuler(this.viewport.bytesAt(at.y));
+    const x = clamp(Math.floor(at.x), 0, this.viewport.width - 1);
+    const words = sides.map((side, i) => el("div", {}, el("b", {}, side.value?.badge || ""), ` ${changeWords(lines[i][x], i ? lines[0][x] : NaN)}`));
+    showTip(this.tip, at, this.viewport, words);
+  }
+
+  /** @override */
+  click() {}
+}
+
+/** @param {number} bytes @param {number} baseline NaN for none */
+export function changeWords(bytes, baseline) {
+  if (!(bytes >= 0)) return "nothing here";
+  if (!(baseline >= 0) || bytes === baseline) return bytesText(bytes);
+  return `${bytesText(bytes)}, ${deltaText(bytes - baseline)}`;
+}
+
+/** Those that move the view; the rest ask for one trace's own timeline. */
+class MovingKeys extends Keys {
+  /** @override */
+  walk() {}
+
+  /** @override */
+  mark() {}
+
+  /** @override */
+  fit() {}
+}
+
+export const mount = mounting(Overlay);

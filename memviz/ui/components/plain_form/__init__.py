@@ -17,32 +17,17 @@ from typing import Any
 
 import gradio as gr
 
-_HERE = Path(__file__).parent
+from memviz.ui.components.component import Component
 
 
-def scripts() -> str:
-    return f"<script>{(_HERE / 'plain_form.js').read_text(encoding='utf-8')}</script>"
-
-
-class PlainForm(gr.HTML):
+class PlainForm(Component):
     """`input` carries the fields after a change, `click` the fields and the data of the button (`act` and more)."""
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(
-            html_template='<div class="mv-form-place"></div>',
-            js_on_load="""memvizPlainForm.mount(element, { props, watch, trigger: (name, data) => {
-                if (name === 'input') trigger('input', data);
-                if (name === 'click') trigger('click', data);
-            } });""",
-            apply_default_css=False,
-            **options,
-        )
+    script = Path(__file__).parent / "plain_form.js"
+    tells = ("input", "click")
 
     def postprocess(self, value: Any) -> str:
         return json.dumps(value) if isinstance(value, dict) else ""
-
-    def api_info(self) -> dict[str, Any]:
-        return {"type": "object"}
 
 
 def told(event: gr.EventData) -> dict[str, Any]:

@@ -1,104 +1,127 @@
+// @ts-check
 // A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
-(() => {
-  "use strict";
-  const REST_MS = 250;
-  const narrow = matchMedia("(max-width: 1000px)");
+import { Component, el, mounting, nearest } from "../base.js";
 
-  class PlainForm {
-    constructor(host, tell) {
-      this.host = host;
-      this.tell = tell;
-      this.form = Object.assign(document.createElement("form"), { className: "mv-settings", noValidate: true });
-      this.form.addEventListener("submit", (event) => event.preventDefault());
-      this.form.addEventListener("input", (event) => this.changed(event.target));
-      this.form.addEventListener("click", (event) => this.clicked(event));
-      narrow.addEventListener("change", () => this.fold());
-    }
+const REST_MS = 250;
+const narrow = matchMedia("(max-width: 1000px)");
 
-    load(value) {
-      const place = this.host.querySelector(".mv-form-place") || this.host;
-      if (this.form.parentNode !== place) place.append(this.form);
-      this.form.hidden = !value || !value.html;
-      if (!value) return;
-      if (value.version !== this.version) this.draw(value);
-      for (const node of this.form.querySelectorAll("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault] || "");
-      for (const node of this.form.querySelectorAll("[data-part]")) {
-        const html = value.parts[node.dataset.part] || "";
-        if (this.shown.get(node) === html) continue;
-        const focused = node.contains(document.activeElement);
-        node.innerHTML = html;
-        this.shown.set(node, html);
-        if (focused) node.querySelector("button")?.focus();
-      }
-    }
+/** @typedef {HTMLInputElement & Pick<HTMLSelectElement, "selectedIndex" | "selectedOptions">} Field */
+/** @typedef {{ html: string, version: string, faults: Record<string, string>, parts: Record<string, string> }} Value */
 
-    /** What was folded out and what had the focus stay so. */
-    draw(value) {
-      const focused = this.form.contains(document.activeElement) ? document.activeElement.name : "";
-      const open = [...this.form.querySelectorAll("details")].map((each) => each.open);
-      this.version = value.version;
-      this.form.innerHTML = value.html;
-      this.shown = new Map();
-      [...this.form.querySelectorAll("details")].forEach((each, at) => (each.open = open[at] ?? each.open));
-      this.fold();
-      if (focused) [...this.form.elements].find((each) => each.name === focused)?.focus();
-    }
+class PlainForm extends Component {
+  form = el("form", { class: "mv-settings", novalidate: "" });
+  /** @type {string | null} */
+  version = null;
+  /** What stands in each part.
+   * @type {Map<Element, string>} */
+  shown = new Map();
+  resting = 0;
 
-    fold() {
-      const all = this.form.querySelector("details.mv-fields");
-      if (all) all.open = !narrow.matches || all.open;
-    }
-
-    refuse(node, words) {
-      node.textContent = words;
-      const field = this.form.elements[node.dataset.fault];
-      if (field?.setAttribute) field.setAttribute("aria-invalid", String(Boolean(words)));
-      if (words) node.closest("details.mv-more")?.setAttribute("open", "");
-    }
-
-    changed(field) {
-      const fields = this.form.elements;
-      const picked = field.dataset.for;
-      const filled = field.dataset.fills;
-      if (picked) {
-        fields[picked].value = field.value === "off" ? "" : field.value;
-        field.selectedIndex = 0;
-      }
-      if (filled) fields[filled].value = field.selectedOptions[0].dataset.usable || "";
-      for (const each of fields) if (each.dataset.fills === field.name) each.value = "";
-      clearTimeout(this.resting);
-      this.resting = setTimeout(() => this.tell("input", this.values()), REST_MS);
-    }
-
-    clicked(event) {
-      const button = event.target.closest("[data-act]");
-      if (!button) return;
-      clearTimeout(this.resting);
-      this.tell("click", { ...this.values(), ...button.dataset });
-    }
-
-    values() {
-      const values = {};
-      for (const field of this.form.elements) {
-        if (!field.name || (field.type === "radio" && !field.checked)) continue;
-        if ("several" in field.dataset) {
-          // Boxes of one name are one field: the values that are ticked.
-          const before = values[field.name] || "";
-          values[field.name] = field.checked ? [before, field.value].filter(Boolean).join(", ") : before;
-          continue;
-        }
-        values[field.name] = field.type === "checkbox" ? field.checked : field.value;
-      }
-      return values;
-    }
+  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  constructor(host, gradio) {
+    super(host, gradio);
+    this.root = this.form;
+    this.form.addEventListener("submit", (event) => event.preventDefault());
+    this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
+    this.form.addEventListener("click", (event) => this.clicked(event));
+    narrow.addEventListener("change", () => this.fold());
   }
 
-  function mount(element, { props, watch, trigger }) {
-    const form = new PlainForm(element, trigger);
-    const load = () => form.load(props.value ? JSON.parse(props.value) : null);
-    watch("value", load);
-    load();
+  /** @override @param {string | null} text */
+  load(text) {
+    this.attach();
+    const value = text ? /** @type {Value} */ (JSON.parse(text)) : null;
+    this.form.hidden = !value || !value.html;
+    if (!value) return;
+    if (value.version !== this.version) this.draw(value);
+    for (const node of this.within("[data-fault]")) this.refuse(node, value.faults[node.dataset.fault || ""] || "");
+    for (const node of this.within("[data-part]")) this.fill(node, value.parts[node.dataset.part || ""] || "");
   }
 
-  globalThis.memvizPlainForm = { mount };
-})();
+  /** @param {string} selector @returns {NodeListOf<HTMLElement>} */
+  within(selector) {
+    return this.form.querySelectorAll(selector);
+  }
+
+  fields() {
+    return /** @type {Field[]} */ ([...this.form.elements]);
+  }
+
+  /** @param {string | undefined} name */
+  field(name) {
+    return this.fields().find((field) => name && field.name === name);
+  }
+
+  /** @param {HTMLElement} node @param {string} html */
+  fill(node, html) {
+    if (this.shown.get(node) === html) return;
+    const isFocused = node.contains(document.activeElement);
+    node.innerHTML = html;
+    this.shown.set(node, html);
+    if (isFocused) node.querySelector("button")?.focus();
+  }
+
+  /** What was folded out and what had the focus stay so.
+   * @param {Value} value */
+  draw(value) {
+    const focused = /** @type {Field | null} */ (this.form.contains(document.activeElement) ? document.activeElement : null)?.name;
+    const open = [...this.form.querySelectorAll("details")].map((details) => details.open);
+    this.version = value.version;
+    this.form.innerHTML = value.html;
+    this.shown = new Map();
+    [...this.form.querySelectorAll("details")].forEach((details, at) => (details.open = open[at] ?? details.open));
+    this.fold();
+    this.field(focused)?.focus();
+  }
+
+  fold() {
+    const all = /** @type {HTMLDetailsElement | null} */ (this.form.querySelector("details.mv-fields"));
+    if (all) all.open = !narrow.matches || all.open;
+  }
+
+  /** @param {HTMLElement} node @param {string} words */
+  refuse(node, words) {
+    node.textContent = words;
+    const field = this.form.elements.namedItem(node.dataset.fault || "");
+    if (field instanceof Element) field.setAttribute("aria-invalid", String(Boolean(words)));
+    if (words) node.closest("details.mv-more")?.setAttribute("open", "");
+  }
+
+  /** @param {Field} field */
+  changed(field) {
+    const chosen = this.field(field.dataset.for);
+    if (chosen) {
+      chosen.value = field.value === "off" ? "" : field.value;
+      field.selectedIndex = 0;
+    }
+    const filled = this.field(field.dataset.fills);
+    if (filled) filled.value = field.selectedOptions[0].dataset.usable || "";
+    for (const other of this.fields()) if (other.dataset.fills === field.name) other.value = "";
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.tell.input(this.values()), REST_MS);
+  }
+
+  /** @param {MouseEvent} event */
+  clicked(event) {
+    const button = nearest(event, "[data-act]");
+    if (!button) return;
+    clearTimeout(this.resting);
+    this.tell.click({ ...this.values(), ...button.dataset });
+  }
+
+  values() {
+    /** @type {Record<string, string | boolean>} */
+    const values = {};
+    for (const field of this.fields()) {
+      if (!field.name || (field.type === "radio" && !field.checked)) continue;
+      if ("several" in field.dataset) {
+        // Boxes of one name are one field: the values that are ticked.
+        const before = values[field.name] || "";
+        values[field.name] = field.checked ? [before, field.value].filter(Boolean).join(", ") : before;
+      } else values[field.name] = field.type === "checkbox" ? field.checked : field.value;
+    }
+    return values;
+  }
+}
+
+export const mount = mounting(PlainForm);

@@ -1,65 +1,55 @@
-// Two segment maps beside each other. They are the page's own (`memvizSegmentMap`), without their controls: the moment
-// comes from elsewhere, and both have rows of one length, so that areas can be compared.
-(() => {
-  "use strict";
-  const { el } = globalThis.memvizTimeline;
-  const MOST = 2;
-  const MOST_ROWS = 8;
+// @ts-check
+// Two segment maps beside each other. They are the page's own, without their controls: the moment comes from elsewhere,
+// and both have rows of one length, so that areas can be compared.
+import { Component, el, mounting, nearest } from "../base.js";
+import { sum } from "../segment_map/layout.js";
+import { SegmentMap } from "../segment_map/segment_map.js";
 
-  class Pair {
-    constructor(host, { server }) {
-      this.host = host;
-      this.sides = Array.from({ length: MOST }, () => this.side(server));
-      this.root = el("div", { class: "mvp" }, ...this.sides.map((each) => each.root));
-    }
+const MOST = 2;
+const MOST_ROWS = 8;
 
-    side(server) {
-      const caption = el("h3", { class: "mvp-caption" });
-      const place = el("div", { class: "mvs-place" });
-      const root = el("section", { class: "mvp-side", hidden: "" }, caption, place);
-      const side = { caption, root, props: { value: {} }, told: [] };
-      globalThis.memvizSegmentMap.mount(root, { props: side.props, watch: (_, changed) => side.told.push(changed), server });
-      // A block's number is of this replay; elsewhere on the page it would name another one.
-      const quiet = (event) => event.stopPropagation();
-      place.addEventListener("click", (event) => event.target.closest(".mvs-plot") && quiet(event), true);
-      place.addEventListener("keydown", (event) => event.key === "Enter" && event.target.closest(".mvs-plot") && quiet(event), true);
-      new MutationObserver(() => this.level()).observe(root, { attributes: true, subtree: true, attributeFilter: ["data-drawn"] });
-      return side;
-    }
-
-    load(value) {
-      const place = this.host.querySelector(".mvp-place") || this.host;
-      if (this.root.parentNode !== place) place.append(this.root);
-      const maps = (value && value.maps) || [];
-      this.sides.forEach((side, i) => {
-        side.root.hidden = !maps[i];
-        side.caption.textContent = maps[i] ? maps[i].caption : "";
-        side.props.value = maps[i] ? maps[i].map : {};
-        for (const changed of side.told) changed();
-      });
-    }
-
-    /** Rows as long as the longer ones of the two, and few, because the two are looked at as a whole. */
-    level() {
-      const maps = this.sides.map((side) => side.root.memvizSegmentMap).filter((each) => each && each.key && each.drawn && each.layout);
-      if (!maps.length) return;
-      const total = (map) => map.drawn.segments.size.reduce((a, b) => a + b, 0);
-      let wanted = Math.max(...maps.map((each) => each.layout.rowBytes));
-      while (Math.max(...maps.map(total)) > MOST_ROWS * wanted) wanted *= 2;
-      for (const map of maps) {
-        if (map.layout.rowBytes === wanted) continue;
-        map.rowBytes = wanted;
-        map.highest = 0;
-        map.draw();
-      }
-    }
+class SegmentPair extends Component {
+  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  constructor(host, gradio) {
+    super(host, gradio);
+    this.sides = Array.from({ length: MOST }, () => this.side(gradio));
+    this.root.className = "mvp";
+    this.root.append(...this.sides.map(({ root }) => root));
   }
 
-  function mount(element, { props, watch, server }) {
-    const pair = new Pair(element, { server });
-    watch("value", () => pair.load(props.value));
-    pair.load(props.value);
+  /** @param {import("../base.js").Gradio} gradio */
+  side(gradio) {
+    const caption = el("h3", { class: "mvp-caption" });
+    const place = el("div", { class: "mv-place" });
+    const root = el("section", { class: "mvp-side", hidden: "" }, caption, place);
+    const map = new SegmentMap(root, gradio);
+    map.load(null);
+    // A block's number is of this replay; elsewhere on the page it would name another one.
+    place.addEventListener("click", (event) => nearest(event, ".mvs-plot") && event.stopPropagation(), true);
+    place.addEventListener("keydown", (event) => event.key === "Enter" && nearest(event, ".mvs-plot") && event.stopPropagation(), true);
+    new MutationObserver(() => this.level()).observe(root, { attributes: true, subtree: true, attributeFilter: ["data-drawn"] });
+    return { caption, root, map };
   }
 
-  globalThis.memvizSegmentPair = { mount };
-})();
+  /** @override @param {{ maps?: { caption: string, map: import("../segment_map/segment_map.js").Value }[] } | null} value */
+  load(value) {
+    this.attach();
+    this.sides.forEach(({ root, caption, map }, i) => {
+      const shown = value?.maps?.[i];
+      root.hidden = !shown;
+      caption.textContent = shown ? shown.caption : "";
+      map.load(shown ? shown.map : null);
+    });
+  }
+
+  /** Rows as long as the longer ones of the two, and few, because the two are looked at as a whole. */
+  level() {
+    const drawn = this.sides.flatMap(({ map }) => (map.key && map.drawn && map.layout ? [{ map, layout: map.layout, total: sum(map.drawn.segments.size) }] : []));
+    if (!drawn.length) return;
+    let wanted = Math.max(...drawn.map(({ layout }) => layout.rowBytes));
+    while (Math.max(...drawn.map(({ total }) => total)) > MOST_ROWS * wanted) wanted *= 2;
+    for (const { map, layout } of drawn) if (layout.rowBytes !== wanted) map.setRowLength(wanted);
+  }
+}
+
+export const mount = mounting(SegmentPair);

@@ -1,0 +1,160 @@
+// @ts-check
+// What every component's script stands on: elements, colours, the tooltip, files that people save, and the base class.
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** @typedef {Record<string, any>} Attributes */
+/** @typedef {{ x: number, y: number }} Point */
+/** What `mount` is given; `tell` has a function for each event that Python listens to.
+ * @typedef {{ props: { value: any }, watch: (name: string, changed: () => void) => void, server: Record<string, (request: any) => Promise<any>>, tell: Record<string, (data?: any) => void> }} Gradio */
+
+/** Texts are only ever set as text, never as markup.
+ * @template {keyof HTMLElementTagNameMap} Tag
+ * @param {Tag} tag @param {Attributes} [attributes] @param {(Node | string)[]} children
+ * @returns {HTMLElementTagNameMap[Tag]} */
+export function el(tag, attributes = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name === "class") node.className = value;
+    else if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== undefined) node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+}
+
+/** @template {keyof SVGElementTagNameMap} Tag
+ * @param {Tag} tag @param {Attributes} attributes @param {string} [text] @returns {SVGElementTagNameMap[Tag]} */
+export function shape(tag, attributes, text) {
+  const node = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== undefined) node.textContent = text;
+  return node;
+}
+
+/** A small button that says with words what its sign means.
+ * @param {string} sign @param {string} label @param {() => void} act */
+export const button = (sign, label, act) => el("button", { type: "button", class: "mvt-button", "aria-label": label, title: label, onclick: act }, sign);
+
+/** @param {number} value @param {number} low @param {number} high */
+export const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
+
+/** To the other parts of the page.
+ * @param {string} name @param {any} detail */
+export const say = (name, detail) => window.dispatchEvent(new CustomEvent(name, { detail }));
+
+/** What another part of the page says; the names stand in memory_timeline/README.md.
+ * @param {string} name @param {(detail: any) => void} hear */
+export const onSaid = (name, hear) => window.addEventListener(name, (event) => hear(/** @type {CustomEvent} */ (event).detail));
+
+/** The nearest element around an event's target that fits.
+ * @param {Event} event @param {string} selector @returns {HTMLElement | null} */
+export const nearest = (event, selector) => (event.target instanceof Element ? event.target.closest(selector) : null);
+
+/** What is pressed there is text.
+ * @param {EventTarget | null} node */
+export const isTyping = (node) => node instanceof HTMLElement && (node.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(node.tagName));
+
+/** Its key, if the browser or the system does not want it for itself; a letter is a lower case one.
+ * @param {KeyboardEvent} event */
+export function plainKey(event) {
+  if (event.ctrlKey || event.metaKey || event.altKey) return "";
+  return event.key.length === 1 ? event.key.toLowerCase() : event.key;
+}
+
+// -- colours
+
+export const isDark = () => document.body.classList.contains("dark");
+
+/** 0xRRGGBB as a little-endian pixel.
+ * @param {number} rgb */
+export const pixel = (rgb) => (0xff000000 | ((rgb & 0xff) << 16) | (rgb & 0xff00) | (rgb >> 16)) >>> 0;
+
+/** A colour of the page's own, by the name of its token.
+ * @param {Element} root @param {string} name @returns {string} "#rrggbb" */
+export function token(root, name) {
+  const text = getComputedStyle(root).getPropertyValue(name).trim();
+  return /^#[0-9a-f]{6}$/i.test(text) ? text : "#808080";
+}
+
+/** @param {string} colour "#rrggbb" */
+export const pixelOf = (colour) => pixel(parseInt(colour.slice(1), 16));
+
+/** Tables of colours by mode, as pixels.
+ * @param {Record<string, number[]>} tables @returns {Record<string, Uint32Array>} */
+export const palettesOf = (tables) => Object.fromEntries(Object.entries(tables).map(([mode, table]) => [mode, Uint32Array.from(table, pixel)]));
+
+/** @param {() => void} act after the page has turned dark or light */
+export const onModeChange = (act) => new MutationObserver(act).observe(document.body, { attributes: true, attributeFilter: ["class"] });
+
+export const pixelRatio = () => Math.min(window.devicePixelRatio || 1, 2);
+
+// -- the tooltip
+
+export const newTip = () => el("div", { class: "mvt-tip", role: "tooltip", hidden: "" });
+
+/** One line each: the first one's words are bold; what stands second in a line is never.
+ * @param {(string | undefined)[][]} lines */
+export const tipLines = (lines) => lines.map(([strong, soft], i) => el("div", {}, i ? strong || "" : el("b", {}, strong || ""), soft ? ` ${soft}` : ""));
+
+/** Beside a point of a plot, on the side where there is room.
+ * @param {HTMLElement} tip @param {Point} at @param {{ width: number, height: number }} room @param {HTMLElement[]} lines */
+export function showTip(tip, at, room, lines) {
+  tip.replaceChildren(...lines);
+  tip.hidden = false;
+  const beside = (/** @type {number} */ place, /** @type {number} */ size, /** @type {number} */ most) => (place + 14 + size > most ? Math.max(place - 14 - size, 0) : place + 14);
+  tip.style.left = `${beside(at.x, tip.offsetWidth, room.width)}px`;
+  tip.style.top = `${beside(at.y, tip.offsetHeight, room.height)}px`;
+}
+
+// -- files
+
+/** @param {Blob} file @param {string} name */
+export function saveFile(file, name) {
+  const link = el("a", { href: URL.createObjectURL(file), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}
+
+// -- the base class
+
+let made = 0;
+
+/** What stands in one of Gradio's elements. A subclass makes `root` and has `load(value)`. */
+export class Component {
+  /** @param {HTMLElement} host @param {Gradio} gradio */
+  constructor(host, gradio) {
+    /** Of its own on the page. */
+    this.id = ++made;
+    this.host = host;
+    this.server = gradio.server;
+    this.tell = gradio.tell;
+    /** @type {HTMLElement} */
+    this.root = el("div");
+    Object.assign(host, { memviz: this });
+  }
+
+  /** Gradio redraws the host's template when the value changes; what we built is put back into it.
+   * @returns {boolean} whether it had to be */
+  attach() {
+    const place = this.host.querySelector(".mv-place") || this.host;
+    if (this.root.parentNode === place) return false;
+    place.append(this.root);
+    return true;
+  }
+
+  /** @param {any} _value */
+  load(_value) {
+    this.attach();
+  }
+}
+
+/** Of a class of components: what Gradio calls for each of its elements.
+ * @template {Component} Kind
+ * @param {new (host: HTMLElement, gradio: Gradio) => Kind} kind */
+export const mounting = (kind) => (/** @type {HTMLElement} */ host, /** @type {Gradio} */ gradio) => {
+  const component = new kind(host, gradio);
+  gradio.watch("value", () => component.load(gradio.props.value));
+  component.load(gradio.props.value);
+  return component;
+};

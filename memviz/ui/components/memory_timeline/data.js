@@ -1,0 +1,167 @@
+// @ts-check
+// One trace as the timeline draws from it: what the server sends of it, piece by piece, and what is asked of that.
+import { palettesOf } from "../base.js";
+import { bytesOf, ready } from "./packed.js";
+import { Spans, summed, wide } from "./spans.js";
+
+const MOST_AT_ONCE = 1 << 21;
+const MOST_GIVEN = 3;
+
+/** @typedef {import("./packed.js").Piece} Piece */
+/** @typedef {import("../base.js").Gradio["server"]} Server */
+/** Allocations to light: those of one group, by what they are grouped.
+ * @typedef {{ by: string, group: string }} Light */
+
+// -- pieces
+
+/** @typedef {(piece: string, header: any, body: string) => Promise<Piece>} Unpack */
+/** Who unpacks what is so large that it would stop the page for a moment.
+ * @type {Unpack | null} */
+let aside = null;
+
+/** @param {Unpack} how */
+export function unpackAside(how) {
+  aside = how;
+}
+
+/** {header, columns}, or {header, spans} of the piece "timeline".
+ * @param {Server} server @param {{ key: string, piece: string, [more: string]: any }} request @returns {Promise<any>} */
+export async function piece(server, request) {
+  const { header, body, columns } = await server.timeline_piece(request);
+  // A saved page answers out of itself, unpacked already.
+  if (columns) return { header, columns };
+  if (body.length > MOST_AT_ONCE && aside) return aside(request.piece, header, body);
+  return (await ready(request.piece, header, bytesOf(body))).made;
+}
+
+/** Pieces that came before anybody asked for them, by trace, until they are drawn.
+ * @type {Map<string, Record<string, any>>} */
+const given = new Map();
+
+/** @param {string} key @param {string} name @param {Piece} made */
+export function keepGiven(key, name, made) {
+  const pieces = given.get(key) || {};
+  pieces[name] = made;
+  given.set(key, pieces);
+  for (const oldest of given.keys()) if (given.size > MOST_GIVEN) given.delete(oldest);
+}
+
+/** @param {string} key @param {string} meaning @returns {[any, any] | null} */
+export function givenPieces(key, meaning) {
+  const { timeline, groups } = given.get(key) || {};
+  return timeline && groups && meaning === groups.header.meaning ? [timeline, groups] : null;
+}
+
+// -- one trace
+
+export class TimelineData {
+  /** µs of each event.
+   * @type {Float64Array | null} */
+  times = null;
+  /** @type {{ labels: string[], code: ArrayLike<number> } | null} */
+  sites = null;
+  /** @type {Promise<void> | null} */
+  sitesAsked = null;
+  /** The colour's group of each allocation.
+   * @type {ArrayLike<number>} */
+  group = [];
+  meaning = "";
+  /** Of the groups.
+   * @type {string[]} */
+  labels = [];
+  /** Of the groups, by mode.
+   * @type {Record<string, string[]>} */
+  colours = {};
+  /** @type {Record<string, Uint32Array>} */
+  palettes = {};
+
+  /** @param {Server} server @param {string} key @param {any} timeline @param {any} groups */
+  constructor(server, key, timeline, groups) {
+    this.server = server;
+    this.key = key;
+    this.spans = Spans.of(timeline.spans);
+    this.colourBy(groups);
+  }
+
+  /** With what came by itself, or else with what is asked for.
+   * @param {Server} server @param {string} key @param {string} meaning */
+  static async of(server, key, meaning) {
+    const [timeline, groups] =
+      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning })]));
+    return new TimelineData(server, key, timeline, groups);
+  }
+
+  drawn() {
+    given.delete(this.key);
+  }
+
+  /** @param {any} groups the piece */
+  colourBy({ header, columns }) {
+    this.group = columns.group;
+    this.meaning = header.meaning;
+    this.labels = header.labels;
+    this.colours = header.colours;
+    this.palettes = palettesOf(header.palettes);
+  }
+
+  /** @param {string} meaning */
+  groupsBy(meaning) {
+    return piece(this.server, { key: this.key, piece: "groups", meaning });
+  }
+
+  async readTimes() {
+    if (this.times) return;
+    const { columns } = await piece(this.server, { key: this.key, piece: "times" });
+    this.times = summed(wide(columns.time_low, columns.time_high));
+  }
+
+  /** Sites come once, when somebody first points at something. */
+  readSites() {
+    this.sitesAsked ??= piece(this.server, { key: this.key, piece: "sites" }).then(({ header, columns }) => {
+      this.sites = { labels: header.labels, code: columns.site };
+    });
+    return this.sitesAsked;
+  }
+
+  /** Empty until they are read.
+   * @param {number} row */
+  siteOf(row) {
+    return (this.sites && this.sites.labels[this.sites.code[row]]) || "";
+  }
+
+  // -- what is asked of it
+
+  /** Live rows from the bottom up.
+   * @param {number} instant @param {boolean} [byGroup] */
+  stackAt(instant, byGroup = true) {
+    return this.spans.stackAt(instant, this.group, this.labels.length, byGroup);
+  }
+
+  /** Live bytes of each group.
+   * @param {number} instant */
+  groupBytes(instant) {
+    const sums = new Float64Array(this.labels.length);
+    for (const row of this.stackAt(instant)) sums[this.group[row]] += this.spans.size[row];
+    return sums;
+  }
+
+  /** @param {Light} light @returns {Promise<Uint8Array>} */
+  async maskOfLight(light) {
+    const { columns } = await piece(this.server, { key: this.key, piece: "lit", ...light });
+    return this.maskOfBits(columns.bits);
+  }
+
+  /** @param {ArrayLike<number>} bits one per allocation */
+  maskOfBits(bits) {
+    const mask = new Uint8Array(this.spans.count);
+    for (let i = 0; i < mask.length; i++) mask[i] = (bits[i >> 3] >> (i & 7)) & 1;
+    return mask;
+  }
+
+  /** @param {number} group */
+  maskOfGroup(group) {
+    const mask = new Uint8Array(this.spans.count);
+    for (let i = 0; i < mask.length; i++) mask[i] = this.group[i] === group ? 1 : 0;
+    return mask;
+  }
+}

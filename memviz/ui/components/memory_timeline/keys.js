@@ -1,0 +1,145 @@
+// @ts-check
+// What the keys do while the plot has the focus.
+import { clamp, plainKey } from "../base.js";
+import { bytesText } from "../words.js";
+import { ZOOM } from "./viewport.js";
+
+export const KEYS_HELP =
+  "Left and right pan, plus and minus zoom, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis.";
+const PAN = 0.1;
+const FAR = 1e9;
+const NOWHERE = -1;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./data.js").TimelineData} TimelineData */
+
+export class Keys {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    /** Where in the stack of the moment a person has walked to, and which allocation that is. */
+    this.place = NOWHERE;
+    this.walked = NOWHERE;
+  }
+
+  /** @param {HTMLElement} plot */
+  listen(plot) {
+    plot.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  /** The trace is another one. */
+  start() {
+    this.walked = NOWHERE;
+    this.forget();
+  }
+
+  /** The stack is another one. */
+  forget() {
+    this.place = NOWHERE;
+  }
+
+  /** @param {KeyboardEvent} event */
+  press(event) {
+    const act = this.timeline.data && this.acts(event.shiftKey)[plainKey(event)];
+    if (!act) return;
+    event.preventDefault();
+    act();
+  }
+
+  /** @param {boolean} isShift @returns {Record<string, () => void>} */
+  acts(isShift) {
+    const { timeline } = this;
+    const zoom = (/** @type {number} */ factor) => () => timeline.zoomAbout(timeline.middle(), factor, true);
+    const sideways = (/** @type {number} */ step) => () => (isShift ? timeline.setMoment(timeline.moment + step) : this.pan(step * PAN));
+    return {
+      ArrowLeft: sideways(-1),
+      ArrowRight: sideways(1),
+      ArrowUp: () => this.walk(1),
+      ArrowDown: () => this.walk(-1),
+      Home: () => this.pan(-FAR),
+      End: () => this.pan(FAR),
+      PageUp: () => this.nextPhase(-1),
+      PageDown: () => this.nextPhase(1),
+      "+": zoom(1 / ZOOM),
+      "=": zoom(1 / ZOOM),
+      "-": zoom(ZOOM),
+      0: () => timeline.showAll(true),
+      f: () => this.fit(),
+      p: () => timeline.toPeak(),
+      t: () => this.turnAxis(),
+      "[": () => this.mark(0),
+      "]": () => this.mark(1),
+      Enter: () => this.pinWalked(),
+      Escape: () => timeline.undo(),
+    };
+  }
+
+  /** @param {number} share of what is seen */
+  pan(share) {
+    const { first, last } = this.timeline.viewport;
+    const step = (last - first) * share;
+    this.timeline.setView(first + step, last + step);
+  }
+
+  turnAxis() {
+    const { timeline } = this;
+    if (!timeline.value?.linked) timeline.setAxis(timeline.viewport.axis === "event" ? "time" : "event");
+  }
+
+  /** What is chosen fills the plot. */
+  fit() {
+    const { timeline } = this;
+    const { viewport, range, pin, data } = timeline;
+    if (range) return timeline.glide(viewport.placeOf(range[0]), viewport.placeOf(range[1]), true);
+    if (pin < 0 || !data) return;
+    const { start, end, instants } = data.spans;
+    const [a, b] = [viewport.placeOf(start[pin]), viewport.placeOf(Math.min(end[pin], instants))];
+    timeline.glide(a - (b - a) * 0.1, b + (b - a) * 0.1, true);
+  }
+
+  /** The moment becomes an end of the range.
+   * @param {0 | 1} side */
+  mark(side) {
+    const { timeline } = this;
+    const ends = timeline.range || [0, timeline.viewport.instants - 1];
+    timeline.showRange(side ? ends[0] : timeline.moment, side ? timeline.moment : ends[1]);
+    timeline.say();
+  }
+
+  /** @param {1 | -1} step */
+  nextPhase(step) {
+    const { moment, value } = this.timeline;
+    const begins = [...new Set((value?.phases || []).map(([, first]) => first))].sort((a, b) => a - b);
+    const next = step > 0 ? begins.find((begin) => begin > moment) : begins.reverse().find((begin) => begin < moment);
+    if (next !== undefined) this.timeline.setMoment(next);
+  }
+
+  /** Up or down in the stack of the moment; what stands there is said.
+   * @param {1 | -1} step */
+  walk(step) {
+    const { timeline } = this;
+    const { data } = timeline;
+    const stack = data ? [...data.stackAt(timeline.moment, timeline.order !== "age")] : [];
+    if (!data || !stack.length) return;
+    const at = this.place < 0 ? stack.indexOf(timeline.pin) : this.place;
+    this.place = clamp(at + step, 0, stack.length - 1);
+    this.walked = stack[this.place];
+    this.sayWalked(data);
+    // Sites come once, when somebody first asks: then it is said anew, with its site.
+    if (!data.sites) data.readSites().then(() => timeline.data === data && this.place >= 0 && this.sayWalked(data));
+  }
+
+  /** @param {TimelineData} data */
+  sayWalked(data) {
+    const { timeline, walked } = this;
+    const bytes = [bytesText(data.spans.size[walked]), data.siteOf(walked)].filter(Boolean).join(" ");
+    const words = `${bytes}, ${data.labels[data.group[walked]]}`;
+    timeline.live.textContent = words;
+    const x = clamp(timeline.viewport.xOfInstant(timeline.moment), 0, timeline.viewport.width);
+    timeline.interaction.showTip({ x, y: 10 }, [[words]]);
+  }
+
+  pinWalked() {
+    if (this.walked >= 0) this.timeline.togglePin(this.walked);
+  }
+}

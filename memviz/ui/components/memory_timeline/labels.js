@@ -1,0 +1,174 @@
+// @ts-check
+// What is written and drawn over the pixels, as SVG: axes, peaks, failures, the moment, a chosen range and the pin.
+import { byteRules, failureMark, groundLine, peakMark, sideLabels, steppedPath, tickAt } from "../axes.js";
+import { clamp, shape } from "../base.js";
+import { bytesText, eventText } from "../words.js";
+
+const LETTER = 6.1;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./data.js").TimelineData} TimelineData */
+/** @typedef {import("./viewport.js").Viewport} Viewport */
+/** @typedef {import("../axes.js").Label} Label */
+
+export class Labels {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
+    /** The height under the pointer, in all that are linked. */
+    this.ruler = shape("g", {});
+    /** @type {number | null} */
+    this.rulerBytes = null;
+  }
+
+  get viewport() {
+    return this.timeline.viewport;
+  }
+
+  resize() {
+    this.node.setAttribute("viewBox", `0 0 ${this.viewport.width} ${this.viewport.height}`);
+  }
+
+  /** @param {TimelineData} data */
+  draw(data) {
+    const { viewport } = this;
+    const parts = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes));
+    this.node.replaceChildren(...parts, ...this.ticks(), this.reservedLine(data), ...this.marks(data), ...this.pinned(data), ...this.moment(data), this.ruler);
+    this.drawRuler();
+  }
+
+  ticks() {
+    const { viewport } = this;
+    const ticks = viewport.isStill() ? [] : viewport.ticks();
+    return [...ticks.flatMap(({ place, text }) => tickAt(viewport.xOf(place), text, viewport)), groundLine(viewport)];
+  }
+
+  /** @param {TimelineData} data */
+  reservedLine({ spans }) {
+    const { left, wide, instants } = this.timeline.canvas;
+    const step = wide / instants.length;
+    const count = wide ? instants.length : 0;
+    const path = steppedPath(count, (column) => left + column * step, (column) => this.viewport.yOf(spans.reservedUpTo(instants[column])));
+    return shape("path", { d: path, class: "mvt-reserved" });
+  }
+
+  /** Peaks of the whole trace, wherever the view ends; the ruler of all that are linked; and failures.
+   * @param {TimelineData} data @returns {SVGElement[]} */
+  marks({ spans }) {
+    const { viewport } = this;
+    const { width } = viewport;
+    const most = spans.reservedPeak();
+    const live = spans.live[spans.peak];
+    const peaks = [[spans.peak, live], [most.instant, most.bytes]];
+    const lines = peaks.map(([instant, bytes]) => {
+      const y = viewport.yOf(bytes);
+      return shape("line", { x1: clamp(viewport.xOfInstant(instant), 0, width), x2: width, y1: y, y2: y, class: "mvt-peakline" });
+    });
+    // Of a state alone nothing is known to be a peak.
+    const known = viewport.isStill() ? "" : ", peak";
+    /** @type {Label[]} */
+    const labels = [[viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`], [viewport.yOf(live), bytesText(live), `live${known}`]];
+    const ruler = this.sharedRuler(live, labels);
+    const peakX = viewport.xOfInstant(spans.peak);
+    const peak = peakX >= 0 && peakX <= width ? [peakMark(peakX, viewport.yOf(live))] : [];
+    return [...lines, ...ruler, ...sideLabels(labels, viewport), ...this.failures(), ...peak];
+  }
+
+  /** The baseline's peak, through all that are compared.
+   * @param {number} live its own peak @param {Label[]} labels */
+  sharedRuler(live, labels) {
+    const ruler = this.timeline.value?.ruler;
+    if (!ruler) return [];
+    const { width } = this.viewport;
+    const y = this.viewport.yOf(ruler.bytes);
+    // In the baseline itself its own peak says the same.
+    if (ruler.bytes !== live) labels.push([y, "", ruler.text]);
+    return [
+      shape("line", { x1: 0, x2: width, y1: y, y2: y, class: "mvt-ruler" }),
+      shape("line", { x1: width, x2: width + 20, y1: y, y2: y, class: "mvt-ruler mvt-ruler-on" }),
+    ];
+  }
+
+  failures() {
+    const { viewport } = this;
+    const { width, height } = viewport;
+    const parts = [];
+    for (const oom of this.timeline.value?.ooms || []) {
+      const x = viewport.xOfInstant(oom.event + 1);
+      if (x < -8 || x > width + 8) continue;
+      const y = clamp(viewport.yOf(oom.reserved), 10, height - 10);
+      const isRight = x > width / 2;
+      // Beside the line of what is reserved, never on it.
+      const beside = y >= 16 ? y - 6 : y + 17;
+      const place = { x: x + (isRight ? -13 : 13), y: beside, "text-anchor": isRight ? "end" : "start" };
+      parts.push(...failureMark(x, y, height), shape("text", { ...place, class: "mvt-oomtext" }, oom.text));
+    }
+    return parts;
+  }
+
+  // -- what is chosen
+
+  /** @param {TimelineData} data @returns {SVGElement[]} */
+  pinned(data) {
+    const { pin, canvas } = this.timeline;
+    const d = pin < 0 ? "" : canvas.outlineOf(pin, data);
+    return d ? [shape("path", { d, class: "mvt-halo" }), shape("path", { d, class: "mvt-outline" })] : [];
+  }
+
+  /** @param {TimelineData} data @returns {SVGElement[]} */
+  moment({ spans }) {
+    const { moment, value } = this.timeline;
+    const { width, height } = this.viewport;
+    const x = this.viewport.xOfInstant(moment);
+    const parts = this.range();
+    // In a row of several the peak has its mark already; a moment is drawn once somebody has chosen another.
+    if (x < 0 || x > width || (value?.linked && moment === spans.peak)) return parts;
+    const words = this.timeline.momentWords();
+    const wide = words.length * LETTER + 18;
+    const left = clamp(x - wide / 2, -40, width - wide + 40);
+    return [
+      ...parts,
+      shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-moment" }),
+      shape("circle", { cx: x, cy: this.viewport.yOf(spans.live[moment]), r: 4, class: "mvt-dot" }),
+      shape("rect", { x: left, y: height + 3, width: wide, height: 19, rx: 4, class: "mvt-pill" }),
+      shape("text", { x: left + wide / 2, y: height + 17, class: "mvt-pilltext", "text-anchor": "middle" }, words),
+    ];
+  }
+
+  /** @returns {SVGElement[]} */
+  range() {
+    const { range } = this.timeline;
+    if (!range) return [];
+    const { width, height } = this.viewport;
+    const [a, b] = range.map((instant) => this.viewport.xOfInstant(instant));
+    return [
+      shape("rect", { x: -1, y: 0, width: Math.max(a + 1, 0), height, class: "mvt-outside" }),
+      shape("rect", { x: Math.max(b, 0), y: 0, width: Math.max(width - b, 0), height, class: "mvt-outside" }),
+      ...[a, b].map((x) => shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-moment" })),
+    ];
+  }
+
+  /** @param {number | null} bytes */
+  showRuler(bytes) {
+    this.rulerBytes = bytes;
+    this.drawRuler();
+  }
+
+  drawRuler() {
+    const { rulerBytes: bytes } = this;
+    if (bytes === null || !Number.isFinite(bytes)) return this.ruler.replaceChildren();
+    const { width } = this.viewport;
+    const y = this.viewport.yOf(bytes);
+    this.ruler.replaceChildren(
+      shape("line", { x1: 0, x2: width, y1: y, y2: y, class: "mvt-second" }),
+      shape("text", { x: width - 4, y: y > 16 ? y - 5 : y + 14, class: "mvt-secondtext" }, bytesText(bytes)),
+    );
+  }
+}
+
+/** @param {number} moment an instant @param {Viewport} viewport @param {boolean} isPeak */
+export function momentWords(moment, viewport, isPeak) {
+  if (viewport.isStill()) return "at the end";
+  return isPeak ? `peak · ${eventText(moment - 1)}` : eventText(moment - 1);
+}

@@ -1,0 +1,89 @@
+// @ts-check
+// The whole trace in a low strip, and the window in it that the plot shows, which can be dragged and stretched.
+import { clamp, el, pixelRatio } from "../base.js";
+import { instantsOf } from "./canvas.js";
+
+export const OVERVIEW = 30;
+/** Above the highest peak. */
+export const OVERVIEW_ROOM = 6;
+const EDGE_PIXELS = 8;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./data.js").TimelineData} TimelineData */
+
+export class Overview {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.canvas = el("canvas", { class: "mvt-overview", "aria-hidden": "true" });
+    this.window = el("div", { class: "mvt-window", "aria-hidden": "true" });
+    this.node = el("div", { class: "mvt-overview-row" }, this.canvas, this.window);
+    /** Where the canvas is, as last drawn: to ask the page each time would lay out all that a frame has drawn, twice.
+     * @type {{ left: number, width: number } | null} */
+    this.box = null;
+    this.node.addEventListener("pointerdown", (event) => this.press(event));
+  }
+
+  /** @param {TimelineData} data */
+  draw({ spans }) {
+    const width = this.canvas.clientWidth;
+    if (!width) return;
+    this.box = { left: this.canvas.offsetLeft, width };
+    const scale = pixelRatio();
+    Object.assign(this.canvas, { width: width * scale, height: OVERVIEW * scale });
+    const pen = /** @type {CanvasRenderingContext2D} */ (this.canvas.getContext("2d"));
+    pen.scale(scale, scale);
+    const { viewport } = this.timeline;
+    const instants = instantsOf(spans, viewport, { ...viewport.whole(), columns: width });
+    const most = Math.max(spans.live[spans.peak], 1);
+    pen.fillStyle = this.timeline.colour("--mv-ink-3");
+    for (let c = 0; c < width; c++) {
+      const high = (spans.live[instants[c]] / most) * (OVERVIEW - OVERVIEW_ROOM);
+      pen.fillRect(c, OVERVIEW - high, 1, high);
+    }
+    this.placeWindow();
+  }
+
+  placeWindow() {
+    if (!this.box) return;
+    const { viewport } = this.timeline;
+    const whole = viewport.whole();
+    const length = whole.last - whole.first || 1;
+    const { left: begin, width } = this.box;
+    const left = ((viewport.first - whole.first) / length) * width;
+    const right = ((viewport.last - whole.first) / length) * width;
+    this.window.style.left = `${begin + left}px`;
+    this.window.style.width = `${Math.max(right - left, 6)}px`;
+  }
+
+  /** An edge of the window stretches it, its inside moves it, and elsewhere it comes to where the pointer is.
+   * @param {PointerEvent} event */
+  press(event) {
+    const { timeline } = this;
+    if (!timeline.data) return;
+    event.preventDefault();
+    const box = this.canvas.getBoundingClientRect();
+    const whole = timeline.viewport.whole();
+    const length = whole.last - whole.first;
+    const place = (/** @type {PointerEvent} */ { clientX }) => whole.first + clamp((clientX - box.left) / box.width, 0, 1) * length;
+    const start = place(event);
+    const { first, last } = timeline.viewport;
+    const near = (EDGE_PIXELS / box.width) * length;
+    const edge = Math.abs(start - first) < near ? "first" : Math.abs(start - last) < near ? "last" : null;
+    const isInside = start > first && start < last && last - first < length * 0.999;
+    if (!edge && !isInside) timeline.setView(start - (last - first) / 2, start + (last - first) / 2);
+    const from = { first: timeline.viewport.first, last: timeline.viewport.last };
+    const move = (/** @type {PointerEvent} */ next) => {
+      const here = place(next);
+      if (edge === "first") timeline.setView(Math.min(here, last), last);
+      else if (edge === "last") timeline.setView(first, Math.max(here, first));
+      else timeline.setView(from.first + here - start, from.last + here - start);
+    };
+    const done = () => {
+      window.removeEventListener("pointermove", move);
+      window.removeEventListener("pointerup", done);
+    };
+    window.addEventListener("pointermove", move);
+    window.addEventListener("pointerup", done);
+  }
+}

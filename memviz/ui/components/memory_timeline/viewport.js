@@ -1,0 +1,176 @@
+// @ts-check
+// What part of a trace a plot shows, and where in it a place, an instant and a number of bytes stand. A place counts
+// instants on one axis and µs on the other. No DOM in this file.
+import { clamp } from "../base.js";
+import { grouped, roundStep, timeTick } from "../words.js";
+import { lastNotAfter } from "./spans.js";
+
+const SMALLEST_VIEW = 4;
+const SHORTEST_US = 10;
+const TICK_ROOM = 150;
+/** One step of a key or button. */
+export const ZOOM = 1.6;
+
+/** @typedef {"event" | "time"} Axis */
+/** Of one axis: two places that stand where the others' two stand, what any of them has, and what to look at first.
+ * @typedef {{ span: [number, number], extent: [number, number], focus: [number, number] }} Alignment */
+/** @typedef {{ first: number, last: number }} Stretch */
+
+export class Viewport {
+  constructor() {
+    /** @type {Axis} */
+    this.axis = "event";
+    this.instants = 1;
+    /** µs of each event, once they are known.
+     * @type {Float64Array | null} */
+    this.times = null;
+    /** For one that moves together with others.
+     * @type {Record<Axis, Alignment> | null} */
+    this.align = null;
+    this.first = 0;
+    this.last = 1;
+    /** Bytes at the upper edge. */
+    this.top = 1;
+    this.width = 0;
+    this.height = 0;
+  }
+
+  // -- what there is to see
+
+  /** All that can be shown.
+   * @returns {Stretch} */
+  whole() {
+    if (!this.align) return this.own();
+    const { extent } = this.align[this.axis];
+    return { first: this.fromShared(extent[0]), last: this.fromShared(extent[1]) };
+  }
+
+  /** Where this trace itself has something; linked ones may show more than that.
+   * @returns {Stretch} */
+  own() {
+    const times = this.known();
+    return times ? { first: 0, last: Math.max(times[times.length - 1], 1) } : { first: 0, last: this.instants };
+  }
+
+  /** The times, if they are what the axis counts. */
+  known() {
+    return this.axis === "time" ? this.times : null;
+  }
+
+  isAll() {
+    const whole = this.whole();
+    return this.first <= whole.first && this.last >= whole.last;
+  }
+
+  /** Nothing was recorded but the state at the end: one moment, and no course of time. */
+  isStill() {
+    return this.instants === 1;
+  }
+
+  // -- what is seen of it
+
+  /** @param {Stretch} stretch */
+  look({ first, last }) {
+    this.first = first;
+    this.last = last;
+  }
+
+  /** As near to these places as there is something to see, and not too near.
+   * @param {number} first @param {number} last @returns {Stretch} */
+  bounded(first, last) {
+    const whole = this.whole();
+    const least = Math.min(this.axis === "time" ? SHORTEST_US : SMALLEST_VIEW, whole.last);
+    const length = clamp(last - first, least, whole.last - whole.first);
+    const from = clamp(first, whole.first, whole.last - length);
+    return { first: from, last: from + length };
+  }
+
+  /** The same instants stay in sight.
+   * @param {Axis} axis */
+  turnTo(axis) {
+    const [first, last] = [this.instantAt(this.first), this.instantAt(this.last)];
+    const isAll = first <= 0 && last >= this.instants - 1;
+    this.axis = axis;
+    this.look(isAll ? this.whole() : this.bounded(this.placeOf(first), this.placeOf(last)));
+  }
+
+  // -- places
+
+  /** @param {number} instant */
+  placeOf(instant) {
+    if (this.axis === "event") return instant;
+    /** @type {ArrayLike<number>} */
+    const times = this.times || [];
+    return times.length ? times[clamp(Math.ceil(instant) - 1, 0, times.length - 1)] : 0;
+  }
+
+  /** @param {number} place */
+  instantAt(place) {
+    const times = this.known();
+    return times ? lastNotAfter(times, place) + 1 : clamp(Math.floor(place), 0, this.instants - 1);
+  }
+
+  /** @param {number} place */
+  xOf(place) {
+    return ((place - this.first) / (this.last - this.first)) * this.width;
+  }
+
+  /** An instant fills its column; its line stands in the middle, as far as that can be told.
+   * @param {number} instant */
+  xOfInstant(instant) {
+    return this.axis === "event" ? this.xOf(instant + 0.5) : this.xOf(this.placeOf(instant));
+  }
+
+  /** @param {number} x */
+  placeAt(x) {
+    return this.first + (x / this.width) * (this.last - this.first);
+  }
+
+  /** @param {number} bytes */
+  yOf(bytes) {
+    return this.height * (1 - bytes / this.top);
+  }
+
+  /** @param {number} y */
+  bytesAt(y) {
+    return clamp(this.top * (1 - y / this.height), 0, this.top);
+  }
+
+  // -- between several that are linked
+
+  /** @param {number} share @returns {number} */
+  fromShared(share) {
+    const [begin, end] = this.shared();
+    return begin + share * (end - begin);
+  }
+
+  /** @param {number} place @returns {number} */
+  toShared(place) {
+    const [begin, end] = this.shared();
+    return (place - begin) / (end - begin);
+  }
+
+  shared() {
+    return this.align ? this.align[this.axis].span : /** @type {[number, number]} */ ([0, 1]);
+  }
+
+  // -- the axis
+
+  /** Round places in sight and what they are called.
+   * @returns {{ place: number, text: string }[]} */
+  ticks() {
+    const isEvent = this.axis === "event";
+    const step = roundStep((this.last - this.first) / Math.max(this.width / TICK_ROOM, 2), isEvent ? 1 : 0.001);
+    const own = this.own();
+    // An event's own column begins where it has happened; the first one stands before them all.
+    const shift = isEvent ? 1 : 0;
+    const last = Math.min(this.last, own.last - shift);
+    const begin = Math.ceil((Math.max(this.first, own.first + shift) - shift) / step);
+    const ticks = [];
+    for (let k = begin; k * step + shift <= last; k++) {
+      const text = isEvent ? `${k === begin ? "event " : ""}${grouped(k * step)}` : timeTick(k * step, step);
+      ticks.push({ place: k * step + shift, text });
+    }
+    return ticks;
+  }
+}

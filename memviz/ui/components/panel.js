@@ -1,0 +1,22 @@
+// @ts-check
+// Plain HTML that tells what was clicked in it; panel.py says what a control is.
+import { nearest } from "./base.js";
+
+/** @typedef {import("./base.js").Gradio} Gradio */
+
+/** Clicks on what has `data-act`, and where keys do not click by themselves, Enter and Space on it.
+ * @param {HTMLElement} element @param {Gradio} gradio */
+export function mount(element, { tell }) {
+  const clicked = (/** @type {HTMLElement} */ control) => tell.click({ ...control.dataset });
+  element.addEventListener("click", (event) => {
+    const control = nearest(event, "[data-act]");
+    if (control && element.contains(control)) clicked(control);
+  });
+  element.addEventListener("keydown", (event) => {
+    if (event.key !== "Enter" && event.key !== " ") return;
+    const control = nearest(event, "[data-act]");
+    if (!control || control.tagName === "BUTTON" || control.tagName === "A") return;
+    event.preventDefault();
+    clicked(control);
+  });
+}

@@ -1,0 +1,71 @@
+// @ts-check
+// The address, replaced and not pushed, is a link to what is seen: to the one trace that is explored, or to what a tab
+// says of itself in [data-mv-query], whose trace is the open one unless it names several.
+import { onSaid } from "../components/base.js";
+
+const OF_THE_TIMELINE = ["at", "from", "to", "pin", "order", "colour", "axis"];
+const OURS = [
+  ...["trace", ...OF_THE_TIMELINE, "tab"],
+  ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],
+  ...["memory", "card", "overhead", "expandable", "max_split", "roundup", "threshold", "more", "release"],
+];
+const COMPARE = "Compare";
+/** What Gradio draws anew that the address or a tab's number depends on. */
+const WATCHED = "#traces, #compare-place, #what-if-form, .tab-container";
+const QUIET_MS = 120;
+const JOINED_MS = 50;
+
+/** What the explored timeline has said last.
+ * @type {Record<string, string> | null} */
+let explored = null;
+
+export function followView() {
+  const tabs = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-query]"));
+  const seen = [...tabs].find((tab) => tab.parentElement?.offsetParent);
+  const link = /** @type {HTMLElement | null} */ (document.querySelector("[data-mv-link]"))?.dataset.mvLink;
+  const query = new URLSearchParams(location.search);
+  // Untouched, the address stays as it was typed; but it never speaks of another tab than the one that is seen.
+  if (!seen && !(link && (explored || query.has("tab")))) return;
+  for (const key of OURS) query.delete(key);
+  const said = new URLSearchParams(seen ? seen.dataset.mvQuery : explored || {});
+  if (link && !said.has("traces")) query.set("trace", link);
+  for (const [key, value] of said) query.set(key, value);
+  history.replaceState(null, "", `${location.pathname}?${query}`);
+}
+
+onSaid("memviz:state", (state) => {
+  const isSaid = (/** @type {string} */ key) => state[key] !== undefined && state[key] !== null && !(key === "pin" && state.pin < 0);
+  explored = Object.fromEntries(OF_THE_TIMELINE.filter(isSaid).map((key) => [key, String(state[key])]));
+  followView();
+});
+
+/** Once nobody has asked for it so long.
+ * @param {() => void} act @param {number} ms */
+function onceQuiet(act, ms) {
+  let waiting = 0;
+  return () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(act, ms);
+  };
+}
+
+onSaid("memviz:joined", onceQuiet(followView, JOINED_MS));
+
+/** How many are compared stands on that tab. */
+function countCompared() {
+  const compared = document.querySelectorAll("#traces .mv-badge").length;
+  for (const tab of /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll('#tabs [role="tab"]'))) {
+    if (!tab.textContent?.trim().startsWith(COMPARE)) continue;
+    if (compared > 1) tab.dataset.count = String(compared);
+    else delete tab.dataset.count;
+  }
+}
+
+const redrawn = onceQuiet(() => {
+  countCompared();
+  followView();
+}, QUIET_MS);
+
+new MutationObserver((changes) => {
+  if (changes.some(({ target }) => target instanceof Element && target.closest(WATCHED))) redrawn();
+}).observe(document, { subtree: true, childList: true, attributes: true, attributeFilter: ["aria-selected", "data-mv-query"] });

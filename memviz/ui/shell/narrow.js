@@ -1,0 +1,48 @@
+// @ts-check
+// On a narrow screen the sidebar is a drawer that starts closed, and the pinned allocation is a sheet: half the screen
+// or nearly all of it, by its handle.
+import { nearest } from "../components/base.js";
+
+const NARROW = 760;
+const LOOK_MS = 50;
+const MOST_PATIENCE_MS = 5000;
+const STILL_PIXELS = 8;
+
+export function closeDrawer() {
+  if (window.innerWidth >= NARROW) return;
+  const waiting = setInterval(() => {
+    const toggle = /** @type {HTMLElement | null} */ (document.querySelector(".sidebar.open .toggle-button"));
+    if (!toggle) return;
+    clearInterval(waiting);
+    toggle.click();
+  }, LOOK_MS);
+  setTimeout(() => clearInterval(waiting), MOST_PATIENCE_MS);
+}
+
+const isTall = () => document.body.classList.contains("mv-tall");
+
+/** @param {boolean} yes */
+const setTall = (yes) => document.body.classList.toggle("mv-tall", yes);
+
+/** @param {HTMLElement} handle @param {number} moved downwards */
+function dragged(handle, moved) {
+  if (Math.abs(moved) < STILL_PIXELS) setTall(!isTall());
+  else if (moved < 0) setTall(true);
+  else if (isTall()) setTall(false);
+  // Pulled down from half: away with it.
+  else /** @type {HTMLElement | null | undefined} */ (handle.closest(".mv-pinned")?.querySelector("[data-mv-pin]"))?.click();
+}
+
+export function listenToSheet() {
+  document.addEventListener("pointerdown", (event) => {
+    const handle = nearest(event, "[data-mv-sheet]");
+    if (!handle) return;
+    handle.setPointerCapture(event.pointerId);
+    handle.addEventListener("pointerup", (end) => dragged(handle, end.clientY - event.clientY), { once: true });
+  });
+  document.addEventListener("keydown", (event) => {
+    if (!nearest(event, "[data-mv-sheet]") || !["Enter", " ", "ArrowUp", "ArrowDown"].includes(event.key)) return;
+    event.preventDefault();
+    setTall(event.key === "ArrowUp" || (event.key !== "ArrowDown" && !isTall()));
+  });
+}
