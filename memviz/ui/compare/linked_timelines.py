@@ -38,7 +38,7 @@ def linked_values(sides: tuple[Side, ...], view: CompareView) -> list[dict[str, 
             "badge": side.letter,
             "name": cut(side.name, _MOST_NAME),
             "band": any(each["phases"] for each in values),
-            "align": {axis: _placed(each, number) for axis, each in aligned.items()},
+            "align": placed(aligned, number),
         }
         for number, (side, value) in enumerate(zip(sides, values, strict=True))
     ]
@@ -50,8 +50,12 @@ def alignments(sides: tuple[Side, ...], way: Way) -> Mapping[Axis, Aligned]:
     return {axis: align(pairs, way, axis) for axis in axes}
 
 
-def _placed(aligned: Aligned, number: int) -> dict[str, Any]:
-    return {"span": list(aligned.spans[number]), "extent": list(aligned.extent), "focus": list(aligned.focus)}
+def placed(aligned: Mapping[Axis, Aligned], number: int) -> dict[str, Any]:
+    """Of one side, by axis."""
+    return {
+        axis: {"span": list(each.spans[number]), "extent": list(each.extent), "focus": list(each.focus)}
+        for axis, each in aligned.items()
+    }
 
 
 def overlay_value(sides: tuple[Side, ...], view: CompareView) -> dict[str, Any]:

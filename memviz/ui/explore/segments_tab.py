@@ -7,9 +7,8 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.analysis.timeline import timeline
-from memviz.trace.model import DeviceTrace
 from memviz.ui.components.segment_map import SegmentMap
+from memviz.ui.explore.segments import map_value
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 
@@ -34,18 +33,3 @@ def show(context: Context, session: Session, chosen: dict[str, Any]) -> list[Any
     if found is None or session.current is None:
         return [{}]
     return [map_value(found[1], timeline_key(session.current), chosen)]
-
-
-def map_value(device: DeviceTrace, key: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "key": key,
-        "events": len(device.events),
-        "at": _event(device, chosen.get("at")),
-        "pin": chosen["pin"] if isinstance(chosen.get("pin"), int) else -1,
-        "colour": str(chosen.get("colour") or "category"),
-    }
-
-
-def _event(device: DeviceTrace, wanted: Any) -> int:
-    event = wanted if isinstance(wanted, int) else timeline(device).peak_event
-    return min(max(event, -1), len(device.events) - 1)

@@ -13,10 +13,10 @@ from pathlib import Path
 from gradio.utils import get_upload_folder
 
 from memviz.analysis.write_allocations import write_allocations
-from memviz.figures.report import report_page
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
+from memviz.ui.saved.report import report_page
 
 EXPORTS = {
     "report": "Report as one HTML page",

@@ -19,12 +19,12 @@ from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError, UsageError
-from memviz.figures.report import report_page
 from memviz.headlines.as_json import compared_json, summary_json
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.for_programs import run_asked
+from memviz.ui.saved.report import report_page
 from memviz.ui.shell.exports import drop, new_file
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.sound import sound, sound_text

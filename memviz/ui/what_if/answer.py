@@ -9,20 +9,18 @@ import gradio as gr
 import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.compare.compare_state import CompareView, Side
 from memviz.ui.compare.linked_timelines import linked_values
-from memviz.ui.explore.segments_tab import map_value
+from memviz.ui.explore.segments import map_value
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import MOST_OPEN, Opened, Session
 from memviz.ui.what_if.answer_html import (
     Found,
     blocks_html,
-    caption,
     keep_html,
     save_html,
     search_html,
@@ -31,8 +29,9 @@ from memviz.ui.what_if.answer_html import (
 )
 from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
 from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.maps import MapSide, map_sides
 from memviz.ui.what_if.question import Asked, Understood, understood
-from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.settings_form import Had
 
 _LONGEST_UNASKED = 200_000
@@ -145,19 +144,19 @@ class Answers:
         memory = self.replays.begun(key).source.freed.memory
         return Had(None) if memory is None else Had(memory.least, is_exact=memory.least == memory.most)
 
-    def answered(self, shown: Shown) -> tuple[DeviceTrace, WhatIf] | None:
+    def answered(self, shown: Shown) -> tuple[Trace, DeviceTrace, WhatIf] | None:
         """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
         pair, meant = self.context.find(shown.key), understood(shown.asked)
         if pair is None or meant.settings is None:
             return None
-        return pair[1], self.replays.what_if(shown.key, meant.settings, terms_of(meant))
+        return *pair, self.replays.what_if(shown.key, meant.settings, terms_of(meant))
 
     def file(self, shown: Shown, kind: str) -> str | None:
         answered = self.answered(shown)
         if answered is None:
             return None
         if kind == "snapshot":
-            return snapshot_file(answered[1].replayed)
+            return snapshot_file(answered[2].replayed)
         return page_file(*answered, self.replays.known_search(shown.key, terms_of(understood(shown.asked))))
 
     def kept(self, shown: Shown, session: Session, *, compared: bool) -> Session:
@@ -166,34 +165,25 @@ class Answers:
         if answered is None:
             return session
         recording = shown.key.partition("/")[0]
-        return with_replay(self.context.store, session, recording, answered[1].replayed, compared=compared)
+        return with_replay(self.context.store, session, recording, answered[2].replayed, compared=compared)
 
     def moved(self, shown: Shown, at: str) -> list[Any]:
         """The maps at an event that was chosen on the plot."""
         answered = self.answered(shown)
         if answered is None or not at.lstrip("-").isdigit():
             return [gr.skip(), gr.skip()]
-        device, asked = answered
+        _, device, asked = answered
         event_number = min(max(int(at), -1), len(device.events) - 1)
         found = Found(device, asked, None, event_number)
         matters = event_number == moment_that_matters(device, asked)
         return [segments_head_html(event_number, matters=matters), self._maps(shown.key, found)]
 
     def _maps(self, key: str, found: Found) -> dict[str, Any]:
-        """Of what ran out, or was recorded, and of what would have been. Behind its end a replay shows nothing."""
-        asked = found.what_if
-        ran_out = asked.base.oom is not None and found.at <= asked.base.oom.event
-        left, ours = asked.base if ran_out else asked.recorded, asked.replayed
-        has_more = ours is not left and (ours.oom is None or found.at <= ours.oom.event)
-        sides = [left, ours] if has_more else [left]
-        return {"maps": [self._map(key, each, found) for each in sides]}
+        return {"maps": [self._map(key, each) for each in map_sides(found)]}
 
-    def _map(self, key: str, replayed: Replayed, found: Found) -> dict[str, Any]:
-        is_recording = replayed is found.what_if.recorded
-        device = found.device if is_recording else replayed.trace.devices[0]
-        at = found.at if is_recording else event_in(replayed, found.at)
-        name = key if is_recording else self.replays.key_of(replayed)
-        return {"caption": caption(replayed, is_recording=is_recording), "map": map_value(device, name, {"at": at})}
+    def _map(self, key: str, side: MapSide) -> dict[str, Any]:
+        name = key if side.is_recording else self.replays.key_of(side.replayed)
+        return {"caption": side.caption, "map": map_value(side.device, name, {"at": side.at})}
 
     def _timelines(self, shown: Shown, asked: WhatIf, device: DeviceTrace) -> dict[str, Any]:
         pair = self.context.find(shown.key)

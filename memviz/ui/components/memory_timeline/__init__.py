@@ -6,18 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.callstacks.stack_paths import parse_path, rows_below
-from memviz.analysis.find import rows_found
-from memviz.analysis.groups import keyed_by
-from memviz.analysis.lifetimes import lifetimes
-from memviz.errors import UsageError
-from memviz.figures.colouring import Colouring, colouring, group_colour, pixel_palette
-from memviz.figures.packed_timeline import Packed, pack_groups, pack_rows, pack_sites, pack_timeline, pack_times
-from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.components.component import Component, Find, Request, as_sent, served, trace_asked_for
+from memviz.ui.explore.timeline_pieces import piece
 
 _HERE = Path(__file__).parent
 
@@ -40,53 +30,3 @@ def piece_server(find: Find) -> Callable[[Any], dict[str, Any]]:
         return as_sent(piece(*trace_asked_for(find, request), request))
 
     return timeline_piece
-
-
-def piece(trace: Trace, device: DeviceTrace, request: Request) -> Packed:
-    kind = request.get("piece")
-    if kind == "timeline":
-        return pack_timeline(device)
-    if kind == "groups":
-        return _groups(colouring(trace, device, str(request.get("meaning", "category"))))
-    if kind == "times":
-        return pack_times(device)
-    if kind == "sites":
-        table = sites(trace)
-        return pack_sites(table.of_stack[lifetimes(device).stack], [each.label for each in table.sites])
-    if kind == "lit":
-        return pack_rows(
-            lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
-        )
-    raise UsageError(f"A timeline has no piece {kind!r}.")
-
-
-def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
-    """All allocations of one group, wherever in time; of what a person looks for, or of one box of the icicle."""
-    rows = np.arange(len(lifetimes(device)))
-    if by == "find":
-        return rows_found(trace, device, str(group))
-    if by == "path":
-        return rows_below(trace, device, rows, parse_path(trace, str(group)))
-    keyed = keyed_by(trace, device, rows, by)
-    wanted = [code for code in np.unique(keyed.codes).tolist() if keyed.name(int(code))[0] == group]
-    return np.asarray(rows[np.isin(keyed.codes, wanted)], dtype=np.int64)
-
-
-def _groups(colours: Colouring) -> Packed:
-    packed = pack_groups(colours)
-    palettes = {
-        f"{mode}{'_dimmed' if dimmed else ''}": pixel_palette(colours, dark=mode == "dark", dimmed=dimmed)
-        for mode in ("light", "dark")
-        for dimmed in (False, True)
-    }
-    header = {
-        **packed.header,
-        "meaning": colours.meaning,
-        "labels": list(colours.labels),
-        "colours": {
-            mode: [group_colour(colours, i, dark=mode == "dark") for i in range(len(colours.labels))]
-            for mode in ("light", "dark")
-        },
-        "palettes": {mode: table.reshape(-1).tolist() for mode, table in palettes.items()},
-    }
-    return Packed(header, packed.body)

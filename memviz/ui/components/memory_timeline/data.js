@@ -27,7 +27,9 @@ export function unpackAside(how) {
 /** {header, columns}, or {header, spans} of the piece "timeline".
  * @param {Server} server @param {{ key: string, piece: string, [more: string]: any }} request @returns {Promise<any>} */
 export async function piece(server, request) {
-  const { header, body } = await server.timeline_piece(request);
+  const { header, body, columns } = await server.timeline_piece(request);
+  // A saved page answers out of itself, unpacked already.
+  if (columns) return { header, columns };
   if (body.length > MOST_AT_ONCE && aside) return aside(request.piece, header, body);
   return (await ready(request.piece, header, bytesOf(body))).made;
 }

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.component import Component, Find, Request, as_sent, served, trace_asked_for
-from memviz.ui.explore.segments import segment_view
+from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
+from memviz.ui.explore.segments import moment_of
 
 _HERE = Path(__file__).parent
 
@@ -30,17 +29,3 @@ def moment_server(find: Find) -> Callable[[Any], dict[str, Any]]:
         return moment_of(*trace_asked_for(find, request), request)
 
     return segment_map
-
-
-def moment_of(trace: Trace, device: DeviceTrace, request: Request) -> dict[str, Any]:
-    wanted = request.get("at")
-    event = wanted if isinstance(wanted, int) else -1
-    event = min(max(event, -1), len(device.events) - 1)
-    meaning = str(request.get("colour") or "category")
-    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(request.get("table")))
-    return {
-        "title": view.title,
-        "figures": view.figures,
-        "table": view.table,
-        **as_sent(view.drawing),
-    }

@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.ui.components.component import Component, Find, Request, served
-from memviz.ui.components.segment_map import moment_of
+from memviz.ui.explore.segments import moment_in_replay
 
 _HERE = Path(__file__).parent
 
@@ -26,11 +26,9 @@ class SegmentPair(Component):
 def pair_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     @served
     def segment_map(request: Request) -> dict[str, Any]:
-        """As the map's own, without the event: each replay counts its own, and the page names the recorded one."""
         pair = find(str(request.get("key", "")))
         if pair is None:
             raise UsageError("This replay is gone. Ask again.")
-        answer = moment_of(*pair, request)
-        return {**answer, "title": answer["title"].partition(" · ")[2]}
+        return moment_in_replay(*pair, request)
 
     return segment_map

@@ -11,10 +11,10 @@ from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import Packed, pack_rows
-from memviz.figures.report import report_page
 from memviz.ui.compare.changes_csv import changes_csv
 from memviz.ui.components.component import Find, Request, as_sent, served
 from memviz.ui.components.panel import Panel
+from memviz.ui.saved.report import report_page
 
 _MOST_SIDES = 8
 

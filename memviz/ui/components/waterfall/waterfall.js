@@ -18,8 +18,9 @@ const ROW = "[data-compare-row]";
 /** Per trace one bit per allocation.
  * @typedef {Record<string, ArrayLike<number>>} Masks */
 
-/** @param {{ header: any, body: string }} packed @returns {Promise<ArrayLike<number>>} */
-const bitsOf = async ({ header, body }) => (await unpack(header, bytesOf(body))).bits;
+/** A saved page answers out of itself, unpacked already.
+ * @param {{ header: any, body: string, bits?: ArrayLike<number> }} packed @returns {Promise<ArrayLike<number>>} */
+const bitsOf = async ({ header, body, bits }) => bits || (await unpack(header, bytesOf(body))).bits;
 
 const rows = () => /** @type {HTMLElement[]} */ ([...document.querySelectorAll(ROW)]);
 
