@@ -7,6 +7,7 @@ Sizes are exact.
 
 from __future__ import annotations
 
+import base64
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -83,6 +84,11 @@ def pack_rows(rows: Ints8, count: int) -> Packed:
 def spans(rows: Lifetimes, colouring: Colouring) -> Spans:
     """What the browser has after unpacking."""
     return Spans(start=rows.start - BEFORE, end=rows.end - BEFORE, size=rows.size, group=colouring.group)
+
+
+def as_sent(packed: Packed) -> dict[str, Any]:
+    """As JSON; packed.js unpacks it."""
+    return {"header": packed.header, "body": base64.b64encode(packed.body).decode("ascii")}
 
 
 def unpack(packed: Packed) -> dict[str, npt.NDArray[Any]]:

@@ -25,13 +25,13 @@ from memviz.ui.components.overlay import Overlay
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm
 from memviz.ui.components.reserved_plot import ReservedPlot
+from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.explore import tab as explore
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
-from memviz.ui.scripts import bundle
 from memviz.ui.shell import programs
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.doorway import Doorway

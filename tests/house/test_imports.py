@@ -137,3 +137,9 @@ def test_reading_and_analysing_load_nothing_heavy():
     program = f"import sys, {names}; print(*sorted({HEAVY!r} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+def test_reports_load_no_gradio():
+    program = "import sys, memviz.commands.report, memviz.commands.replay; print('gradio' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == ("False", "")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from memviz.ui.scripts import bundle
+from memviz.ui.components.scripts import bundle
 
 
 def written(folder: Path, **modules: str) -> Path:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.packed_timeline import Packed, pack
+from memviz.figures.packed_timeline import Packed, as_sent, pack
 from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
@@ -325,24 +324,19 @@ def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = Fal
     return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)
 
 
-def moment_of(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
-    wanted = asked.get("at")
+def moment_of(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:
+    """What a map is asked in the browser: {at, colour, table}."""
+    wanted = request.get("at")
     event = wanted if isinstance(wanted, int) else -1
     event = min(max(event, -1), len(device.events) - 1)
-    meaning = str(asked.get("colour") or "category")
-    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(asked.get("table")))
-    return {
-        "title": view.title,
-        "figures": view.figures,
-        "table": view.table,
-        "header": view.drawing.header,
-        "body": base64.b64encode(view.drawing.body).decode("ascii"),
-    }
+    meaning = str(request.get("colour") or "category")
+    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(request.get("table")))
+    return {"title": view.title, "figures": view.figures, "table": view.table, **as_sent(view.drawing)}
 
 
-def moment_in_replay(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
+def moment_in_replay(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> dict[str, Any]:
     """Without the event: each replay counts its own, and the page names the recorded one."""
-    answer = moment_of(trace, device, asked)
+    answer = moment_of(trace, device, request)
     return {**answer, "title": answer["title"].partition(" · ")[2]}
 
 

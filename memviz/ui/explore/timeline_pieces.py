@@ -17,12 +17,12 @@ from memviz.figures.packed_timeline import Packed, pack_groups, pack_rows, pack_
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 
 
-def piece(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> Packed:
-    kind = asked.get("piece")
+def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
+    kind = request.get("piece")
     if kind == "timeline":
         return pack_timeline(device)
     if kind == "groups":
-        return groups_piece(colouring(trace, device, str(asked.get("meaning", "category"))))
+        return groups_piece(colouring(trace, device, str(request.get("meaning", "category"))))
     if kind == "times":
         return pack_times(device)
     if kind == "sites":
@@ -30,7 +30,7 @@ def piece(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> Packed:
         return pack_sites(table.of_stack[lifetimes(device).stack], [each.label for each in table.sites])
     if kind == "lit":
         return pack_rows(
-            lit_rows(trace, device, str(asked.get("by", "site")), asked.get("group")), len(lifetimes(device))
+            lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
         )
     raise UsageError(f"A timeline has no piece {kind!r}.")
 

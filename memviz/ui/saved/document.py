@@ -16,9 +16,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from memviz.ui.components.scripts import bundle
 from memviz.ui.html.markup import Html, esc, tag
 from memviz.ui.saved.views import Panel, State, Texts, panel_data
-from memviz.ui.scripts import bundle
 
 _UI = Path(__file__).parents[1]
 _STYLES = (
@@ -32,14 +32,7 @@ _STYLES = (
     "components/segment_pair/segment_pair.css",
     "saved/saved.css",
 )
-_TIMELINES = ("shell/page.js", "components/memory_timeline/timeline.js")
-EXPLORE = (*_TIMELINES, "components/lit_panel/lit_panel.js")
-COMPARE = (*EXPLORE, "components/overlay/overlay.js", "components/waterfall/waterfall.js")
-WHAT_IF = (
-    *_TIMELINES,
-    "components/reserved_plot/reserved_plot.js",
-    "components/segment_pair/segment_pair.js",
-)
+_SCRIPTS = (_UI / "shell" / "page.js", _UI / "saved" / "saved.js")
 _LEVEL = 6
 
 
@@ -47,8 +40,6 @@ _LEVEL = 6
 class Document:
     title: str
     body: Html
-    scripts: tuple[str, ...]
-    """Of the page, besides the one that is for saved pages alone."""
     panels: Sequence[Panel] = ()
     start: State = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
@@ -56,7 +47,7 @@ class Document:
 
 
 def html_text(document: Document) -> str:
-    script = _script(document.scripts)
+    script = _script()
     foot = "Made with memviz. Nothing on this page was loaded from elsewhere."
     return f"""<!doctype html>
 <html lang="en">
@@ -94,8 +85,8 @@ def _style() -> str:
 
 
 @cache
-def _script(names: tuple[str, ...]) -> str:
-    return bundle(*(_UI / name for name in (*names, "saved/saved.js")))
+def _script() -> str:
+    return bundle(*_SCRIPTS)
 
 
 def _read(name: str) -> str:

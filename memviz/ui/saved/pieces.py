@@ -5,7 +5,6 @@ All together they stay within `most` characters. What does not fit is left out, 
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
-from memviz.figures.packed_timeline import Packed, pack, pack_spans, pack_times
+from memviz.figures.packed_timeline import Packed, as_sent, pack, pack_spans, pack_times
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.timeline_pieces import groups_piece
 from memviz.ui.html.plain import plain
@@ -74,10 +73,6 @@ def _times(device: DeviceTrace, room: int) -> tuple[Packed | None, str]:
         if _size(packed) <= room:
             return packed, "" if step == 1 else f"Times are kept in steps of {duration_text(step)}."
     return None, "Times are not kept in this file."
-
-
-def as_sent(packed: Packed) -> dict[str, Any]:
-    return {"header": packed.header, "body": base64.b64encode(packed.body).decode("ascii")}
 
 
 def _size(packed: Packed) -> int:
@@ -133,7 +128,7 @@ def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         room -= len(labels[site])
         if room < 0:
             break
-    return {"code": as_sent(pack({"code": code.astype(np.uint32)})), "labels": [*labels, TOGETHER]}
+    return {"code": as_sent(pack({"site": code.astype(np.uint32)})), "labels": [*labels, TOGETHER]}
 
 
 def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from memviz.ui.compare.compare_state import LETTERS, Side
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
-from memviz.ui.saved.document import COMPARE, EXPLORE, Document, html_text
+from memviz.ui.saved.document import Document, html_text
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
 from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
 from memviz.ui.saved.views import Texts, with_ways
@@ -48,7 +48,7 @@ def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
     data: dict[str, Any] = {"traces": {each.name: each.data for each in saved}}
     if len(sides) == 1:
         body = joined(_facts(sides), explore_html(saved[0]))
-        return html_text(Document(title, body, EXPLORE, explore_panels(saved), saved[0].start, texts, data))
+        return html_text(Document(title, body, explore_panels(saved), saved[0].start, texts, data))
     has_times = all(each.data["value"]["has_times"] for each in saved)
     compared = saved_comparison(tuple(named), by, thrift, has_times=has_times)
     for each, lights in zip(saved, compared.lights, strict=True):
@@ -56,7 +56,7 @@ def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
     panels = [*compared.panels, *explore_panels(saved)]
     start = {"shown": "compare", **saved[0].start, **compared.start}
     body = joined(_tabs(named, saved), _compare_html(sides, compared, len(named)), _explores(saved))
-    return html_text(Document(title, body, COMPARE, panels, start, texts, {**data, "compare": compared.data}))
+    return html_text(Document(title, body, panels, start, texts, {**data, "compare": compared.data}))
 
 
 def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:

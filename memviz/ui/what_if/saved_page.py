@@ -12,7 +12,7 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.explore.segments import map_value, moment_in_replay
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut
-from memviz.ui.saved.document import WHAT_IF, Document, html_text
+from memviz.ui.saved.document import Document, html_text
 from memviz.ui.saved.views import nowhere, with_ways
 from memviz.ui.what_if.answer_html import Found, search_html, segments_head_html, what_if_html
 from memviz.ui.what_if.maps import MapSide, map_sides
@@ -38,7 +38,7 @@ def what_if_page(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Sea
     if searched is not None:
         parts.append(search_html(found, searched))
     body = with_ways(joined(*parts), nowhere)
-    return html_text(Document(str(said), tag("div", body, class_="mv-what-if-saved"), WHAT_IF, data=data))
+    return html_text(Document(str(said), tag("div", body, class_="mv-what-if-saved"), data=data))
 
 
 def _facts(asked: WhatIf, device: DeviceTrace) -> Html:

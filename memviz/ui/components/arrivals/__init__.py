@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from memviz.ui.components.component import Component
-from memviz.ui.scripts import bundle
+from memviz.ui.components.scripts import bundle
 
 _HERE = Path(__file__).parent
 

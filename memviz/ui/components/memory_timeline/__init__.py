@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memviz.ui.components.component import Component, Find, Request, as_sent, served, trace_asked_for
+from memviz.figures.packed_timeline import as_sent
+from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
 from memviz.ui.explore.timeline_pieces import piece
 
 _HERE = Path(__file__).parent

@@ -10,9 +10,9 @@ from memviz.analysis.comparing.changes import changes
 from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
-from memviz.figures.packed_timeline import Packed, pack_rows
+from memviz.figures.packed_timeline import Packed, as_sent, pack_rows
 from memviz.ui.compare.changes_csv import changes_csv
-from memviz.ui.components.component import Find, Request, as_sent, served
+from memviz.ui.components.component import Find, Request, served
 from memviz.ui.components.panel import Panel
 from memviz.ui.saved.report import report_page
 
