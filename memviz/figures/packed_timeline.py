@@ -104,7 +104,7 @@ def unpack(packed: Packed) -> dict[str, npt.NDArray[Any]]:
 
 
 def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
-    """Any columns in this layout, which `memvizRaster.unpack` reads; `more` goes into the header."""
+    """Any columns in this layout, which `packed.js` reads; `more` goes into the header."""
     parts = [_by_significance(column) for column in columns.values()]
     named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
     return Packed({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))

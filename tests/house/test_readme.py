@@ -36,7 +36,15 @@ PATH_LIKE = re.compile(r"\.?[\w.-]+(/[\w.-]+)*/?")
 FILE_ENDING = re.compile(r"\.(py|md|txt|ini|toml|yml)$|/$|^\.\w+/\w+$")
 
 FOLDERS = [each for each in ROOT.iterdir() if each.is_dir() and not each.name.startswith(".")]
-READMES = ["README.md", *sorted(str(path.relative_to(ROOT)) for each in FOLDERS for path in each.rglob("README.md"))]
+READMES = [
+    "README.md",
+    *sorted(
+        str(path.relative_to(ROOT))
+        for folder in FOLDERS
+        for path in folder.rglob("README.md")
+        if "node_modules" not in path.parts
+    ),
+]
 
 
 @cache

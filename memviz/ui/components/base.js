@@ -137,9 +137,8 @@ export class Component {
   /** Gradio redraws the host's template when the value changes; what we built is put back into it.
    * @returns {boolean} whether it had to be */
   attach() {
-    const place = this.host.querySelector(".mv-place") || this.host;
-    if (this.root.parentNode === place) return false;
-    place.append(this.root);
+    if (this.host.contains(this.root)) return false;
+    (this.host.querySelector(".mv-place") || this.host).append(this.root);
     return true;
   }
 

@@ -1,4 +1,4 @@
-"""The components' scripts are ES modules; `bundle` makes one plain script of those that a page or a report needs.
+"""The page's scripts are ES modules; `bundle` makes one plain script of those that a page or a report needs.
 
 How it works, without node: starting at the entries, every `import { a, b as c } from "./x.js";` is followed, and each
 module is written once, after those that it imports, as a function that returns what it exports:
