@@ -17,8 +17,8 @@ from memviz.figures.report import report_page
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.ui.compare.downloads import comparison_file
 from memviz.ui.compare.waterfall import waterfall
-from memviz.ui.components.waterfall import file
 from memviz.ui.shell import programs
 from memviz.units import bytes_text, delta_text
 from tests.house.repository import ROOT
@@ -52,10 +52,10 @@ def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
 
 @pytest.mark.parametrize("by", ["site", "category"])
 def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
-    table = list(csv.DictReader(io.StringIO(file(sides(), "csv", by)["text"])))
+    table = list(csv.DictReader(io.StringIO(comparison_file(sides(), "csv", by)["text"])))
     figures = [(row["A_bytes"], row["B_bytes"]) for row in table]
     assert sorted(figures[:-1]) == sorted((str(before), str(after)) for _, before, after in told(by))
-    page = file(sides(), "html", by)["text"]
+    page = comparison_file(sides(), "html", by)["text"]
     rows = re.findall(r"<tr><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td><td[^>]*>(.*?)</td></tr>", page)
     shown = {tuple(map(unescape, row)) for row in rows}
     for name, before, after in sorted(told(by), key=lambda row: -abs(row[2] - row[1]))[:10]:
@@ -78,5 +78,5 @@ def test_notes_of_a_saved_comparison_say_whose_they_are() -> None:
 
 def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_comparison() -> None:
     late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
-    page = file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
+    page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
     assert ">before recording</td>" in page

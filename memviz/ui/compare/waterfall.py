@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Change, Changes
-from memviz.ui.compare.compare_state import LETTERS
 from memviz.ui.compare.controls import switch_html
+from memviz.ui.compare.state import LETTERS
 from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, esc, tag
 from memviz.ui.html.words import cut, exact, rounded

@@ -24,9 +24,9 @@ from memviz.ui.run.estimates import Estimates, changes
 from memviz.ui.run.form import Asked, Filled, asked_of, filled, place_of
 from memviz.ui.run.limits import RunLimits, run_limits
 from memviz.ui.run.published_tables import Tables
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.session import Refused, Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 
 MOST_COMPARED = 8
 _MOST_CHOSEN = 512
@@ -162,7 +162,7 @@ class RunAnswers:
             known = self.store.get(each.key)
             if known is not None and known.about == trace.about:
                 return session.choosing(each.key)
-        return session.with_opened(opened(self.store, trace))
+        return session.with_opened(open_trace(self.store, trace))
 
 
 def _named(trace: Trace, name: str) -> Trace:

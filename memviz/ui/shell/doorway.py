@@ -19,7 +19,8 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memviz.ui.shell.bodies import Refused, deepest, whole_body
-from memviz.ui.shell.exports import Exports, drop
+from memviz.ui.shell.exports import Exports, drop, not_kept
+from memviz.ui.shell.gradio_uploads import drop_leftovers
 from memviz.ui.shell.known_names import (
     SETTING,
     host_of,
@@ -32,8 +33,6 @@ from memviz.ui.shell.known_names import (
 )
 from memviz.ui.shell.open_pages import OpenPages
 from memviz.ui.shell.sound import sound, sound_text
-from memviz.ui.upload.arriving import not_kept
-from memviz.ui.upload.gradio_uploads import drop_leftovers
 
 _MOST_BODY = 2 << 20
 _DEEPEST = 100

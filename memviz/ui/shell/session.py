@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memviz.analysis.which_device import chosen_device
+from memviz.trace.model import Trace
+
 MOST_OPEN = 24
+_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
 
 
 @dataclass(frozen=True)
@@ -16,6 +20,15 @@ class Opened:
     devices: tuple[str, ...]
     sample: str = ""
     """Samples may be named in links, because everybody has them."""
+
+    @staticmethod
+    def of(key: str, trace: Trace) -> Opened:
+        return Opened(
+            key,
+            short_name(trace.about.source),
+            chosen_device(trace).name,
+            tuple(device.name for device in trace.devices),
+        )
 
 
 @dataclass(frozen=True)
@@ -81,3 +94,10 @@ class Session:
         keys = [each.key for each in self.opened]
         chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))
+
+
+def short_name(source: str) -> str:
+    """Of a file, without the endings that say how it is packed."""
+    for ending in _ENDINGS:
+        source = source.removesuffix(ending)
+    return source

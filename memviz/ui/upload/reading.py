@@ -24,12 +24,11 @@ from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.memory_timeline import piece
-from memviz.ui.shell.context import timeline_key
+from memviz.ui.shell.context import open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.turns import Turn, Turns
 from memviz.ui.upload.arriving import Arriving
-from memviz.ui.upload.opening import opened
 from memviz.ui.upload.outbox import Outbox
+from memviz.ui.upload.turns import Turn, Turns
 from memviz.units import bytes_text
 
 _COLUMNS = 1200
@@ -145,7 +144,7 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
         self._go_on()
-        found = opened(self._store, trace)
+        found = open_trace(self._store, trace)
         self._stored = found.key
         # `cancel` may have come between the two, and found nothing to take away.
         if self._cancelled.is_set():

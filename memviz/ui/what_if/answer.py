@@ -13,12 +13,16 @@ from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.ui.compare.compare_state import CompareView, Side
-from memviz.ui.compare.linked_timelines import linked_values
-from memviz.ui.explore.segments_tab import map_value
+from memviz.ui.components.memory_timeline.linked_timelines import LinkedTrace, linked_values
+from memviz.ui.components.segment_map.segment_view import map_value
 from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import MOST_OPEN, Opened, Session
-from memviz.ui.what_if.answer_html import (
+from memviz.ui.shell.session import MOST_OPEN, Session
+from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
+from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.question import Asked, Understood, understood
+from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.settings_form import Had
+from memviz.ui.what_if.verdict import (
     Found,
     blocks_html,
     caption,
@@ -28,11 +32,6 @@ from memviz.ui.what_if.answer_html import (
     segments_head_html,
     what_if_html,
 )
-from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
-from memviz.ui.what_if.kept_replays import Replays, Terms
-from memviz.ui.what_if.question import Asked, Understood, understood
-from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_label, plot_value
-from memviz.ui.what_if.settings_form import Had
 
 _LONGEST_UNASKED = 200_000
 _SEARCH_PARTS = 6
@@ -192,21 +191,20 @@ class Answers:
         device = found.device if is_recording else replayed.trace.devices[0]
         at = found.at if is_recording else event_in(replayed, found.at)
         name = key if is_recording else self.replays.key_of(replayed)
-        return {"caption": caption(replayed, is_recording=is_recording), "map": map_value(device, name, {"at": at})}
+        return {"caption": caption(replayed, is_recording=is_recording), "map": map_value(device, name, at=at)}
 
     def _timelines(self, shown: Shown, asked: WhatIf, device: DeviceTrace) -> dict[str, Any]:
         pair = self.context.find(shown.key)
         if not shown.with_blocks or pair is None or asked.replayed is asked.recorded:
             return {"recorded": {}, "replayed": {}}
         ours = asked.replayed
-        name = self.replays.key_of(ours).partition("/")[0]
-        trace, replayed = ours.trace, ours.trace.devices[0]
-        key = shown.key.partition("/")[0]
-        sides = (
-            Side("A", Opened(key, "as recorded", device.name, (device.name,)), *pair),
-            Side("B", Opened(name, trace.about.label, replayed.name, (replayed.name,)), trace, replayed),
+        key, label = self.replays.key_of(ours), ours.trace.about.label
+        recorded, after = linked_values(
+            (
+                LinkedTrace("A", shown.key, "as recorded", *pair),
+                LinkedTrace("B", key, label, ours.trace, ours.trace.devices[0]),
+            )
         )
-        recorded, after = linked_values(sides, CompareView())
         return {"recorded": recorded, "replayed": after}
 
 

@@ -25,12 +25,12 @@ from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import IN_PARTS
 from memviz.ui.what_if.answer import EMPTY, Answers, Shown, first_question, skipped, terms_of, values
-from memviz.ui.what_if.answer_html import Found, refusal_html, waiting_html
 from memviz.ui.what_if.kept_replays import Replays
 from memviz.ui.what_if.links import asked_in
 from memviz.ui.what_if.question import asked_of, understood
 from memviz.ui.what_if.reserved_plot import moment_that_matters
 from memviz.ui.what_if.settings_form import form_value
+from memviz.ui.what_if.verdict import Found, refusal_html, waiting_html
 
 ID = "what-if"
 LABEL = "What if"

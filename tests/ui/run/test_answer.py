@@ -18,9 +18,9 @@ from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.ui.run import published_tables as run_tables
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.for_programs import RunFailed, run_asked
 from memviz.ui.run.form import Asked
 from memviz.ui.run.limits import AT_HOME, run_limits
+from memviz.ui.run.programs import UnfinishedRun, run_asked
 from memviz.ui.run.published_tables import Tables
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
@@ -189,7 +189,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
         waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
         there[0] = False
-        with pytest.raises(RunFailed):
+        with pytest.raises(UnfinishedRun):
             await gone
         return await waits
 

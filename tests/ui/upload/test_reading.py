@@ -16,11 +16,11 @@ import pytest
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
 from memviz.trace.load import read_trace
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.turns import Turns
-from memviz.ui.upload.opening import opened
 from memviz.ui.upload.outbox import Outbox
 from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.upload.turns import Turns
 from tests.traces import alloc, free, snapshot
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
@@ -114,11 +114,11 @@ def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest
     assert reading is not None
 
     def opened_too_late(*given: Any) -> Any:
-        found = opened(*given)
+        found = open_trace(*given)
         readings.drop(ticket)
         return found
 
-    monkeypatch.setattr("memviz.ui.upload.reading.opened", opened_too_late)
+    monkeypatch.setattr("memviz.ui.upload.reading.open_trace", opened_too_late)
     reading.begin()
     reading.arriving.add(RAW)
     reading.arriving.end()

@@ -15,15 +15,15 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.shell.context import Context, timeline_key
-from memviz.ui.upload.opening import SAMPLES, opened
+from memviz.ui.shell.context import Context, open_trace, timeline_key
+from memviz.ui.upload.samples import SAMPLES
 from memviz.ui.what_if.answer import EMPTY, PARTS, Answers, Shown, first_question
-from memviz.ui.what_if.answer_html import Found, refusal_html, search_html, waiting_html, what_if_html
 from memviz.ui.what_if.kept_replays import Replays, Terms
 from memviz.ui.what_if.question import Asked, asked_of, understood
 from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_value
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.ui.what_if.settings_form import Had, form_value
+from memviz.ui.what_if.verdict import Found, refusal_html, search_html, waiting_html, what_if_html
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, frame, segment, trace_of
@@ -287,7 +287,7 @@ def test_behind_the_end_of_a_replay_only_the_recording_is_shown(context: Context
 
 
 def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[Had, Asked]:
-    had = Answers(context, replays).had(timeline_key(opened(context.store, trace)))
+    had = Answers(context, replays).had(timeline_key(open_trace(context.store, trace)))
     return had, first_question(trace, trace.devices[0], had)
 
 
@@ -315,7 +315,7 @@ def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_l
 
 
 def test_without_history_only_that_is_said(context: Context, replays: Replays) -> None:
-    key = timeline_key(opened(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
+    key = timeline_key(open_trace(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
     answers = Answers(context, replays)
     asked, searched = answers.find(key, understood(Asked()), True, lambda done, total: None)
     pair = context.find(key)
@@ -332,7 +332,7 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
     names = {"frames": [frame(EVIL)]}
     trace = trace_of([event("segment_alloc", a, 20 * MiB, **names), alloc(a, 5 * MiB, **names)], [])
     evil = replace(trace, about=replace(trace.about, source=EVIL))
-    key = timeline_key(opened(context.store, evil))
+    key = timeline_key(open_trace(context.store, evil))
     shown = found(replays, key, EXPANDABLE, Terms())
     page = what_if_page(shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
@@ -341,13 +341,13 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
 
 def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -> None:
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
-    one = opened(context.store, trace)
+    one = open_trace(context.store, trace)
     with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
         replays.begun(f"{one.key}/host0")
 
 
 def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: Replays) -> None:
-    key = timeline_key(opened(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
+    key = timeline_key(open_trace(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
     pair = context.find(key)
     assert pair is not None
     meant = understood(first_question(*pair, Answers(context, replays).had(key)))

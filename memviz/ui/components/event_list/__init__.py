@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.explore.event_rows import Chosen, EventFilter, chosen_events, event_rows
+from memviz.ui.components.event_list.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
@@ -29,7 +29,7 @@ def style() -> str:
 
 
 class EventList(gr.HTML):
-    """`value` is what `memviz.ui.explore.event_rows.list_value` makes."""
+    """`value` is what `memviz.ui.components.event_list.event_rows.list_value` makes."""
 
     def __init__(self, find: Find, **options: Any) -> None:
         super().__init__(
@@ -65,7 +65,7 @@ def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     return event_place
 
 
-def _chosen(find: Find, request: Any) -> tuple[Trace, DeviceTrace, Chosen, dict[str, Any]]:
+def _chosen(find: Find, request: Any) -> tuple[Trace, DeviceTrace, EventSelection, dict[str, Any]]:
     asked = request[0] if isinstance(request, list) and request else request
     found = find(str(asked.get("key", ""))) if isinstance(asked, dict) else None
     if found is None:

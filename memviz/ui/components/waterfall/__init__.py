@@ -9,16 +9,15 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.analysis.comparing.changes import changes
 from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
-from memviz.errors import MemvizError, UsageError
+from memviz.errors import MemvizError
 from memviz.figures.packed_timeline import Packed, pack_rows
-from memviz.figures.report import report_page
-from memviz.ui.compare.changes_csv import changes_csv
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], Pair | None]
+MakeFile = Callable[[Sequence[Pair], str, str], dict[str, Any]]
+"""From the compared traces, the kind of file and the grouping to its name, type and text."""
 _MOST_SIDES = 8
 
 
@@ -30,10 +29,10 @@ def scripts() -> str:
 class WaterfallTable(gr.HTML):
     """`value` is what `compare.waterfall.waterfall_html` makes; whatever has `data-act` in it becomes a `click`."""
 
-    def __init__(self, find: Find, **options: Any) -> None:
+    def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
         super().__init__(
             js_on_load="memvizWaterfall.mount(element, { watch, trigger, server });",
-            server_functions=[rows_server(find), file_server(find)],
+            server_functions=[rows_server(find), file_server(find, make_file)],
             apply_default_css=False,
             **options,
         )
@@ -56,25 +55,16 @@ def lit(sides: Sequence[Pair], by: str, row: str) -> list[Packed]:
     return [pack_rows(found.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
 
 
-def file_server(find: Find) -> Callable[[Any], dict[str, Any]]:
+def file_server(find: Find, make_file: MakeFile) -> Callable[[Any], dict[str, Any]]:
     def compared_file(request: Any) -> dict[str, Any]:
         """{kind, sides, by} -> a file's name, type and text."""
         asked, sides = _asked(find, request)
         try:
-            return file(sides, str(asked.get("kind")), str(asked.get("by")))
+            return make_file(sides, str(asked.get("kind")), str(asked.get("by")))
         except MemvizError as error:
             raise gr.Error(str(error), print_exception=False) from None
 
     return compared_file
-
-
-def file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
-    if kind == "html":
-        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
-    if kind == "csv":
-        text = changes_csv(changes(sides, by))
-        return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}
-    raise UsageError(f"A comparison cannot be saved as {kind!r}.")
 
 
 def _asked(find: Find, request: Any) -> tuple[dict[str, Any], list[Pair]]:

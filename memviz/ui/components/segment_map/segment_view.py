@@ -322,3 +322,8 @@ def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = Fal
     words = exact if to_the_byte else bytes_text
     cells = [tag("td", words(size), class_="mv-number", title=exact(size)) for size in sizes]
     return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)
+
+
+def map_value(device: DeviceTrace, key: str, *, at: int, pin: int = -1, colour: str = "category") -> dict[str, object]:
+    """What the map is given; it asks for the rest by itself."""
+    return {"key": key, "events": len(device.events), "at": at, "pin": pin, "colour": colour}
