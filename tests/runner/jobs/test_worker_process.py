@@ -266,7 +266,8 @@ def test_a_baseline_does_not_inherit_the_allocator_settings_of_the_shell(name, m
 DIES_LATER = """
 import os, signal
 from pathlib import Path
-from memviz.runner import execute, worker
+from memviz.runner import execute
+from memviz.runner.jobs import worker
 from memviz.runner.executed import Executed
 
 plain = execute.execute
