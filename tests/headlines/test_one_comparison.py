@@ -17,9 +17,9 @@ from memviz.figures.report import report_page
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.ui.compare import programs
 from memviz.ui.compare.downloads import comparison_file
 from memviz.ui.compare.waterfall import waterfall
-from memviz.ui.shell import programs
 from memviz.units import bytes_text, delta_text
 from tests.house.repository import ROOT
 from tests.traces import alloc, block, segment, trace_of

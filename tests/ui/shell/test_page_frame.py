@@ -182,8 +182,11 @@ def test_samples_are_labelled_as_synthetic() -> None:
 
 
 def test_actions_belong_to_a_trace() -> None:
-    assert actions_html(Session()) == ""
-    assert 'data-mv-link="sample:x"' in actions_html(Session().with_opened(replace(A, sample="x")))
+    exports = {"report": "As one page"}
+    assert actions_html(Session(), exports) == ""
+    html = actions_html(Session().with_opened(replace(A, sample="x")), exports)
+    assert 'data-mv-link="sample:x"' in html
+    assert "As one page" in html
 
 
 def test_a_refusal_is_text() -> None:
