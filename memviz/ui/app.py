@@ -62,7 +62,7 @@ from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES, sample_named
 from memviz.ui.upload.welcome import record_html, samples_html, welcome_html
 from memviz.ui.what_if import tab as what_if
-from memviz.ui.what_if.answer import Shown
+from memviz.ui.what_if.state import WhatIfState
 
 _HERE = Path(__file__).parent
 STYLES = (
@@ -196,7 +196,7 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **PRIVATE).then(
+        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **PRIVATE)
@@ -204,7 +204,7 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
-        begun = [*outputs, self.compare.state, self.what_if.shown, self.browser_name]
+        begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
         page.load(
             self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"
         )
@@ -250,8 +250,8 @@ class _Page:
                 self.context.store.drop(each.key)
         return self._shown(after, tab=_tab(data))
 
-    def _keep_replay(self, current: Session, shown: Shown, event: gr.EventData) -> list[Any]:
-        session, tab = what_if.kept(self.what_if, current, shown, event)
+    def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
+        session, tab = what_if.kept(self.what_if, current, state, event)
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:

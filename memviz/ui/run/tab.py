@@ -16,9 +16,9 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import Standing
 from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm, told
+from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.run.answer import RunAnswers, RunState, refused
-from memviz.ui.run.form import MOST_UNASKED, Asked, changed
+from memviz.ui.run.form import MOST_UNASKED, RunRequests, changed
 from memviz.ui.run.form_html import cancel_html, estimate_html, form_value, many_html, refused_html
 from memviz.ui.run.kept_runs import kept_value
 from memviz.ui.run.published_table_html import table_html
@@ -68,11 +68,11 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
     parts = RunTab(head, form, cancel, said, results, table, kept, gr.State(RunState()), visitor, answers)
-    _Wiring(parts).wire(tab)
+    _RunEvents(parts).wire(tab)
     return parts
 
 
-class _Wiring:
+class _RunEvents:
     """Which event asks what. Answers that come in parts skip what did not change.
 
     Each begins with a part, as Gradio empties the outputs of a generator that yields nothing; and each that may be
@@ -136,7 +136,7 @@ class _Wiring:
     # -- the form
 
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        fields, is_redrawn = changed(told(event), state.fields, self.answers.listing())
+        fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
         # What was estimated is not true of the new fields.
         yield _values(state=state, form=self._form(state), said="")
@@ -146,7 +146,7 @@ class _Wiring:
         yield _values()
 
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        fields = told(event)
+        fields = form_fields(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
         # Nobody waits for an estimate any more, and it must not speak over what is said now.
         self.answers.estimates.leave(visitor)
@@ -182,7 +182,7 @@ class _Wiring:
             yield _values(table=table_html(state.story, None))
             yield from self._followed(state, visitor)
 
-    def _begun(self, asked: Asked, visitor: str, state: RunState) -> Any:
+    def _begun(self, asked: RunRequests, visitor: str, state: RunState) -> Any:
         """How it stands, or why it was not begun."""
         if asked.faults or not asked.count:
             return "Nothing was run: what is marked above does not go."
@@ -225,7 +225,7 @@ class _Wiring:
         yield _values()
 
     def _kept(self, state: RunState, visitor: str, event: gr.EventData) -> list[Any]:
-        fields = told(event)
+        fields = form_fields(event)
         id, runs, fault = fields.get("id", ""), self.answers.kept(visitor), ""
         try:
             match fields.get("act"):
@@ -258,7 +258,7 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
 
 def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
     """Where it is gone, the list of runs says so."""
-    fields = told(event)
+    fields = form_fields(event)
     if fields.get("act") != "reopen":
         return session, ID
     try:
