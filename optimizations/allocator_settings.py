@@ -18,8 +18,8 @@ from typing import ClassVar, Literal
 import torch
 from torch import nn
 
-_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-"""The second is the name from PyTorch 2.9 on, which still reads the first, and reads it first."""
+_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+"""In the order in which PyTorch looks for them. The second only if it was built for AMD, the third from 2.9 on."""
 _OPTION = re.compile(r"[a-z0-9_]+:(?:\[[^\[\]]*\]|[^,\[\]]+)")
 _SEPARATE = re.compile(r",(?![^\[]*\])")
 
@@ -81,5 +81,12 @@ def _in_force() -> str:
     """What the allocator has read; what it will read, while CUDA has not started."""
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         recorded = torch.cuda.memory._snapshot().get("allocator_settings", {})
-        return str(recorded.get(_VARIABLES[0], ""))
-    return next((os.environ[name] for name in _VARIABLES if name in os.environ), "")
+        return str(next((recorded[name] for name in _VARIABLES if name in recorded), ""))
+    return next((os.environ[name] for name in _looked_for() if name in os.environ), "")
+
+
+def _looked_for() -> list[str]:
+    """Those of the variables that this PyTorch reads."""
+    cuda, hip, general = _VARIABLES
+    release = tuple(int(each) for each in re.findall(r"\d+", torch.__version__)[:2])
+    return [cuda, *([hip] if torch.version.hip else []), *([general] if release >= (2, 9) else [])]

@@ -14,11 +14,13 @@ A CPU has no efficient and no cuDNN kernel; its flash stands in for the three th
 from __future__ import annotations
 
 import contextlib
+import inspect
 import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import CellType, CodeType, FunctionType
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,6 +33,7 @@ _KERNELS = {
     "flash": SDPBackend.FLASH_ATTENTION,
     "cudnn": SDPBackend.CUDNN_ATTENTION,
 }
+_ATTENTION = ("attention", "attn", "sdp")
 _HALVES = (torch.float16, torch.bfloat16)
 _SERVES = {"efficient": (*_HALVES, torch.float32), "flash": _HALVES, "cudnn": _HALVES}
 _WIDEST_HEAD = {"flash": 256, "cudnn": 256}
@@ -71,6 +74,7 @@ class AttentionBackend:
         return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
+        _refuse_none(model)
         _refuse_other_ways(model)
         if self.strict and self.backend != "math":
             dtype = _dtype(model)
@@ -79,6 +83,7 @@ class AttentionBackend:
                 self._refuse_heads(name, each, 16 // dtype.itemsize)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
+        _refuse_none(model)
         _refuse_other_ways(model)
         with contextlib.ExitStack() as undo:
             for each in _not_sdpa(model):
@@ -208,6 +213,44 @@ def _diffusers_backend(processor: Any) -> str:
         registry = getattr(dispatch, "_AttentionBackendRegistry", None)
         own = "native" if registry is None else registry.get_active_backend()[0]
     return str(getattr(own, "value", own))
+
+
+def _refuse_none(model: nn.Module) -> None:
+    if not any(_may_attend(each.forward, type(each), set()) for each in model.modules()):
+        raise ValueError("This model computes no attention, so there is no kernel to choose: leave it out.")
+
+
+def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
+    """Whether a forward names attention, or calls what does; what has no code to look at may."""
+    function = inspect.unwrap(function)
+    called = function if inspect.isroutine(function) else type(function).__call__
+    called = getattr(called, "__func__", called)
+    code = getattr(called, "__code__", None)
+    if code is None:
+        return True
+    codes, names = [code], {kind.__name__, getattr(called, "__name__", "")}
+    for each in codes:  # grows: functions within functions have code of their own
+        codes += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
+        names |= {*each.co_names, *each.co_freevars}
+    seen.update(codes)
+    if any(word in name.lower() for name in names for word in _ATTENTION):
+        return True
+    return any(_may_attend(each, kind, seen) for each in _functions(called, kind, names) if each.__code__ not in seen)
+
+
+def _functions(function: Any, kind: type, names: set[str]) -> Iterator[FunctionType]:
+    """Those of Python that it can reach by a name: its module's, its class's, and what stood around it."""
+    cells = [each.cell_contents for each in function.__closure__ or () if each != CellType()]
+    found = [
+        *cells,
+        *(function.__globals__.get(name) for name in names),
+        *(getattr(kind, name, None) for name in names),
+    ]
+    yield from (each for each in map(_plain, found) if isinstance(each, FunctionType))
+
+
+def _plain(found: Any) -> Any:
+    return inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
 
 
 def _refuse_other_ways(model: nn.Module) -> None:

@@ -149,7 +149,7 @@ class LayerwiseCasting:
             undo.append(module.register_forward_pre_hook(convert.enter, with_kwargs=True).remove)
             undo.append(module.register_forward_hook(convert.leave).remove)
         for each in weights.values():
-            _cast(each.weight, storage)
+            each.rest()
 
         def restore() -> None:
             if any(vars(type(module)).get("told_by") is not first for module, (_, first) in telling.items()):
@@ -236,6 +236,13 @@ class _Weight:
         self.compute = compute
         """None: in its own dtype, whatever the model is converted to."""
         self.users = 0
+        self.witness = f"_{owners[0][2]}_before_casting"
+        """A buffer without elements, in the weight's own dtype: what rests in bf16 does not show `.to(bfloat16)`."""
+
+    def rest(self) -> None:
+        owner, kept = self.owners[0][1], torch.empty(0, dtype=self.own, device=self.weight.device)
+        owner.register_buffer(self.witness, kept, persistent=False)
+        _cast(self.weight, self.storage)
 
     def up(self) -> None:
         if self.users == 0:
@@ -257,14 +264,15 @@ class _Weight:
     def look_again(self) -> None:
         """Since the last forward pass the model may have been converted, or have got other weights."""
         self.weight = self._now()
-        if self.weight.dtype is not self.storage:
-            if self.compute is not None and self.weight.dtype is not self.own:
+        wide = self._wide()
+        if self.weight.dtype is not self.storage or wide is not self.own:
+            if self.compute is not None and wide is not self.own:
                 raise ValueError(
                     f"{self.owners[0][0]} was cast to compute in {self.compute}, and has been converted to "
-                    f"{self.weight.dtype} since: undo the casting, convert, and cast again."
+                    f"{wide} since: undo the casting, convert, and cast again."
                 )
-            _check_holds(self.storage, self.weight.dtype)
-            self.own = self.weight.dtype
+            _check_holds(self.storage, wide)
+            self.own = wide
             self._put(self.weight)
             _cast(self.weight, self.storage)
 
@@ -276,7 +284,14 @@ class _Weight:
     def restore(self) -> None:
         self.weight = self._now()
         if self.weight.dtype is self.storage:
-            _cast(self.weight, self.own)
+            _cast(self.weight, self._wide())
+        delattr(self.owners[0][1], self.witness)
+
+    def _wide(self) -> torch.dtype:
+        """What the weight would be in now if it had not been cast."""
+        if self.weight.dtype is not self.storage:
+            return self.weight.dtype
+        return getattr(self.owners[0][1], self.witness).dtype  # type: ignore[no-any-return]
 
     def _now(self) -> Parameter:
         found = [module._parameters.get(name) for _, module, name in self.owners]

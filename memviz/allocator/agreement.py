@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.replayed import Replayed
 from memviz.trace.model import Action
 from memviz.units import count_text
 

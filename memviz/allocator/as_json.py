@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.allocator.agreement import addresses
-from memviz.allocator.replayer import Figures, Replayed
+from memviz.allocator.replayed import Figures, Replayed
 from memviz.allocator.search import Search, Tried
 from memviz.allocator.what_if import WhatIf
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from memviz.allocator.blocks import Block, PoolId
+from memviz.allocator.blocks import Block, ExpandableSegment, PoolId
 from memviz.allocator.device import OutOfMemory
-from memviz.allocator.expandable import ExpandableSegment, add_expandable, map_block, unmap_range
+from memviz.allocator.expandable import add_expandable, map_block, unmap_range
 from memviz.allocator.lay_out import FIRST_START_CAUSE, lay_out_as_recorded
 from memviz.allocator.recorded_device import Entry, RecordedDevice
 from memviz.allocator.release import release_segment
-from memviz.allocator.replayer import Agreement, Mismatch, Progress, RanOut, Replay, Replayed, Source
+from memviz.allocator.replayed import Agreement, Mismatch, RanOut, Replayed
+from memviz.allocator.replayer import Progress, Replay, Source
 from memviz.allocator.sizes import segment_size
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.steps import Step

@@ -4,16 +4,30 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from memviz.allocator.expandable import ExpandableSegment
+from dataclasses import dataclass
 
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
 _ADDRESS_BITS = 64
 _ADDRESS_MASK = (1 << _ADDRESS_BITS) - 1
+
+
+@dataclass(eq=False)
+class ExpandableSegment:
+    address: int
+    size: int
+    """Of the address space, not of the memory behind it."""
+    page: int
+
+    def pages_around(self, size: int) -> int:
+        """Bytes of the whole pages that hold `size` bytes from a page's start on."""
+        return (size + self.page - 1) // self.page * self.page
+
+    def whole_pages(self, address: int, end: int) -> tuple[int, int]:
+        first = self.address + self.pages_around(address - self.address)
+        last = self.address + (end - self.address) // self.page * self.page
+        return first, last
 
 
 class Block:

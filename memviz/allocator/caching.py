@@ -1,45 +1,27 @@
 """The caching allocator: what PyTorch does between a tensor and cudaMalloc, step by step.
 
 Read `malloc`, then `_take_cached` (best fit among what is cached), `_take_new` (the ladder from a fresh
-segment to out of memory), `_split_and_hand_out` and `complete_free` (merging). Segments that expand are in
+segment to out of memory), `_split_and_hand_out` and `complete_free` in `state` (merging). Segments that expand are in
 `expandable`, giving memory back in `release`, frees that wait for another stream in `pending`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeList, PoolId, PoolPair, merge
+from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, FreeList, PoolId, PoolPair
 from memviz.allocator.device import Device, OutOfMemory
-from memviz.allocator.expandable import ExpandableSegment, allocate_expandable
-from memviz.allocator.pending import PendingFrees
+from memviz.allocator.expandable import allocate_expandable
 from memviz.allocator.release import collect_garbage, release_cached, release_enough
 from memviz.allocator.settings import Settings
 from memviz.allocator.sizes import rounding, segment_size
+from memviz.allocator.state import AllocatorState, Record, SegmentRequest, unrecorded
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.trace.model import Action
 from memviz.trace.rounding import LARGEST_REQUEST, MIN_BLOCK, SMALL_SIZE
 
-Record = Callable[[Action, int, int, int, PoolId], None]
-"""Called for everything that PyTorch would write into the history: action, address, size, stream, pool."""
 
-
-@dataclass
-class Request:
-    """A malloc that no cached block could serve."""
-
-    pool: BlockPool
-    stream: int
-    requested: int
-    size: int
-    asked_of_device: int
-    expands: bool
-
-
-class CachingAllocator:
-    """One device's allocator. Sizes and addresses are bytes, streams are handles."""
+class CachingAllocator(AllocatorState):
+    """One device's allocator."""
 
     def __init__(
         self,
@@ -48,18 +30,12 @@ class CachingAllocator:
         record: Record | None = None,
         statistics: Statistics | None = None,
     ) -> None:
-        self.settings = Settings() if settings is None else settings
-        self.device = Device() if device is None else device
-        self.record: Record = unrecorded if record is None else record
-        self.statistics = Statistics() if statistics is None else statistics
-        self.default_pool = PoolPair(DEFAULT_POOL)
-        self.private_pools: dict[PoolId, PoolPair] = {}
-        self.captures: list[tuple[PoolId, Callable[[int], bool]]] = []
-        """Pools that allocations are directed to now, and for which streams; the newest is asked first."""
-        self.pending = PendingFrees(self)
-        self.segments: dict[int, Block] = {}
-        """First block of each segment, by the segment's address."""
-        self.expandable_segments: list[ExpandableSegment] = []
+        super().__init__(
+            Settings() if settings is None else settings,
+            Device() if device is None else device,
+            unrecorded if record is None else record,
+            Statistics() if statistics is None else statistics,
+        )
         self._apply(self.settings)
 
     def _apply(self, settings: Settings) -> None:
@@ -102,7 +78,7 @@ class CachingAllocator:
         block = self._take_cached(blocks, size, stream, expands) if search else None
         if block is None:
             asked = segment_size(size, self.settings.large_segment_size)
-            request = Request(blocks, stream, requested, size, asked, expands)
+            request = SegmentRequest(blocks, stream, requested, size, asked, expands)
             block = self._take_new(request)
             expands = request.expands
         return self._split_and_hand_out(block, size, requested, self._should_split(block, size, expands))
@@ -137,21 +113,6 @@ class CachingAllocator:
         if self._max_split is not None and block.size >= self._max_split:
             self.statistics.oversize_allocations.decrease(block.pool.kind, 1)
         self.record(Action.FREE_REQUESTED, block.address, block.requested, block.stream, block.pool.owner.id)
-
-    def complete_free(self, block: Block) -> None:
-        """Merges the block with its free neighbours and caches what comes of it."""
-        pool = block.pool
-        self.record(Action.FREE_COMPLETED, block.address, block.requested, block.stream, pool.owner.id)
-        self.statistics.free_completed(pool.kind, block.size, block.requested)
-        block.in_use = False
-        freed = block.size
-        merged, merges = merge(block)
-        if merged.expandable is None:
-            if merged.prev is not None or merged.next is not None:
-                self.statistics.split_cached(pool, 1 - merges, freed)
-            elif merges:
-                self.statistics.split_cached(pool, -merges, freed - merged.size)
-        pool.add(merged)
 
     def record_stream(self, block: Block, stream: int) -> None:
         """Another stream uses it, so its free has to wait for that one."""
@@ -205,7 +166,7 @@ class CachingAllocator:
                 return None
         return free.take(place)
 
-    def _take_new(self, request: Request) -> Block:
+    def _take_new(self, request: SegmentRequest) -> Block:
         """The ladder. Each step costs more than the one before, and only the last gives up."""
         if self.counts_age:
             collect_garbage(self)
@@ -224,7 +185,7 @@ class CachingAllocator:
             raise self._out_of_memory(request.requested, request.asked_of_device)
         return block
 
-    def _allocate(self, request: Request) -> Block | None:
+    def _allocate(self, request: SegmentRequest) -> Block | None:
         asked = request.asked_of_device
         # What a segment would take is tested even where only a page will be mapped.
         if self.limit is not None and self.statistics.reserved + asked > self.limit:
@@ -250,7 +211,7 @@ class CachingAllocator:
         self.record(Action.SEGMENT_ALLOC, address, size, stream, pool.owner.id)
         return block
 
-    def _borrow(self, request: Request) -> Block | None:
+    def _borrow(self, request: SegmentRequest) -> Block | None:
         """From a MemPool that its owner offered for this case."""
         for pair in self.private_pools.values():
             if pair.use_on_oom:
@@ -293,7 +254,7 @@ class CachingAllocator:
             return rest >= MIN_BLOCK and block.pool.owner.split
         return rest > SMALL_SIZE and (self._max_split is None or size < self._max_split) and block.pool.owner.split
 
-    def _record_out_of_memory(self, request: Request) -> None:
+    def _record_out_of_memory(self, request: SegmentRequest) -> None:
         # PyTorch puts what the driver calls free where other entries have an address.
         free = self.device.free_bytes
         self.record(Action.OOM, free, request.size, request.stream, request.pool.owner.id)
@@ -325,7 +286,3 @@ def _place_among_expandable(free: FreeList, place: int, expands: bool) -> int:
 def _size_when_grown(block: Block) -> int:
     after = block.next
     return block.size + (after.size if after is not None and not after.mapped else 0)
-
-
-def unrecorded(action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
-    pass

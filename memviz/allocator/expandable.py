@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
-
-from memviz.allocator.blocks import Block, BlockPool, merge
+from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, merge
+from memviz.allocator.state import AllocatorState, SegmentRequest
 from memviz.trace.model import Action
 from memviz.trace.rounding import SMALL_SEGMENT
 
-if TYPE_CHECKING:
-    from memviz.allocator.caching import CachingAllocator, Request
 
-
-@dataclass(eq=False)
-class ExpandableSegment:
-    address: int
-    size: int
-    """Of the address space, not of the memory behind it."""
-    page: int
-
-    def pages_around(self, size: int) -> int:
-        """Bytes of the whole pages that hold `size` bytes from a page's start on."""
-        return (size + self.page - 1) // self.page * self.page
-
-    def whole_pages(self, address: int, end: int) -> tuple[int, int]:
-        first = self.address + self.pages_around(address - self.address)
-        last = self.address + (end - self.address) // self.page * self.page
-        return first, last
-
-
-def allocate_expandable(allocator: CachingAllocator, request: Request) -> Block | None:
+def allocate_expandable(allocator: AllocatorState, request: SegmentRequest) -> Block | None:
     """None is out of memory; pieces that were mapped on the way stay mapped, as cached memory."""
     block = _find(allocator, request)
     if block is None:
@@ -46,7 +24,7 @@ def allocate_expandable(allocator: CachingAllocator, request: Request) -> Block 
     return block
 
 
-def _find(allocator: CachingAllocator, request: Request) -> Block | None:
+def _find(allocator: AllocatorState, request: SegmentRequest) -> Block | None:
     """The lowest run of free and unmapped blocks that is long enough, else a new segment."""
     for unmapped in request.pool.unmapped.get(request.stream, []):
         before = unmapped.prev
@@ -65,7 +43,7 @@ def _find(allocator: CachingAllocator, request: Request) -> Block | None:
     return add_expandable(allocator, segment, request.stream, request.pool)
 
 
-def add_expandable(allocator: CachingAllocator, segment: ExpandableSegment, stream: int, pool: BlockPool) -> Block:
+def add_expandable(allocator: AllocatorState, segment: ExpandableSegment, stream: int, pool: BlockPool) -> Block:
     allocator.expandable_segments.append(segment)
     block = allocator.segments[segment.address] = Block(segment.address, segment.size, stream, pool)
     block.mapped = False
@@ -87,7 +65,7 @@ def _run_is_long_enough(start: Block, size: int) -> bool:
     return True
 
 
-def map_block(allocator: CachingAllocator, block: Block, size: int) -> Block | None:
+def map_block(allocator: AllocatorState, block: Block, size: int) -> Block | None:
     """Puts whole pages behind the start of an unmapped block; the free block that comes of it."""
     segment, pool, address = block.expandable, block.pool, block.address
     assert segment is not None
@@ -107,7 +85,7 @@ def map_block(allocator: CachingAllocator, block: Block, size: int) -> Block | N
     return merged
 
 
-def unmap_block(allocator: CachingAllocator, block: Block) -> None:
+def unmap_block(allocator: AllocatorState, block: Block) -> None:
     """Gives back the whole pages inside a free block; what is left at either side stays cached."""
     segment = block.expandable
     assert segment is not None
@@ -116,7 +94,7 @@ def unmap_block(allocator: CachingAllocator, block: Block) -> None:
         unmap_range(allocator, block, first, last)
 
 
-def unmap_range(allocator: CachingAllocator, block: Block, first: int, last: int) -> None:
+def unmap_range(allocator: AllocatorState, block: Block, first: int, last: int) -> None:
     pool = block.pool
     pool.remove(block)
     if block.address < first:
@@ -135,7 +113,7 @@ def unmap_range(allocator: CachingAllocator, block: Block, first: int, last: int
         _drop(allocator, merged)
 
 
-def _drop(allocator: CachingAllocator, block: Block) -> None:
+def _drop(allocator: AllocatorState, block: Block) -> None:
     """Nothing is mapped any more, so the address space goes back too."""
     assert block.expandable is not None
     block.pool.remove_unmapped(block)

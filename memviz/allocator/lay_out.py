@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from memviz.allocator.address_spaces import AddressSpaces, Group, ranges_by_group
-from memviz.allocator.blocks import Block, BlockPool
+from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment
 from memviz.allocator.caching import CachingAllocator
-from memviz.allocator.expandable import ExpandableSegment, add_expandable
+from memviz.allocator.expandable import add_expandable
 from memviz.allocator.start_layout import StartBlock, StartLayout, StartSegment
 from memviz.trace.rounding import SMALL_SEGMENT
 

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from memviz.allocator.replayed import Mismatch
+from memviz.allocator.settings import Settings
+from memviz.allocator.start_layout import StartLayout
 from memviz.trace.model import Note
-
-if TYPE_CHECKING:
-    from memviz.allocator.replayer import Mismatch, Source
-    from memviz.allocator.settings import Settings
-    from memviz.allocator.start_layout import StartLayout
-
 
 _INFERRED = (
     "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
@@ -24,9 +19,9 @@ _BY_CLASS = (
 )
 
 
-def of_settings(source: Source, settings: Settings) -> list[Note]:
+def of_settings(settings: Settings, *, are_inferred: bool) -> list[Note]:
     """What is inferred, and which settings in force the model does not follow."""
-    notes = [Note("settings_inferred", _INFERRED)] if source.settings_are_inferred else []
+    notes = [Note("settings_inferred", _INFERRED)] if are_inferred else []
     if settings.graph_capture_record_stream_reuse:
         notes.append(Note("settings_not_modelled", _REUSE, level="warning"))
     if any(key == "expandable_segments_reserve_by_class" for key, _ in settings.others):

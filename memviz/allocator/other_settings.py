@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from memviz.allocator.as_recorded import with_needless
 from memviz.allocator.blocks import PoolId
-from memviz.allocator.caching import CachingAllocator, Record, unrecorded
+from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.device import Device, OutOfMemory
 from memviz.allocator.lay_out import lay_out_afresh, lay_out_as_recorded
 from memviz.allocator.release import release_cached
-from memviz.allocator.replayer import Figures, Progress, RanOut, Replay, Replayed, Source
+from memviz.allocator.replayed import Figures, RanOut, Replayed
+from memviz.allocator.replayer import Progress, Replay, Source
 from memviz.allocator.settings import Settings, changes_layout
+from memviz.allocator.state import Record, unrecorded
 from memviz.allocator.statistics import Tally
 
 

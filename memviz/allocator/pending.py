@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from memviz.allocator.blocks import Block, PoolPair
-
-if TYPE_CHECKING:
-    from memviz.allocator.caching import CachingAllocator
 
 
 class PendingFrees:
     """A free that was asked for and is not complete, with what it waits for."""
 
-    def __init__(self, allocator: CachingAllocator) -> None:
-        self._allocator = allocator
+    def __init__(self, captures: Sequence[object], complete_free: Callable[[Block], None]) -> None:
+        """`captures` are those that are open, whenever it is looked at."""
+        self._captures = captures
+        self._complete_free = complete_free
         self.blocks: dict[Block, None] = {}
         """All of them, in the order asked."""
         self._events: dict[int, deque[Block]] = {}
@@ -30,15 +29,15 @@ class PendingFrees:
 
     def complete(self, block: Block) -> None:
         del self.blocks[block]
-        self._allocator.complete_free(block)
+        self._complete_free(block)
 
     def note_use(self, block: Block, stream: int) -> None:
-        if self._allocator.captures:
+        if self._captures:
             self._uses_in_capture.setdefault(block, set()).add(stream)
 
     def wait_for_streams(self, block: Block) -> None:
         self.blocks[block] = None
-        if self._allocator.captures:
+        if self._captures:
             self._after_capture[block] = None
         else:
             self._insert_events(block)
@@ -57,7 +56,6 @@ class PendingFrees:
 
     def synchronize(self, pool: PoolPair | None = None) -> None:
         """Waits for all streams, or for what keeps one pool's blocks."""
-        self._allocator.statistics.num_sync_all_streams += 1
         self._insert_deferred_events()
         done = [block for block in self.blocks if pool is None or block.pool.owner is pool]
         self._forget_events({block for block in done if block.open_events})

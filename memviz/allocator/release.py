@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, PoolId
+from memviz.allocator.blocks import DEFAULT_POOL, Block, BlockPool, PoolId, PoolPair
 from memviz.allocator.expandable import unmap_block
+from memviz.allocator.state import AllocatorState, SegmentRequest
 from memviz.trace.model import Action
 
-if TYPE_CHECKING:
-    from memviz.allocator.caching import CachingAllocator, Request
 
-
-def release_segment(allocator: CachingAllocator, block: Block) -> None:
+def release_segment(allocator: AllocatorState, block: Block) -> None:
     """A cached block that is a whole segment goes back."""
     pool, statistics, most = block.pool, allocator.statistics, allocator.settings.max_split_size
     statistics.num_device_free += 1
@@ -27,7 +23,7 @@ def release_segment(allocator: CachingAllocator, block: Block) -> None:
     del allocator.segments[block.address]
 
 
-def collect_garbage(allocator: CachingAllocator) -> None:
+def collect_garbage(allocator: AllocatorState) -> None:
     """Frees what has lain unused longest until reserved memory is below its threshold."""
     assert allocator.limit is not None
     threshold = int(allocator.settings.garbage_collection_threshold * allocator.limit)
@@ -46,7 +42,7 @@ def collect_garbage(allocator: CachingAllocator) -> None:
         freed_any = bool(old)
 
 
-def release_enough(allocator: CachingAllocator, request: Request) -> bool:
+def release_enough(allocator: AllocatorState, request: SegmentRequest) -> bool:
     """With `max_split_size` set: frees oversize blocks of the stream, only as many as the request needs."""
     least = allocator.settings.max_split_size
     free = request.pool.free.get(request.stream)
@@ -67,24 +63,29 @@ def release_enough(allocator: CachingAllocator, request: Request) -> bool:
     return released >= wanted
 
 
-def release_cached(allocator: CachingAllocator, pool_id: PoolId = DEFAULT_POOL) -> None:
+def release_cached(allocator: AllocatorState, pool_id: PoolId = DEFAULT_POOL) -> None:
     """`empty_cache`: waits for the other streams, then frees every whole segment and every whole page."""
     if pool_id == DEFAULT_POOL and not allocator.captures:
-        allocator.pending.synchronize()
+        _synchronize(allocator)
         _release_blocks(allocator, allocator.default_pool.large)
         _release_blocks(allocator, allocator.default_pool.small)
     for pair in list(allocator.private_pools.values()):
         if pair.use_count or pool_id not in (DEFAULT_POOL, pair.id):
             continue
         if pool_id == pair.id:
-            allocator.pending.synchronize(pair)
+            _synchronize(allocator, pair)
         _release_blocks(allocator, pair.small)
         _release_blocks(allocator, pair.large)
         if not pair.segments:
             del allocator.private_pools[pair.id]
 
 
-def _release_blocks(allocator: CachingAllocator, pool: BlockPool) -> None:
+def _synchronize(allocator: AllocatorState, pool: PoolPair | None = None) -> None:
+    allocator.statistics.num_sync_all_streams += 1
+    allocator.pending.synchronize(pool)
+
+
+def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:
     blocks = pool.free_blocks()
     for block in blocks:
         if block.expandable is None and not block.is_split:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
-from memviz.allocator.replayer import Replayed, Source
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 
 from memviz.allocator.address_spaces import address_spaces
 from memviz.allocator.blocks import Block, PoolId
-from memviz.allocator.caching import CachingAllocator, unrecorded
+from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.device import Device
 from memviz.allocator.history import History
 from memviz.allocator.notes import of_mismatch, of_settings, of_start, of_streams
 from memviz.allocator.recorded_settings import settings_of
+from memviz.allocator.replayed import Agreement, Figures, RanOut, Replayed
 from memviz.allocator.replayed_trace import described, replayed_trace
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout, start_layout, unsigned
+from memviz.allocator.state import unrecorded
 from memviz.allocator.statistics import Tally
 from memviz.allocator.steps import Step, Steps, pools_of_events, steps_of
 from memviz.allocator.who_freed import WhoFreed, who_freed
-from memviz.trace.model import Action, DeviceTrace, Ints4, Ints8, Trace
+from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
 
 _CHUNK = 1 << 16
 """Events that are turned into Python numbers at a time: ten million at once would take a gigabyte."""
@@ -40,89 +41,6 @@ def rest_of(progress: Progress | None, first: int, count: int) -> Progress | Non
     """Of several parts of one length, those from `first` on together."""
     tell = progress
     return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
-
-
-@dataclass(frozen=True)
-class Mismatch:
-    """Where the recording and the model first part."""
-
-    event: int
-    """The number of events where only the final state differs."""
-    expected: str
-    got: str
-    why: str
-
-
-@dataclass(frozen=True)
-class Agreement:
-    address_mismatches: int
-    first_mismatch: Mismatch | None
-
-
-@dataclass(frozen=True)
-class RanOut:
-    """No memory left. `event` is -1 where what was live before the first event did not fit."""
-
-    event: int
-    requested_bytes: int
-    asked_of_device_bytes: int
-    """The segment that would have been needed; PyTorch's message calls it "Tried to allocate"."""
-    allocated_bytes: int
-    reserved_bytes: int
-
-
-@dataclass(frozen=True)
-class Figures:
-    """What a replay comes to; a search needs no more of most of them."""
-
-    settings: Settings
-    memory: int | None
-    """What the process could have, in bytes; None is without limit."""
-    peak_requested_bytes: int
-    """What the program held at most; no settings can make it less."""
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    reserved_end_bytes: int
-    retries: int
-    oom: RanOut | None
-
-    @property
-    def unused_at_peak_bytes(self) -> int:
-        """How far the peak of what was reserved lies above the peak of what was allocated."""
-        return self.peak_reserved_bytes - self.peak_allocated_bytes
-
-    @property
-    def fragmentation(self) -> float:
-        """The share of the peak of what was reserved that lies above the peak of what was allocated."""
-        return self.unused_at_peak_bytes / self.peak_reserved_bytes if self.peak_reserved_bytes else 0.0
-
-
-@dataclass(frozen=True)
-class Replayed(Figures):
-    trace: Trace
-    """One device; it ends where memory ran out."""
-    sources: Ints8
-    """For each event of the trace, the recorded event that caused it."""
-    agreement: Agreement | None
-    """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
-    is_placed_anew: bool
-    """What was live before the first event lies where these settings would have put it into empty memory."""
-
-    @property
-    def exact(self) -> bool:
-        """Every address and every segment as recorded."""
-        return self.agreement is not None and self.agreement.first_mismatch is None
-
-
-def reserved_by_event(replayed: Replayed, recorded_events: int) -> Ints8:
-    """Bytes reserved after each recorded event; row 0 is before the first. It ends where memory ran out."""
-    events = replayed.trace.devices[0].events
-    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
-    shrinks = (events.action == Action.SEGMENT_FREE) | (events.action == Action.SEGMENT_UNMAP)
-    after = np.concatenate([[0], np.cumsum(np.where(grows, events.size, np.where(shrinks, -events.size, 0)))])
-    last = recorded_events if replayed.oom is None or replayed.agreement else replayed.oom.event + 1
-    caused = np.searchsorted(replayed.sources, np.arange(-1, last), side="right")
-    return np.asarray(after[caused] + (replayed.reserved_end_bytes - after[-1]), dtype=np.int64)
 
 
 class Source:
@@ -280,7 +198,10 @@ class Replay:
 
     def finished(self, agreement: Agreement | None, retries: int) -> Replayed:
         source = self.source
-        notes = [*of_settings(source, self.settings), *of_start(source.layout, afresh=self.starts_afresh)]
+        notes = [
+            *of_settings(self.settings, are_inferred=source.settings_are_inferred),
+            *of_start(source.layout, afresh=self.starts_afresh),
+        ]
         if agreement is not None:
             notes += of_mismatch(agreement.first_mismatch, agreement.address_mismatches)
         else:

@@ -12,7 +12,8 @@ import numpy as np
 from memviz.allocator.blocks import PoolId
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.recorded_device import Entry, RecordedDevice
-from memviz.allocator.replayer import Replayed, Source, reserved_by_event
+from memviz.allocator.replayed import Replayed, reserved_after_events
+from memviz.allocator.replayer import Source
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.steps import Step
 from memviz.allocator.who_freed import reserved_after
@@ -34,7 +35,7 @@ def parting(source: Source, replayed: Replayed, total: int | None = None) -> Par
     `total` is the whole card that it was on.
     """
     recorded = reserved_after(source.device)
-    ours = reserved_by_event(replayed, len(source.device.events))
+    ours = reserved_after_events(replayed, len(source.device.events))
     # What a malloc takes and gives back on its way the recording has before it, a replay within it.
     settled = np.flatnonzero(np.isin(source.steps.step, _SETTLED)[: len(ours) - 1]) + 1
     differs = settled[ours[settled] != recorded[settled]]

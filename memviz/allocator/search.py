@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.allocator.as_recorded import known
-from memviz.allocator.replayer import Figures, Progress, RanOut, Source, part_of
+from memviz.allocator.replayed import Figures, RanOut
+from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Figures, Progress, Replayed, Source, part_of, rest_of
+from memviz.allocator.replayed import Figures, Replayed
+from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.reproduced import PLACED_ANEW, why_parted
 from memviz.allocator.settings import Settings
 from memviz.allocator.who_freed import reserved_after

@@ -13,7 +13,8 @@ from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.as_json import environment, replay_json
 from memviz.allocator.context import A100
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.allocator.agreement import addresses
-from memviz.allocator.replayer import RanOut, Replayed
+from memviz.allocator.replayed import RanOut, Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.settings import Settings
 from memviz.allocator.what_if import WhatIf

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from memviz.allocator.as_recorded import known, replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Replayed, Source
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Source
 from memviz.allocator.reproduced import Parting, parting, why_parted
 from memviz.allocator.what_if import Card, replay_on, what_if
 from memviz.trace.load import load_trace

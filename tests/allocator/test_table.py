@@ -8,7 +8,7 @@ import pytest
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Figures
+from memviz.allocator.replayed import Figures
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.what_if import Card, figures_on
 from memviz.trace.load import load_trace

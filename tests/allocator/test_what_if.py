@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
 from memviz.allocator.replay import replay, source_of
-from memviz.allocator.replayer import Figures, RanOut, reserved_by_event
+from memviz.allocator.replayed import Figures, RanOut, reserved_after_events
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.statistics import Tally
@@ -37,11 +37,11 @@ EXPANDABLE = parse_settings("expandable_segments:True")
 
 
 def test_reserved_bytes_follow_the_recorded_events(growing):
-    recorded = reserved_by_event(replay(growing.trace()), len(growing.events))
+    recorded = reserved_after_events(replay(growing.trace()), len(growing.events))
     assert recorded.tolist() == timeline(growing.trace().devices[0]).reserved.tolist()
-    ours = reserved_by_event(replay(growing.trace(), settings=EXPANDABLE), len(growing.events))
+    ours = reserved_after_events(replay(growing.trace(), settings=EXPANDABLE), len(growing.events))
     assert (ours[0], ours[2], ours[-1], len(ours)) == (0, 100 * MiB, 120 * MiB, len(growing.events) + 1)
-    stopped = reserved_by_event(replay(growing.trace(), memory=101 * MiB), len(growing.events))
+    stopped = reserved_after_events(replay(growing.trace(), memory=101 * MiB), len(growing.events))
     assert (stopped.tolist()[-2:], len(stopped)) == ([100 * MiB, 0], 7)
 
 

@@ -21,7 +21,7 @@ def tab(page: Any, server: str) -> Any:
     """The sample leads to the tab with the answer on screen."""
     page.goto(server)
     page.locator("[data-sample=out-of-memory]").click()
-    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 5,558.")
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 5,754.")
     return page
 
 
@@ -38,10 +38,10 @@ def field(page: Any, name: str) -> Any:
 
 
 def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any) -> None:
-    expect(verdict(tab)).to_contain_text("Expandable segments would carry it through, with 196 MiB to spare.")
-    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,099 addresses differ")
+    expect(verdict(tab)).to_contain_text("Expandable segments would carry it through, with 216 MiB to spare.")
+    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,176 addresses differ")
     assert (field(tab, "memory").input_value(), field(tab, "expandable").is_checked()) == ("2,400 MiB", True)
-    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 5,558")
+    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 5,754")
     expect(tab.locator("#what-if-maps .mvs[data-drawn]")).to_have_count(2)
     sides = "[...document.querySelectorAll('#what-if-maps .mvp-side')]"
     assert len(set(tab.evaluate(f"{sides}.map((each) => each.memvizSegmentMap.layout.rowBytes)"))) == 1
@@ -104,7 +104,7 @@ def test_blocks_of_both_move_together_and_the_answer_can_be_saved(tab: Any) -> N
 
 
 def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_path: Path) -> None:
-    expect(facts(tab)).to_contain_text("fragmentation 193 MiB, 8.8 % of the peak")
+    expect(facts(tab)).to_contain_text("fragmentation 173 MiB, 7.9 % of the peak")
     expect(facts(tab)).to_contain_text("smallest card 4 GiB")
     with tab.expect_download() as download:
         tab.get_by_role("button", name="Save the replay as a snapshot").click()
@@ -119,7 +119,7 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
     tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
     tab.get_by_role("tab", name="What if").click()
-    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 5,558.")
+    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 5,754.")
     assert field(tab, "max_split").input_value() == "64"
     tab.get_by_role("button", name="Compare with the recording").click()
     expect(tab.locator("#compare-top")).to_contain_text("32.0 MiB higher than out-of-memory")

@@ -168,6 +168,58 @@ def test_a_model_of_transformers_without_pytorchs_attention_is_refused():
         type(model)._supports_sdpa = before
 
 
+class Plain(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = nn.Sequential(nn.Linear(4, 4), nn.GELU(), nn.Dropout(0.1), nn.LayerNorm(4), nn.Conv1d(4, 4, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.cat([self.line(each) for each in x])
+
+
+def mixed(x: Tensor) -> Tensor:
+    return scaled_dot_product_attention(x, x, x)
+
+
+class Hidden(nn.Module):
+    """Its own forward names nothing that says what is mixed."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self._twice(x)
+
+    def _twice(self, x: Tensor) -> Tensor:
+        return sum(mixed(x) for _ in range(2))
+
+
+def with_forward(module: nn.Module, forward: object) -> nn.Module:
+    module.forward = forward
+    return module
+
+
+def test_a_model_without_attention_is_refused():
+    for refuse in (lambda each: AttentionBackend("math").check(each, training=False), AttentionBackend("math").apply):
+        with pytest.raises(ValueError, match="computes no attention, so there is no kernel to choose"):
+            refuse(Plain())
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        Attention(),
+        Hidden(),
+        nn.MultiheadAttention(8, 2),
+        nn.Transformer(8, 2, 1, 1, batch_first=True),
+        nn.Sequential(nn.Linear(2, 2), Hidden()),
+        with_forward(Plain(), lambda x, function=mixed: mixed(x)),
+        with_forward(Plain(), Hidden()),
+        with_forward(Plain(), torch.relu),
+    ],
+    ids=["by name", "by a function", "torch's", "in layers", "beside others", "lambda", "a module", "without code"],
+)
+def test_attention_is_found_wherever_a_forward_gets_it_from(model):
+    AttentionBackend("math").check(model, training=False)
+
+
 # What a kernel cannot do.
 
 

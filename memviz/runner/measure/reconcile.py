@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memviz.allocator.replay import replay
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.replayed import Replayed
 from memviz.trace.model import DeviceTrace, Events, Labels, Trace
 
 _LARGEST_HIDDEN_REST = 1 << 20

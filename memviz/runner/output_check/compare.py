@@ -25,6 +25,7 @@ from memviz.runner.output_check.layers import (
     Alone,
     Call,
     Compared,
+    How,
     LayerDifference,
     Recorder,
     Rounding,
@@ -33,19 +34,19 @@ from memviz.runner.output_check.layers import (
     in_float64,
     in_order,
 )
-from memviz.runner.output_check.numerics import Claim, Numerics, OutputDifference
-from memviz.runner.output_check.precision import doubled, fits
+from memviz.runner.output_check.moved import holding, moved_weights, takes
+from memviz.runner.output_check.numerics import Claim, LaterGap, Numerics, OutputDifference
+from memviz.runner.output_check.precision import doubled_copy, fits
 from memviz.runner.output_check.rounding import (
     MARGIN,
-    coarser,
     coarsest,
     expected,
     loss_of_weights,
-    unit_roundoff,
     work_of,
 )
 from memviz.runner.output_check.runs import Gradients, Inputs, Loss, Ran, Step, dropout_off
 from memviz.runner.output_check.signal import signal_of
+from memviz.runner.output_check.stored import as_stored, coarsest_stored, computing_in, stored_types
 
 Undo = Callable[[], None]
 Apply = Callable[[nn.Module], Undo]
@@ -103,9 +104,32 @@ class _Comparison:
     claim: Claim
     gradients: Gradients | None
     progress: Progress
+    how: How = field(default_factory=How)
+    origin: nn.Module | None = None
+    """What is changed, where it is not held against itself."""
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
+        found = self._compared(make, steps)
+        if found.stored is None:
+            return found
+        beside = self._beside_stored().run(make, 0)
+        notes = tuple(dict.fromkeys((*found.notes, *beside.notes)))
+        return replace(found, beside_stored=beside, notes=notes)
+
+    def _beside_stored(self) -> _Comparison:
+        self.progress("weights as they are stored")
+        with computing_in(self.reference) as usual:
+            self.step.run(self.reference)
+        with self._changed() as changed, computing_in(changed) as computes:
+            types = stored_types(self.reference, changed)
+            self.step.run(changed, self.gradients)
+        # What is told to compute in a type of its own computes in no other, float64 neither.
+        how = How(frozenset(computes), None if computes - usual else doubled_copy)
+        rounded = as_stored(self.reference, types)
+        return replace(self, reference=rounded, origin=self.reference, claim="rounding", how=how, notes=[])
+
+    def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
         self.progress("reference")
         ran = self.step.run(self.reference)
         if not ran.outputs:
@@ -137,7 +161,7 @@ class _Comparison:
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
-        changed = deepcopy(self.reference)
+        changed = deepcopy(self.origin or self.reference)
         undo = self.apply(changed)
         try:
             yield changed
@@ -153,32 +177,36 @@ class _Comparison:
             first = self._curve(make, steps)
             # What two runs agree on to the bit needs no second curve.
             losses = (first, first if _same(ran, again) else self._curve(make, steps))
-        return _Known(ran, again, self._in_float64(self.reference) if self.claim == "rounding" else None, losses)
+        exact = self._in_float64(self.reference) if self.claim == "rounding" else None
+        weights = moved_weights(self.reference) if fits(self.reference) else {}
+        with holding(self.reference, weights):
+            return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
 
     def _curve(self, make: MakeOptimizer, steps: int) -> tuple[float, ...]:
         return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
 
     def _in_float64(self, model: nn.Module) -> Ran | None:
-        if not fits(model) or self.gradients is not None:
+        if self.how.in_float64 is None or not fits(model) or self.gradients is not None:
             return None
         self.progress("float64")
         try:
-            with doubled(model):
-                return self.step.run(model, dtype=torch.float64)
+            with self.how.in_float64(model) as exact:
+                return self.step.run(exact, dtype=torch.float64)
         except Exception as error:  # not every model can compute in float64, and each fails in its own way
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
 
     def _against(self, known: _Known, make: MakeOptimizer) -> Numerics:
         self.progress("changed model")
-        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device)
+        bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.how)
         with self._changed() as changed:
             ours = self.step.run(changed, self.gradients)
             found = differences(known.ran.outputs, ours.outputs)
             beyond = known.exact is not None and _beyond(known.ran, ours, found, bounds)
             exact = self._in_float64(changed) if beyond else None
-            stored = stored_type(self.reference, changed) if self.claim == "lossy" else None
+            stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
+            later = tuple(self._later(changed, known))
             losses = self._losses(changed, known, ours, make)
         signal = signal_of(self._tensors(), known.ran.outputs.values())
         needless = all(each.bitwise for each in found.values()) and not (signal and signal.words)
@@ -192,7 +220,22 @@ class _Comparison:
             stored=None if stored is None else str(stored).removeprefix("torch."),
             stored_loss=None if stored is None else loss_of_weights(self.reference, stored),
             notes=tuple(dict.fromkeys(self.notes)),
+            later=later,
         )
+
+    def _later(self, changed: nn.Module, known: _Known) -> Iterator[LaterGap]:
+        """On the very model that ran before, since that is where something may have been kept."""
+        if not known.weights or not takes(changed, known.weights):
+            return
+        with holding(changed, known.weights):
+            ours = self.step.run(changed, self.gradients)
+        for name, each in differences(known.later.outputs, ours.outputs).items():
+            yield LaterGap("output", name, each.relative_l2)
+        found = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
+        if found is not None:
+            for row in found.parameters:
+                gap = row.difference.l2 / found.size if found.size else row.difference.relative_l2
+                yield LaterGap("gradient", row.name, gap)
 
     def _tensors(self) -> list[Tensor]:
         return list(flatten(self.step.inputs).values())
@@ -202,7 +245,7 @@ class _Comparison:
         self.progress("layers")
         recorder = Recorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
-        alone = Alone(self.step.device, exactly=self.claim == "rounding")
+        alone = Alone(self.step.device, exactly=self.claim == "rounding", how=self.how)
         with recorder.recording():
             forward.run(self.reference)
         with self._changed() as changed:
@@ -243,7 +286,7 @@ class _Comparison:
         reductions, longest = work_of(self.reference, self._tensors())
         rows = max((each.numel() // (each.shape[-1] if each.dim() > 2 else 1) for each in self._tensors()), default=1)
         work = (2 * reductions, max(longest, rows))
-        dtype = coarsest({each.dtype for each in known.ran.gradients.values()})
+        dtype = coarsest({*self.how.computes, *(each.dtype for each in known.ran.gradients.values())})
         on_cuda = self.step.device.type == "cuda"
         bounds = Rounding(work[0], expected(dtype, work, on_cuda=on_cuda), expected(torch.float32, work), None, None)
         return compare_gradients(known.ran.gradients, ours.gradients, known.again.gradients, bounds=bounds, exact=both)
@@ -264,6 +307,10 @@ class _Known:
     exact: Ran | None
     """In float64."""
     losses: tuple[tuple[float, ...], tuple[float, ...]] | None
+    weights: dict[str, Tensor]
+    """Moved, as after a step of an optimizer; none where they would take too much."""
+    later: Ran
+    """With those."""
 
 
 def _same(one: Ran, other: Ran) -> bool:
@@ -301,15 +348,3 @@ def _output(name: str, found: Difference, known: _Known, exact: Ran | None, boun
         mine = exact.outputs.get(name) if exact is not None else None
         bounds = in_float64(bounds, reference, own, mine)
     return OutputDifference(name, found, difference(reference, known.again.outputs[name]), bounds)
-
-
-def stored_type(reference: nn.Module, changed: nn.Module) -> torch.dtype | None:
-    """The coarsest type in which the changed model keeps a weight that the reference keeps in a finer one."""
-    ours = {name: each.dtype for name, each in changed.named_parameters()}
-    finer = {
-        ours[name]
-        for name, each in reference.named_parameters()
-        if name in ours and each.is_floating_point() and coarser(ours[name], each.dtype)
-    }
-    found = [each for each in finer if each.is_floating_point]
-    return max(found, key=unit_roundoff, default=None)

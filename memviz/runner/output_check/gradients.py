@@ -35,6 +35,11 @@ class Gradients:
     relative_l2: float
     """Of all gradients as one vector."""
 
+    @property
+    def size(self) -> float:
+        """The norm of the reference's, as one vector."""
+        return math.hypot(*(each.difference.reference_l2 for each in self.parameters))
+
 
 def compare_gradients(
     reference: Named, ours: Named, again: Named, *, bounds: Rounding, exact: tuple[Named, Named] | None = None

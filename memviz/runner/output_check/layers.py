@@ -7,7 +7,7 @@ what came from below. *Chained*: both models run through, and errors add up. Lay
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,6 +36,16 @@ class Rounding:
     """Measured: how far the reference lies from itself in float64. None where that was not needed or not possible."""
     exact: float | None
     """Measured: how far both lie apart in float64, where rounding is nothing and a bug is what it was."""
+
+
+@dataclass(frozen=True)
+class How:
+    """What must be known of a change to judge its rounding."""
+
+    computes: frozenset[torch.dtype] = frozenset()
+    """Types that it computes in on purpose, besides those of what it is given and gives."""
+    in_float64: Callable[[nn.Module], AbstractContextManager[nn.Module]] | None = doubled
+    """None where it cannot compute in float64."""
 
 
 @dataclass(frozen=True)
@@ -160,8 +170,8 @@ class Compared:
 class Alone:
     """Runs single layers: the changed model's while it is changed, and later the reference's in float64."""
 
-    def __init__(self, device: torch.device, *, exactly: bool) -> None:
-        self._device, self._exactly = device, exactly
+    def __init__(self, device: torch.device, *, exactly: bool, how: How) -> None:
+        self._device, self._exactly, self._how = device, exactly, how
         self.notes: list[str] = []
 
     def compare(self, reference: nn.Module, changed: nn.Module, call: Call) -> Compared | None:
@@ -171,7 +181,7 @@ class Alone:
         except Exception as error:  # a layer of anybody's may raise anything when it is called by itself
             self.notes.append(f"{call.path} could not be compared alone: {type(error).__name__}: {error}")
             return None
-        bounds = bounds_of(reference, list(flatten(call.arguments).values()), call.outputs, self._device)
+        bounds = bounds_of(reference, list(flatten(call.arguments).values()), call.outputs, self._device, self._how)
         beyond = self._exactly and worst.relative_l2 > MARGIN * bounds.fine
         return Compared(name, worst, bounds, self._in_float64(changed, call, name) if beyond else None)
 
@@ -184,11 +194,11 @@ class Alone:
         return replace(compared, rounding=rounding)
 
     def _in_float64(self, module: nn.Module, call: Call, name: str) -> Tensor | None:
-        if not fits(module):
+        if self._how.in_float64 is None or not fits(module):
             return None
         try:
-            with doubled(module):
-                return self._run(module, call, torch.float64)[name]
+            with self._how.in_float64(module) as exact:
+                return self._run(exact, call, torch.float64)[name]
         except Exception as error:  # not every module can compute in float64, and each fails in its own way
             self.notes.append(f"{call.path} could not be run in float64: {type(error).__name__}: {error}")
             return None
@@ -210,9 +220,11 @@ def worst_of(reference: Mapping[str, Tensor], ours: Mapping[str, Tensor]) -> tup
     return worst, found[worst]
 
 
-def bounds_of(module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device) -> Rounding:
+def bounds_of(
+    module: nn.Module, inputs: list[Tensor], outputs: Mapping[str, Tensor], device: torch.device, how: How
+) -> Rounding:
     work = work_of(module, inputs)
-    dtype = coarsest({each.dtype for each in (*inputs, *outputs.values())})
+    dtype = coarsest({*how.computes, *(each.dtype for each in (*inputs, *outputs.values()))})
     return Rounding(
         work[0], expected(dtype, work, on_cuda=device.type == "cuda"), expected(torch.float32, work), None, None
     )

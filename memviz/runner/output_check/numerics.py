@@ -27,6 +27,16 @@ class OutputDifference:
 
 
 @dataclass(frozen=True)
+class LaterGap:
+    """Between both models once more, after the same weights have moved in both."""
+
+    kind: Literal["output", "gradient"]
+    name: str
+    gap: float
+    """Relative L2; of a gradient, relative to all of them as one vector."""
+
+
+@dataclass(frozen=True)
 class Numerics:
     claim: Claim
     outputs: tuple[OutputDifference, ...]
@@ -40,6 +50,11 @@ class Numerics:
     stored_loss: float | None
     """By how much, relative, that changes the weights of the whole model."""
     notes: tuple[str, ...]
+    beside_stored: Numerics | None = None
+    """For a lossy change, the same against the reference with its weights rounded as they are stored: what storing
+    explains is taken off there, and what is left must be rounding. None where no type of storage was found."""
+    later: tuple[LaterGap, ...] = ()
+    """Empty where the changed model has not the same weights, by name and type."""
 
     @cached_property
     def verdict(self) -> Verdict:

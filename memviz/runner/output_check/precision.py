@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import deepcopy
 
 import torch
 from torch import Tensor, nn
@@ -20,21 +21,28 @@ def fits(*modules: nn.Module) -> bool:
 
 
 @contextmanager
-def doubled(*modules: nn.Module) -> Iterator[None]:
+def doubled(module: nn.Module, *others: nn.Module) -> Iterator[nn.Module]:
     """Weights and buffers in float64, then the very same ones as before.
 
     The parameters stay the same objects, so it holds for code that keeps them elsewhere, too. Gradients go.
     """
-    kept = [(each, each.data) for each in _floating(*modules)]
+    kept = [(each, each.data) for each in _floating(module, *others)]
     try:
         for each, data in kept:
             each.grad = None
             each.data = data.to(torch.float64)
-        yield
+        yield module
     finally:
         for each, data in kept:
             each.grad = None
             each.data = data
+
+
+@contextmanager
+def doubled_copy(module: nn.Module) -> Iterator[nn.Module]:
+    """For a module that keeps account of its weights' types, as one whose weights are cast: what it is given back
+    would be another to it than what was taken."""
+    yield deepcopy(module).to(torch.float64)
 
 
 def _floating(*modules: nn.Module) -> list[Tensor]:

@@ -8,7 +8,6 @@ does the formula for the type alone decide.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
@@ -70,7 +69,8 @@ def judge(found: Numerics) -> Verdict:
     if wrong is not None:
         return wrong
     decide = {"bitwise": _bitwise, "rounding": _rounding, "lossy": _lossy}[found.claim]
-    return decide(found, places)
+    verdict = decide(found, places)
+    return verdict if verdict.finding else _of_before(found, places) or verdict
 
 
 def _places(found: Numerics) -> Iterator[_Finding]:
@@ -97,6 +97,21 @@ def _broken(found: Numerics, places: list[_Finding]) -> Verdict | None:
     missing = found.gradients.only_reference if found.gradients else ()
     if missing and found.gradients and not found.gradients.only_ours and found.gradients.parameters:
         return _suspicious(found, missing[0], f"{missing[0]} gets no gradient.")
+    return None
+
+
+def _of_before(found: Numerics, places: list[_Finding]) -> Verdict | None:
+    """Weights or sums of an earlier step show in the next: far more than there was between the two before."""
+    before = {(each.kind, each.place): each for each in places}
+    for later in found.later:
+        place = before.get((later.kind, later.name))
+        if place is None:
+            continue
+        allowed = max(place.rounding.expected if place.rounding else 0.0, _gap(place, found), place.noise)
+        if later.gap > MARGIN * allowed:
+            of = " of all gradients" if later.kind == "gradient" else ""
+            what = f"once the weights have changed, {place.said} differs by {share_text(later.gap)}{of}"
+            return _suspicious(found, later.name, f"{what}: something of before is still in it. {BUG}")
     return None
 
 
@@ -130,18 +145,35 @@ def _within_noise(place: _Finding, *, noisy: bool) -> bool:
 
 
 def _rounding(found: Numerics, places: list[_Finding]) -> Verdict:
+    beyond = _beyond_rounding(found, places)
+    if beyond is not None:
+        return _suspicious(found, beyond.place, f"{beyond.what}{beyond.why}", ok=beyond.ok)
+    if all(each.difference.bitwise for each in places):
+        return _fine(found, "bitwise equal, more than claimed")
+    return _fine(found, "equal up to rounding, as claimed")
+
+
+@dataclass(frozen=True)
+class _Beyond:
+    """What rounding does not explain."""
+
+    place: str
+    what: str
+    why: str
+    ok: bool | None
+
+
+def _beyond_rounding(found: Numerics, places: list[_Finding]) -> _Beyond | None:
     wrong = [each for each in places if _is_wrong(each, found)]
     if wrong:
         first = _innermost(wrong)
-        return _suspicious(found, first.place, f"{first.said} differs by {_size(first)}. {BUG}")
+        return _Beyond(first.place, f"{first.said} differs by {_size(first)}", f". {BUG}", ok=False)
     for each in places:
         if _is_unstable(each):
             floor = max(each.rounding.floor or 0.0, _one_rounding(each)) if each.rounding else 0.0
             what = f"{each.said} loses {each.gap / floor:.0f} times what the reference loses to rounding"
-            return _suspicious(found, each.place, f"{what}; in float64 both agree.", ok=None)
-    if all(each.difference.bitwise for each in places):
-        return _fine(found, "bitwise equal, more than claimed")
-    return _fine(found, "equal up to rounding, as claimed")
+            return _Beyond(each.place, what, "; in float64 both agree.", ok=None)
+    return None
 
 
 def _is_wrong(place: _Finding, found: Numerics) -> bool:
@@ -156,14 +188,13 @@ def _is_wrong(place: _Finding, found: Numerics) -> bool:
 
 def _beyond_type(place: _Finding, found: Numerics) -> bool:
     """Further apart than the formula for the type allows."""
-    if place.rounding is None:
-        return False
-    gap = place.gap
-    if place.kind == "gradient" and found.gradients is not None:
-        # A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing.
-        whole = math.hypot(*(each.difference.reference_l2 for each in found.gradients.parameters))
-        gap = place.difference.l2 / whole if whole else gap
-    return gap > MARGIN * place.rounding.expected
+    return place.rounding is not None and _gap(place, found) > MARGIN * place.rounding.expected
+
+
+def _gap(place: _Finding, found: Numerics) -> float:
+    """A gradient that is zero but for rounding differs from itself by any factor; beside all others it is nothing."""
+    whole = found.gradients.size if place.kind == "gradient" and found.gradients else 0.0
+    return place.difference.l2 / whole if whole else place.gap
 
 
 def _is_unstable(place: _Finding) -> bool:
@@ -188,12 +219,16 @@ def _innermost(wrong: list[_Finding]) -> _Finding:
 def _lossy(found: Numerics, places: list[_Finding]) -> Verdict:
     if all(each.difference.bitwise for each in places):
         return _fine(found, "bitwise equal, more than claimed")
-    size = max((each.difference.relative_l2 for each in found.outputs), default=0.0)
+    beside = found.beside_stored
+    beyond = _beyond_rounding(beside, list(_places(beside))) if beside is not None else None
+    if beyond is not None:
+        what = f"{beyond.what} from the same with its weights rounded to {found.stored}{beyond.why}"
+        return _suspicious(found, beyond.place, what, ok=beyond.ok)
     for each in places:
-        limit = _lossy_limit(each, found)
-        if each.gap > limit:
-            more = "more than the signal itself" if limit == 1 else f"more than {share_text(limit)}, which it explains"
-            return _suspicious(found, each.place, f"{each.said} differs by {_size(each)}, {more}.")
+        if _gap(each, found) > 1:
+            what = f"{each.said} differs by {_size(each)}, more than the signal itself."
+            return _suspicious(found, each.place, what)
+    size = max((each.difference.relative_l2 for each in found.outputs), default=0.0)
     if found.stored is None:
         said = f"the output differs by {share_text(size)}, and no type of storage says how much is right"
         return _fine(found, f"lossy, as claimed: {said}", ok=None)
@@ -203,16 +238,6 @@ def _lossy(found: Numerics, places: list[_Finding]) -> Verdict:
         f"the output by {share_text(size)}"
     )
     return _fine(found, words)
-
-
-def _lossy_limit(place: _Finding, found: Numerics) -> float:
-    """Errors of the weights pass on as they are and add in squares; beyond 1 there is more error than signal."""
-    own = next((each for each in found.layers if each.path == place.place), None)
-    loss = own.stored_loss if own is not None else found.stored_loss
-    if loss is None or place.rounding is None:
-        return 1.0
-    depth = math.sqrt(max(1, place.rounding.reductions))
-    return min(1.0, MARGIN * max(depth * loss, place.rounding.expected))
 
 
 def _size(place: _Finding) -> str:

@@ -30,16 +30,16 @@ def _rows(tell: Tell) -> Iterator[Row]:
     for case, how, published in _CASES:
         tell(case)
         found[how] = _reserved(how)
-        yield Row(case, "reserved GiB", published, gib(found[how][0]), _OTHER_MODEL)
+        yield Row(case, "reserved GiB", published, gib(found[how][0]), _OTHER_MODEL, same_model=False)
     less = 100 * (found["flat"][0] / found["list_then_cat"][0] - 1)
-    yield Row("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL)
+    yield Row("one flat buffer against the list", "% reserved more", -13.2, less, _OTHER_MODEL, same_model=False)
     base, parameters = found["plain"]
     for case, how, _ in _CASES[1:]:
         more = (found[how][0] - base) / parameters
         yield Row(case, "bytes a parameter more reserved than the baseline", None, more)
     tell("losses")
     for case, how in ((_CASES[0][0], "plain"), (_CASES[2][0], "flat")):
-        yield Row(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS)
+        yield Row(case, "average loss", _LOSS, _average_loss(how), _OTHER_LOSS, same_model=False)
     yield Row(_CASES[0][0], "TFLOP/s", 382.0, None, ON_A_GPU)
     yield Row(_CASES[2][0], "TFLOP/s", 440.0, None, ON_A_GPU)
 

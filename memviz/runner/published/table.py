@@ -32,10 +32,12 @@ class Row:
     ours: float | None
     """None where only a GPU can say."""
     note: str = ""
+    same_model: bool = True
+    """False where ours is of another model: then only the pattern compares, and no percentage means anything."""
 
     @property
     def difference_percent(self) -> float | None:
-        if not self.published or self.ours is None:
+        if not self.same_model or not self.published or self.ours is None:
             return None
         return 100 * (self.ours / self.published - 1)
 

@@ -21,11 +21,13 @@ from torch import Tensor, nn
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, check_knobs, knob, with_knobs
+from memviz.runner.output_check.flatten import flatten
 from memviz.runner.workloads.model import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 from memviz.runner.workloads.own_source import function_in, read_argument
 
 _AS_BUILT = "as built"
 _EXECUTED = "_executed_by_memviz"
+_OWN_LOSS = "Return (model, inputs, loss), where loss(output) makes such a tensor of what the model returns."
 
 
 class Made(NamedTuple):
@@ -79,7 +81,7 @@ class OwnModel:
         return moved
 
     def loss(self, output: Any) -> Tensor:
-        return self._made["last"].loss(output)
+        return _checked_loss(self._made["last"].loss(output))
 
     def forget(self) -> None:
         """Lets go of the model that was built last, and of the file's own variables, which may hold it too."""
@@ -187,12 +189,28 @@ def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:
 
 
 def _default_loss(output: Any) -> Tensor:
-    """The model's own where it gives one, or the mean of its (first) output."""
-    own = getattr(output, "loss", None)
+    """The model's own where it gives one, or the mean of its first output."""
+    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):
         return own
-    mean: Tensor = (output if isinstance(output, Tensor) else output[0]).mean()
-    return mean
+    first = next((each for each in flatten(output).values() if each.is_floating_point()), None)
+    if first is None:
+        kind = "nothing (None)" if output is None else f"a {type(output).__name__}"
+        inside = "no tensor of decimal numbers in it, and so " if output is not None else ""
+        raise UsageError(f"The model returns {kind}, with {inside}no mean to train on. {_OWN_LOSS}")
+    return first.mean()
+
+
+def _checked_loss(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        raise UsageError(f"The loss is {what}; a training step needs a tensor with one number. {_OWN_LOSS}")
+    if torch.is_grad_enabled() and not loss.requires_grad:
+        raise UsageError(
+            "The loss depends on no parameter that is trained, so there is nothing to step: leave some with "
+            "requires_grad=True, and compute the loss from what the model returns, without detach() or item()."
+        )
+    return loss
 
 
 def _moved(value: Any, device: torch.device, dtype: torch.dtype | None) -> Any:

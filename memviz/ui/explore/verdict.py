@@ -45,8 +45,6 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]
-    if "synthetic" in trace.about.facts:
-        found.insert(1, ("", "synthetic: no GPU ran"))
     if line.start_bytes and len(device.events):
         found.insert(-1, ("there before", bytes_text(line.start_bytes)))
     return found

@@ -52,7 +52,7 @@ def _card(sample: OfferedSample) -> Html:
         tag("span", *pictures, class_="mv-pictures"),
         tag("b", sample.title),
         tag("span", sample.text),
-        tag("small", f"{sample.tab.capitalize()} · {change} · synthetic"),
+        tag("small", f"{sample.tab.capitalize()} · {change} · predicted"),
         type="button",
         data_act="sample",
         data_sample=sample.name,

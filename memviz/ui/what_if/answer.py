@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayer import Progress, Replayed, part_of, rest_of
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace

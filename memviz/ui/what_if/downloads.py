@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.trace.formats.write_snapshot import write_pickle

@@ -16,7 +16,8 @@ from typing import Any
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
-from memviz.allocator.replayer import Progress, Replayed, Source, part_of, rest_of
+from memviz.allocator.replayed import Replayed
+from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release

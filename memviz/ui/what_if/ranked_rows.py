@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from memviz.allocator.replayer import RanOut
+from memviz.allocator.replayed import RanOut
 from memviz.allocator.search import Search, Tried
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import at_event

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from memviz.allocator.replayer import Replayed, reserved_by_event
+from memviz.allocator.replayed import Replayed, reserved_after_events
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.reserved import reserved_lines
@@ -48,7 +48,7 @@ def lines(device: DeviceTrace, outcome: WhatIf) -> list[Replay]:
 
 
 def _line(device: DeviceTrace, replayed: Replayed, name: str) -> Replay:
-    return Replay(name, reserved_by_event(replayed, len(device.events)), replayed.oom is not None)
+    return Replay(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
 
 
 def _called(replayed: Replayed, outcome: WhatIf) -> str:
@@ -98,7 +98,7 @@ def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
     for each in (outcome.base, outcome.replayed, outcome.recorded):
         if each.oom is not None:
             return min(each.oom.event, len(device.events) - 1)
-    return int(reserved_by_event(outcome.recorded, len(device.events)).argmax()) - 1
+    return int(reserved_after_events(outcome.recorded, len(device.events)).argmax()) - 1
 
 
 def event_in(replayed: Replayed, event: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.allocator.agreement import exactness
-from memviz.allocator.replayer import Replayed
+from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
 from memviz.analysis.reserved import reserved_lines

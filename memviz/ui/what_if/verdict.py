@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from memviz.allocator.agreement import addresses, exactness
-from memviz.allocator.replayer import RanOut, Replayed
+from memviz.allocator.replayed import RanOut, Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import Card, WhatIf
 from memviz.headlines.what_if import in_words, what_if

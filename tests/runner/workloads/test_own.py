@@ -184,3 +184,57 @@ def test_a_parameter_with_the_name_of_a_knob_is_told_too(file):
     text = "import torch\ndef build(seed=0):\n    return torch.nn.Linear(seed, 1), torch.ones(seed)\n"
     workload = workload_named(file(text), {"seed": "6"})
     assert (workload.seed, workload.build().weight.shape) == (6, (1, 6))
+
+
+RETURNS = """
+import torch
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.line = torch.nn.Linear(3, 3)
+    def forward(self, x):
+        {forward}
+
+def build():
+    return Model(), torch.ones(2, 3){loss}
+"""
+
+
+@pytest.mark.parametrize(
+    ("forward", "loss", "message"),
+    [
+        (
+            "self.line(x)",
+            "",
+            "The model returns nothing (None), with no mean to train on. Return (model",
+        ),
+        ("return (self.line(each) for each in x)", "", "The model returns a generator, with no tensor of decimal numb"),
+        ("return []", "", "The model returns a list, with no tensor of decimal numbers in it"),
+        ("return self.line(x).argmax()", "", "The model returns a Tensor, with no tensor of decimal numbers in it"),
+        ("return self.line(x)", ", lambda output: 3.0", "The loss is a float; a training step needs a tensor with one"),
+        ("return self.line(x)", ", lambda output: output", "The loss is a tensor of shape (2, 3); a training step nee"),
+        ("return self.line(x).detach()", "", "The loss depends on no parameter that is trained, so there is nothing"),
+    ],
+)
+def test_what_no_step_can_be_trained_on_is_said_in_words(file, forward, loss, message):
+    workload = workload_named(file(RETURNS.format(forward=forward, loss=loss)), {"mode": "training"})
+    model = workload.build()
+    output = model(**workload.inputs(CPU))
+    with pytest.raises(UsageError) as caught:
+        workload.loss(output)
+    assert str(caught.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    "forward",
+    [
+        "return {'order': x.argmax(), 'deep': [None, (self.line(x), x)]}",
+        "return x.argmax(), self.line(x)",
+        "return {'found': x, 'loss': self.line(x).mean()}",
+    ],
+)
+def test_the_first_tensor_that_can_have_a_mean_is_trained_on_wherever_it_stands(file, forward):
+    workload = workload_named(file(RETURNS.format(forward=forward, loss="")), {"mode": "training"})
+    model, inputs = workload.build(), workload.inputs(CPU)
+    assert torch.equal(workload.loss(model(**inputs)), model.line(inputs["x"]).mean())

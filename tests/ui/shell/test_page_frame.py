@@ -173,12 +173,12 @@ def test_the_list_names_every_open_trace(store: TraceStore) -> None:
     assert "closed to make room" in traces_html(session, context.of)
 
 
-def test_samples_are_labelled_as_synthetic() -> None:
+def test_samples_are_labelled_as_predicted() -> None:
     html = samples_html()
     for sample in OFFERED_SAMPLES:
         assert sample.title in html
         assert all((SAMPLES / name).is_file() for name in sample.files)
-    assert html.count("synthetic") == len(OFFERED_SAMPLES)
+    assert html.count("predicted") == len(OFFERED_SAMPLES)
 
 
 def test_actions_belong_to_a_trace() -> None:
