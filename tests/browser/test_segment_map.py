@@ -10,7 +10,7 @@ import pytest
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import moment_server
-from memviz.ui.components.segment_map.segment_view import map_value
+from memviz.ui.payloads.segment_view import map_value
 from tests.browser.mounting import TIMELINE, UI, Mounted, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 

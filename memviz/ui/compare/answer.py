@@ -20,8 +20,8 @@ from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import LETTERS, CompareState, Side, sides_of
 from memviz.ui.compare.verdict import compare_verdict_html
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
-from memviz.ui.components.memory_timeline.linked_timelines import linked_name, linked_values
 from memviz.ui.html.markup import tag
+from memviz.ui.payloads.linked_timelines import linked_name, linked_values
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 

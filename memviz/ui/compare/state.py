@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from memviz.analysis.comparing.align import PEAK, SCALE, START, Axis, Way
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.memory_timeline.linked_timelines import LinkedTrace
+from memviz.ui.payloads.linked_timelines import LinkedTrace
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Opened, Session
 

@@ -20,8 +20,6 @@ from memviz.analysis.purpose.dominant import Breakdown, breakdown
 from memviz.analysis.range_summary import Some, Within, within
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints8, Trace
-from memviz.ui.components.event_list.event_rows import list_value
-from memviz.ui.components.segment_map.segment_view import map_value
 from memviz.ui.explore.find import found_html, refused_query_html
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html
@@ -30,6 +28,8 @@ from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.source_lines import source_line
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from memviz.ui.html.markup import Html, tag
+from memviz.ui.payloads.event_rows import list_value
+from memviz.ui.payloads.segment_view import map_value
 
 MOMENT = frozenset({"head", "found", "live", "inspector"})
 """Due after another moment or range was chosen."""

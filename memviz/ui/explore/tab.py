@@ -17,13 +17,13 @@ from memviz.ui.components.event_list import EventList
 from memviz.ui.components.find_field import FindField, typed
 from memviz.ui.components.lit_panel import LitPanel
 from memviz.ui.components.memory_timeline import MemoryTimeline
-from memviz.ui.components.memory_timeline.timeline_value import timeline_value
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.explore import answer
 from memviz.ui.explore.downloads import groups_csv
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
+from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 

@@ -13,8 +13,8 @@ from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.ui.components.memory_timeline.linked_timelines import LinkedTrace, linked_values
-from memviz.ui.components.segment_map.segment_view import map_value
+from memviz.ui.payloads.linked_timelines import LinkedTrace, linked_values
+from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay

@@ -19,7 +19,7 @@ from memviz.ui.compare.controls import Controls, controls_html
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
 from memviz.ui.compare.state import CompareState
 from memviz.ui.compare.verdict import compare_verdict_html
-from memviz.ui.components.memory_timeline.linked_timelines import linked_name, linked_values
+from memviz.ui.payloads.linked_timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.compared_runs import found, run, sides

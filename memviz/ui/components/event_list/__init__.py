@@ -10,7 +10,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.event_list.event_rows import EventFilter, EventSelection, chosen_events, event_rows
+from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
@@ -29,7 +29,7 @@ def style() -> str:
 
 
 class EventList(gr.HTML):
-    """`value` is what `memviz.ui.components.event_list.event_rows.list_value` makes."""
+    """`value` is what `memviz.ui.payloads.event_rows.list_value` makes."""
 
     def __init__(self, find: Find, **options: Any) -> None:
         super().__init__(

@@ -11,7 +11,7 @@ import gradio as gr
 
 from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.segment_map.segment_view import segment_view
+from memviz.ui.payloads.segment_view import segment_view
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]

@@ -228,7 +228,7 @@
       this.palettes = {};
       for (const [mode, table] of Object.entries(moment.header.palettes)) this.palettes[mode] = Uint32Array.from(table, pixel);
       this.title.textContent = answer.title;
-      // Both are made by memviz.ui.components.segment_map.segment_view, which escapes every text.
+      // Both are made by memviz.ui.payloads.segment_view, which escapes every text.
       this.figures.innerHTML = answer.figures;
       if (answer.table) this.table.innerHTML = answer.table;
       this.plot.setAttribute("aria-label", `The allocator's segments. ${answer.title}`);

@@ -14,7 +14,7 @@ from memviz.figures.packed_timeline import unpack
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import moment_server
-from memviz.ui.components.segment_map.segment_view import (
+from memviz.ui.payloads.segment_view import (
     MOST_GROUPS,
     FreeSpace,
     SegmentGroup,

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memviz.trace.model import Action, Trace
 from memviz.ui.components.event_list import MOST_ROWS, page_server, place_server
-from memviz.ui.components.event_list.event_rows import (
+from memviz.ui.payloads.event_rows import (
     MOST_CACHED,
     ActionCount,
     EventFilter,

@@ -11,8 +11,8 @@ from memviz.analysis.comparing.align import START, Aligned, Axis, Way, align
 from memviz.analysis.live import has_times
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.memory_timeline.timeline_value import timeline_value
 from memviz.ui.html.words import cut
+from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.units import bytes_text
 
 _HEADROOM = 1.06
