@@ -69,7 +69,7 @@ def _end(process: subprocess.Popen[str]) -> None:
 def serve() -> None:
     """In the process that forks: a call a line, its exit status a line back."""
     import memviz.commands
-    import memviz.figures.report  # noqa: F401
+    import memviz.ui.saved.report  # noqa: F401
 
     for line in sys.stdin:
         child = os.fork()

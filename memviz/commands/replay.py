@@ -60,6 +60,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Answer:
+    trace: Trace
     device: DeviceTrace
     found: WhatIf
     searched: Search | None
@@ -105,7 +106,7 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         source=source,
     )
     if not question.search:
-        return Answer(chosen, found, None)
+        return Answer(trace, chosen, found, None)
     found_best = search(
         source,
         question.card,
@@ -114,7 +115,7 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         overhead_bytes=question.overhead,
         progress=rest_of(progress, 1, parts),
     )
-    return Answer(chosen, found, found_best)
+    return Answer(trace, chosen, found, found_best)
 
 
 def _json(answer: Answer) -> dict[str, Any]:
@@ -286,7 +287,9 @@ def _write(answer: Answer, path: Path) -> None:
         if ending in _SNAPSHOT:
             write_pickle(answer.found.replayed.trace, file)
         else:
-            file.write(what_if_page(answer.device, answer.found, answer.searched).encode("utf-8", "replace"))
+            file.write(
+                what_if_page(answer.trace, answer.device, answer.found, answer.searched).encode("utf-8", "replace")
+            )
 
 
 COMMAND = Command("replay", "What if: other allocator settings, or another card.", _add_arguments, _run)

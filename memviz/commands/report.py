@@ -8,9 +8,9 @@ from pathlib import Path
 
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, open_trace
-from memviz.figures.report import report_page
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.model import Trace
+from memviz.ui.saved.report import report_page
 
 
 def report(traces: Sequence[Trace], device: str | None = None) -> str:

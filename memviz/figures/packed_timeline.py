@@ -35,13 +35,19 @@ class Packed:
 
 def pack_timeline(device: DeviceTrace) -> Packed:
     """Spans, and the reserved bytes wherever they change."""
-    rows, line = lifetimes(device), timeline(device)
+    rows = lifetimes(device)
+    return pack_spans(device, rows.start - BEFORE, rows.end - BEFORE, rows.size)
+
+
+def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Packed:
+    """As `pack_timeline`, with other spans than the device's own allocations: from `start` on, by start."""
+    line = timeline(device)
     steps = np.flatnonzero(np.diff(line.reserved, prepend=line.reserved[0] - 1))
     columns = {
-        "start": np.diff(rows.start + 1, prepend=0),
-        "span": rows.end - rows.start,
-        "size_low": rows.size & 0xFFFFFFFF,
-        "size_high": rows.size >> 32,
+        "start": np.diff(start, prepend=0),
+        "span": end - start,
+        "size_low": size & 0xFFFFFFFF,
+        "size_high": size >> 32,
         "reserved_at": np.diff(steps, prepend=0),
         "reserved_low": line.reserved[steps] & 0xFFFFFFFF,
         "reserved_high": line.reserved[steps] >> 32,
@@ -49,10 +55,10 @@ def pack_timeline(device: DeviceTrace) -> Packed:
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, events=len(device.events))
 
 
-def pack_times(device: DeviceTrace) -> Packed:
-    """Microseconds since the first event; sent only when somebody asks for the time axis."""
+def pack_times(device: DeviceTrace, step_us: int = 1) -> Packed:
+    """Microseconds since the first event, in whole steps; sent only when somebody asks for the time axis."""
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
-    steps = np.diff(since, prepend=0)
+    steps = np.diff(since // step_us * step_us, prepend=0)
     columns = {"time_low": (steps & 0xFFFFFFFF).astype(np.uint32), "time_high": (steps >> 32).astype(np.uint32)}
     return pack(columns, start_us=int(device.events.time_us[:1].sum()))
 

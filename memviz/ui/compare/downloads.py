@@ -9,9 +9,9 @@ from typing import Any
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.errors import UsageError
-from memviz.figures.report import report_page
 from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.ui.compare.state import LETTERS
+from memviz.ui.saved.report import report_page
 
 
 def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:

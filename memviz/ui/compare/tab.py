@@ -20,7 +20,6 @@ from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import PRIVATE
 
 ID, LABEL = "compare", "Compare"
-_CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
 _PARTS = ("drawn", "empty", "offer", "top", "controls", *LETTERS, "overlay", "differences", "place")

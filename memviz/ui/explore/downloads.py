@@ -7,11 +7,11 @@ from pathlib import Path
 
 from memviz.analysis.purpose.dominant import Breakdown
 from memviz.analysis.write_allocations import write_allocations
-from memviz.figures.report import report_page
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
+from memviz.ui.saved.report import report_page
 from memviz.ui.shell.exports import drop, new_file
 
 EXPORTS = {

@@ -10,8 +10,8 @@ from memviz.analysis import peak as peaks
 from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.errors import UsageError
-from memviz.figures.report import report_page
 from memviz.headlines.as_json import summary_json
+from memviz.ui.saved.report import report_page
 from memviz.ui.shell.exports import drop, new_file
 from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
 

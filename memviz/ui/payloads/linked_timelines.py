@@ -43,7 +43,7 @@ def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = 
     baseline = timeline(traces[0].device).peak_bytes
     lines = [timeline(trace.device) for trace in traces]
     top = max(max(line.reserved_peak_bytes, line.peak_bytes) for line in lines) or 1
-    aligned = _alignments(traces, way)
+    aligned = alignments(traces, way)
     common = {
         "linked": linked_name(traces),
         "plain": True,
@@ -59,17 +59,21 @@ def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = 
             "badge": trace.letter,
             "name": cut(trace.name, _MOST_NAME),
             "band": any(value["phases"] for value in values),
-            "align": {axis: _placed(alignment, number) for axis, alignment in aligned.items()},
+            "align": placed(aligned, number),
         }
         for number, (trace, value) in enumerate(zip(traces, values, strict=True))
     ]
 
 
-def _alignments(traces: Sequence[LinkedTrace], way: Way) -> Mapping[Axis, Aligned]:
+def alignments(traces: Sequence[LinkedTrace], way: Way) -> Mapping[Axis, Aligned]:
     pairs = [trace.pair for trace in traces]
     axes: tuple[Axis, ...] = ("event", "time") if all(has_times(trace.device) for trace in traces) else ("event",)
     return {axis: align(pairs, way, axis) for axis in axes}
 
 
-def _placed(aligned: Aligned, number: int) -> dict[str, Any]:
-    return {"span": list(aligned.spans[number]), "extent": list(aligned.extent), "focus": list(aligned.focus)}
+def placed(aligned: Mapping[Axis, Aligned], number: int) -> dict[str, Any]:
+    """Of one trace, by axis."""
+    return {
+        axis: {"span": list(one.spans[number]), "extent": list(one.extent), "focus": list(one.focus)}
+        for axis, one in aligned.items()
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Any
 
@@ -322,6 +323,27 @@ def _table_row(name: Html, pool: str, figures: Ints8, *, to_the_byte: bool = Fal
     words = exact if to_the_byte else bytes_text
     cells = [tag("td", words(size), class_="mv-number", title=exact(size)) for size in sizes]
     return tag("tr", name, tag("td", pool), tag("td", count_text(blocks), class_="mv-number"), *cells)
+
+
+def moment_of(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
+    wanted = asked.get("at")
+    event = wanted if isinstance(wanted, int) else -1
+    event = min(max(event, -1), len(device.events) - 1)
+    meaning = str(asked.get("colour") or "category")
+    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(asked.get("table")))
+    return {
+        "title": view.title,
+        "figures": view.figures,
+        "table": view.table,
+        "header": view.drawing.header,
+        "body": base64.b64encode(view.drawing.body).decode("ascii"),
+    }
+
+
+def moment_in_replay(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
+    """Without the event: each replay counts its own, and the page names the recorded one."""
+    answer = moment_of(trace, device, asked)
+    return {**answer, "title": answer["title"].partition(" · ")[2]}
 
 
 def map_value(device: DeviceTrace, key: str, *, at: int, pin: int = -1, colour: str = "category") -> dict[str, object]:

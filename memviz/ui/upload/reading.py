@@ -23,7 +23,7 @@ from memviz.figures.raster import View, column_instants
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.components.memory_timeline import piece
+from memviz.ui.payloads.timeline_pieces import piece
 from memviz.ui.shell.context import open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.arriving import Arriving

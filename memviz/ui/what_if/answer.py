@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
-from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
@@ -19,14 +18,14 @@ from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
 from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.maps import MapSide, map_sides
 from memviz.ui.what_if.question import ParsedQuestion, Question, parse_question
-from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
 from memviz.ui.what_if.settings_form import KnownMemory
 from memviz.ui.what_if.state import WhatIfState
 from memviz.ui.what_if.verdict import (
     Answer,
     blocks_html,
-    caption,
     keep_html,
     save_html,
     search_html,
@@ -113,19 +112,19 @@ class WhatIfAnswers:
         memory = self.replays.begun(key).source.freed.memory
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
-    def answered(self, state: WhatIfState) -> tuple[DeviceTrace, WhatIf] | None:
+    def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
         """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
             return None
-        return pair[1], self.replays.what_if(state.key, parsed.settings, terms_of(parsed))
+        return *pair, self.replays.what_if(state.key, parsed.settings, terms_of(parsed))
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
         answered = self.answered(state)
         if answered is None:
             return None
         if kind == "snapshot":
-            return snapshot_file(answered[1].replayed)
+            return snapshot_file(answered[2].replayed)
         return page_file(*answered, self.replays.known_search(state.key, terms_of(parse_question(state.question))))
 
     def kept(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
@@ -134,34 +133,25 @@ class WhatIfAnswers:
         if answered is None:
             return session
         recording = state.key.partition("/")[0]
-        return with_replay(self.context.store, session, recording, answered[1].replayed, compared=compared)
+        return with_replay(self.context.store, session, recording, answered[2].replayed, compared=compared)
 
     def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
         """Head and maps at an event that was chosen on the plot."""
         answered = self.answered(state)
         if answered is None or not at.lstrip("-").isdigit():
             return {}
-        device, outcome = answered
+        _, device, outcome = answered
         event_number = min(max(int(at), -1), len(device.events) - 1)
         answer = Answer(device, outcome, None, event_number)
         matters = event_number == moment_that_matters(device, outcome)
         return {"head": segments_head_html(event_number, matters=matters), "maps": self._maps(state.key, answer)}
 
     def _maps(self, key: str, answer: Answer) -> dict[str, Any]:
-        """Of what ran out, or was recorded, and of what would have been. Behind its end a replay shows nothing."""
-        outcome = answer.what_if
-        ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
-        left, ours = outcome.base if ran_out else outcome.recorded, outcome.replayed
-        has_more = ours is not left and (ours.oom is None or answer.at <= ours.oom.event)
-        sides = [left, ours] if has_more else [left]
-        return {"maps": [self._map(key, each, answer) for each in sides]}
+        return {"maps": [self._map(key, each) for each in map_sides(answer)]}
 
-    def _map(self, key: str, replayed: Replayed, answer: Answer) -> dict[str, Any]:
-        is_recording = replayed is answer.what_if.recorded
-        device = answer.device if is_recording else replayed.trace.devices[0]
-        at = answer.at if is_recording else event_in(replayed, answer.at)
-        name = key if is_recording else self.replays.key_of(replayed)
-        return {"caption": caption(replayed, is_recording=is_recording), "map": map_value(device, name, at=at)}
+    def _map(self, key: str, side: MapSide) -> dict[str, Any]:
+        name = key if side.is_recording else self.replays.key_of(side.replayed)
+        return {"caption": side.caption, "map": map_value(side.device, name, at=side.at)}
 
     def _timelines(self, state: WhatIfState, outcome: WhatIf, device: DeviceTrace) -> dict[str, Any]:
         pair = self.context.find(state.key)

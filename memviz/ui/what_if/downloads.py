@@ -19,9 +19,9 @@ from memviz.units import bytes_text
 _LONGEST = 80
 
 
-def page_file(device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
+def page_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
     path = new_file("what-if.html")
-    path.write_text(what_if_page(device, asked, searched), encoding="utf-8", errors="replace")
+    path.write_text(what_if_page(trace, device, asked, searched), encoding="utf-8", errors="replace")
     return str(path)
 
 

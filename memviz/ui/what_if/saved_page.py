@@ -1,50 +1,52 @@
-"""A what-if as one self-contained page, to keep or to send."""
+"""A what-if as one self-contained page, to keep or to send: the tab's own views."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from memviz.allocator.agreement import exactness
-from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
-from memviz.analysis.reserved import reserved_lines
-from memviz.figures.page import Drawing, Section, Table, html_page
-from memviz.figures.replay import plot_replay
 from memviz.headlines.what_if import what_if
-from memviz.trace.model import DeviceTrace
-from memviz.ui.what_if.ranked_rows import HEADS, about_rows, rows
-from memviz.ui.what_if.reserved_plot import lines
-from memviz.units import bytes_text
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut
+from memviz.ui.payloads.segment_view import map_value, moment_in_replay
+from memviz.ui.saved.document import WHAT_IF, Document, html_text
+from memviz.ui.saved.views import nowhere, with_ways
+from memviz.ui.what_if.maps import MapSide, map_sides
+from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.verdict import Answer, search_html, segments_head_html, what_if_html
 
-_COLUMNS = 1000
 
-
-def what_if_page(device: DeviceTrace, found: WhatIf, searched: Search | None = None) -> str:
-    said = what_if(found, searched)
-    ours = found.replayed
-    about = ours.trace.about
-    facts = f"{about.source}: {about.label}, device {device.name}; {exactness(found.recorded)}"
-    caption = (
-        "Live bytes are the same whatever the settings. A column shows the most of its events, so no peak is lost."
-    )
-    drawing = Drawing.of(plot_replay, _lines(device, found), caption=caption)
-    sections = [Section("Reserved memory", said.reason or _in_figures(ours), [drawing])]
+def what_if_page(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None = None) -> str:
+    answer = Answer(device, outcome, searched, moment_that_matters(device, outcome))
+    said = what_if(outcome, searched)
+    parts = [_facts(outcome, device), what_if_html(answer)]
+    data: dict[str, Any] = {}
+    if answer.has_history:
+        sides = list(zip(("left", "right"), map_sides(answer), strict=False))
+        data = {
+            "plot": plot_value(device, outcome, at=answer.at, label=plot_label(outcome, str(said))),
+            "shown_maps": [
+                {"caption": side.caption, "map": map_value(side.device, name, at=side.at)} for name, side in sides
+            ],
+            "maps": {name: _map(trace, side) for name, side in sides},
+        }
+        parts.append(tag("div", id="what-if-plot"))
+        parts += [segments_head_html(answer.at, matters=True), tag("div", id="what-if-maps")]
     if searched is not None:
-        words = f"{about_rows(found, searched)} {searched.advice}"
-        sections.append(Section("Settings, by peak reserved", words, [_table(found, searched)]))
-    return html_page(said.answer, facts, ours.trace.notes, sections)
+        parts.append(search_html(answer, searched))
+    body = with_ways(joined(*parts), nowhere)
+    return html_text(Document(str(said), tag("div", body, class_="mv-what-if-saved"), WHAT_IF, data=data))
 
 
-def _lines(device: DeviceTrace, found: WhatIf) -> reserved_lines.ReservedLines:
-    limit = found.card.usable_bytes if found.card else None
-    return reserved_lines.reserved_by_event(device, lines(device, found), limit=limit, columns=_COLUMNS)
+def _facts(outcome: WhatIf, device: DeviceTrace) -> Html:
+    about = outcome.replayed.trace.about
+    words = f"{cut(about.source)}: {cut(about.label)}, device {device.name}; {exactness(outcome.recorded)}"
+    return tag("p", words, class_="mv-soft mv-of-file")
 
 
-def _in_figures(ours: Replayed) -> str:
-    return (
-        f"{bytes_text(ours.peak_allocated_bytes)} allocated, {bytes_text(ours.peak_reserved_bytes)} reserved at most."
-    )
-
-
-def _table(found: WhatIf, searched: Search) -> Table:
-    cells = [(each.reserved, each.retries, each.fits_on, each.ends, each.called) for each in rows(found, searched)]
-    return Table(HEADS, cells, numbers=3)
+def _map(trace: Trace, side: MapSide) -> dict[str, Any]:
+    whose = trace if side.is_recording else side.replayed.trace
+    return moment_in_replay(whose, side.device, {"at": side.at, "table": True})

@@ -49,12 +49,12 @@ def over(answers: RunAnswers, begun: Standing) -> Standing:
 
 
 def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
-    done = over(answers, answers.begin(asked("Baseline", "Half"), "ann"))
+    done = over(answers, answers.begin(asked("Baseline", "Details"), "ann"))
     kept = answers.kept("ann").all()
-    assert [each.name for each in kept] == ["Half", "Baseline"]
+    assert [each.name for each in kept] == ["Details", "Baseline"]
     assert answers.kept("bob").all() == ()
     both = answers.opened(Session(), done.id)
-    assert [each.name for each in both.opened] == ["Baseline", "Half"]
+    assert [each.name for each in both.opened] == ["Baseline", "Details"]
     assert both.compared == tuple(each.key for each in both.opened)
     again = answers.reopened(Session(), "ann", kept[0].id)
     trace = answers.store.get(again.chosen)
@@ -64,7 +64,7 @@ def test_what_is_done_is_kept_and_opens_again(answers: RunAnswers) -> None:
 
 
 def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
-    done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
+    done = over(answers, answers.begin(asked("Baseline", "Details"), "facts"))
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
     assert all(each["work"].endswith(" TFLOP") for each in facts)

@@ -56,11 +56,11 @@ LTX = (
     [
         (LTX, ("Every 4th makes the step fit, with no optimizer.", "It saves 4,608 MiB for 8.4 % more work.")),
         (
-            (variant("Baseline", predicted(20, 100)), variant("Half", predicted(10, 100))),
-            ("Half saves 10.00 GiB, 50 % of what is reserved.", "It costs no more work."),
+            (variant("Baseline", predicted(20, 100)), variant("Details", predicted(10, 100))),
+            ("Details saves 10.00 GiB, 50 % of what is reserved.", "It costs no more work."),
         ),
         (
-            (variant("Baseline", predicted(30, 100)), variant("Half", predicted(25, 100))),
+            (variant("Baseline", predicted(30, 100)), variant("Details", predicted(25, 100))),
             (
                 "Nothing here makes the step fit in 23.50 GiB, with no optimizer.",
                 "The least that any variant reserves is 25.00 GiB.",
@@ -72,8 +72,8 @@ LTX = (
         ),
         ((LTX[0],), ("This step reserves 26.50 GiB at its peak.", "It does not fit in 23.50 GiB, with no optimizer.")),
         (
-            (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Half", predicted(9, 100))),
-            ("Half makes the forward pass fit.", "It saves 17.00 GiB for no more work."),
+            (variant("Baseline", predicted(26, 100, window="2 forward passes")), variant("Details", predicted(9, 100))),
+            ("Details makes the forward pass fit.", "It saves 17.00 GiB for no more work."),
         ),
         ((variant("Baseline", None),), ("", "")),
         (
@@ -97,11 +97,11 @@ def test_each_size_has_a_baseline_of_its_own() -> None:
 
     variants = (
         sized("1: Baseline", "1", 8),
-        sized("1: Half", "1", 6),
+        sized("1: Details", "1", 6),
         sized("2: Baseline", "2", 20),
-        sized("2: Half", "2", 10),
+        sized("2: Details", "2", 10),
     )
-    assert headline(variants).answer == "2: Half saves 10.00 GiB, 50 % of what is reserved."
+    assert headline(variants).answer == "2: Details saves 10.00 GiB, 50 % of what is reserved."
     html = words(results_html(Standing("x", variants)))
     assert html.count("baseline") == 2
     assert "\N{MINUS SIGN}2,048 MiB reserved" in html and "\N{MINUS SIGN}10.00 GiB reserved" in html
@@ -220,9 +220,9 @@ def test_what_fits_in_another_size_is_not_said_to_fit_nowhere() -> None:
 
     sizes = (
         of("1", "Baseline", predicted(10, 100), baseline=True),
-        of("1", "Half", predicted(8, 100), baseline=False),
+        of("1", "Details", predicted(8, 100), baseline=False),
         of("2", "Baseline", predicted(26, 100), baseline=True),
-        of("2", "Half", predicted(27, 100), baseline=False),
+        of("2", "Details", predicted(27, 100), baseline=False),
     )
     assert headline(sizes) == Headline(
         "Nothing here makes batch 2 fit in 23.50 GiB, with no optimizer.",

@@ -340,7 +340,7 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
     evil = replace(trace, about=replace(trace.about, source=EVIL))
     key = timeline_key(open_trace(context.store, evil))
     shown = found(replays, key, EXPANDABLE, Terms())
-    page = what_if_page(shown.device, shown.what_if)
+    page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
     assert "<img" not in page
 

@@ -68,7 +68,9 @@
 
   /** {header, columns}, or {header, spans} of the piece "timeline". */
   async function piece(server, request) {
-    const { header, body } = await server.timeline_piece(request);
+    const { header, body, columns } = await server.timeline_piece(request);
+    // A saved page answers out of itself, unpacked already.
+    if (columns) return { header, columns };
     if (body.length > MOST_AT_ONCE && globalThis.memvizAside) return globalThis.memvizAside(request.piece, header, body);
     return (await R.ready(request.piece, header, R.bytesOf(body))).made;
   }

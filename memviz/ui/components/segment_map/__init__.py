@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import gradio as gr
 
 from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.payloads.segment_view import segment_view
+from memviz.ui.payloads.segment_view import moment_of
 
 _HERE = Path(__file__).parent
 Find = Callable[[str], tuple[Trace, DeviceTrace] | None]
@@ -56,18 +55,3 @@ def moment_server(find: Find) -> Callable[[Any], dict[str, Any]]:
             raise gr.Error(str(error), print_exception=False) from None
 
     return segment_map
-
-
-def moment_of(trace: Trace, device: DeviceTrace, asked: dict[str, Any]) -> dict[str, Any]:
-    wanted = asked.get("at")
-    event = wanted if isinstance(wanted, int) else -1
-    event = min(max(event, -1), len(device.events) - 1)
-    meaning = str(asked.get("colour") or "category")
-    view = segment_view(trace, device, event, meaning=meaning, with_table=bool(asked.get("table")))
-    return {
-        "title": view.title,
-        "figures": view.figures,
-        "table": view.table,
-        "header": view.drawing.header,
-        "body": base64.b64encode(view.drawing.body).decode("ascii"),
-    }

@@ -9,7 +9,8 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import MemvizError
-from memviz.ui.components.segment_map import Find, moment_of
+from memviz.ui.components.segment_map import Find
+from memviz.ui.payloads.segment_view import moment_in_replay
 
 _HERE = Path(__file__).parent
 
@@ -41,15 +42,13 @@ class SegmentPair(gr.HTML):
 
 def pair_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     def segment_map(request: Any) -> dict[str, Any]:
-        """As the map's own, without the event: each replay counts its own, and the page names the recorded one."""
         asked = request[0] if isinstance(request, list) and request else request
         found = find(str(asked.get("key", ""))) if isinstance(asked, dict) else None
         if found is None:
             raise gr.Error("This replay is gone. Ask again.", print_exception=False)
         try:
-            answer = moment_of(*found, asked)
+            return moment_in_replay(*found, asked)
         except MemvizError as error:
             raise gr.Error(str(error), print_exception=False) from None
-        return {**answer, "title": answer["title"].partition(" · ")[2]}
 
     return segment_map

@@ -1,0 +1,175 @@
+"""Compare in a saved page: every view of it that the page's controls lead to, worked out beforehand."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from html import unescape
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.comparing.align import Axis, Way, ways
+from memviz.analysis.comparing.changes import Changes, changes, says_most
+from memviz.analysis.comparing.match_allocations import Alike, Pair, alike, has_modules
+from memviz.ui.compare.answer import Comparison, overlay_value
+from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
+from memviz.ui.html.markup import Html
+from memviz.ui.payloads.linked_timelines import alignments, linked_values, placed
+from memviz.ui.saved.pieces import light
+from memviz.ui.saved.thrift import Thrift
+from memviz.ui.saved.views import Panel, State, with_ways
+from memviz.ui.shell.session import Session
+
+_MOST_WAYS = 12
+_MOST_WITH_EVERY_SORT = 3
+"""Sides. Of more, the rows stand in the order of the change alone."""
+_ROW = re.compile(r' data-compare-by="(\w+)" data-compare-row="([^"]*)"')
+FIELDS = ("other", "rows-by", "sort", "every-row", "align", "axis", "overlay")
+
+
+@dataclass(frozen=True)
+class _Choices:
+    """Which words each field of the state may have."""
+
+    sides: tuple[Side, ...]
+    by: tuple[str, ...]
+    sorts: tuple[str, ...]
+    ways: tuple[Way, ...]
+    axes: tuple[Axis, ...]
+    rows: tuple[bool, ...]
+    """Whether every row is shown."""
+    found: Mapping[str, Changes]
+    best: Mapping[int, str]
+    """The grouping that says most, by the number of the trace that A is compared with."""
+
+    def compared(self, view: CompareState) -> Comparison:
+        other = view.number_of_other(self.sides)
+        return Comparison(self.sides, view, other, self.best[other], self.found[view.by])
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        return tuple(range(1, len(self.sides)))
+
+    def state_of(self, view: CompareState) -> State | None:
+        """None where nothing of the kind is saved."""
+        other = view.number_of_other(self.sides)
+        known = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
+        if not all(known) or view.every_row not in self.rows:
+            return None
+        words = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
+        return dict(zip(FIELDS, (*words, _yes(view.overlay)), strict=True))
+
+    def changes_of(self, view: CompareState, data: Mapping[str, str]) -> State | None:
+        if data.get("act") not in ("other", "by", "sort", "rows", "align", "axis", "overlay"):
+            return None
+        before, after = self.state_of(view), self.state_of(changed(view, data))
+        if before is None or after is None:
+            return None
+        return {field: word for field, word in after.items() if before[field] != word}
+
+
+def _yes(truth: bool) -> str:
+    return "yes" if truth else "no"
+
+
+@dataclass(frozen=True)
+class SavedComparison:
+    panels: list[Panel]
+    start: State
+    data: dict[str, Any]
+    lights: list[dict[str, Any]]
+    """Of each side, what the rows of each grouping light."""
+
+
+def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_times: bool) -> SavedComparison:
+    pairs = [side.pair for side in sides]
+    groupings = tuple(each for each in GROUPINGS if each != "module" or any(map(has_modules, pairs)))
+    choices = _Choices(
+        sides,
+        by=groupings,
+        sorts=SORTS if thrift.every_row and len(sides) <= _MOST_WITH_EVERY_SORT else SORTS[:1],
+        ways=ways(pairs)[:_MOST_WAYS],
+        axes=("event", "time") if has_times else ("event",),
+        rows=(False, True) if thrift.every_row else (False,),
+        found={each: changes(pairs, each) for each in groupings},
+        best={other: says_most(pairs, other) for other in range(1, len(sides))},
+    )
+    first = CompareState(by=by if by in groupings else choices.best[1])
+    start = choices.state_of(first)
+    assert start is not None
+    panels = [_top(choices), _controls(choices, first), _differences(choices)]
+    data = {
+        "sides": [{**value, "align": {}} for value in linked_values(sides, first.way, first.axis)],
+        "aligned": [[placed(aligned, i) for i in range(len(sides))] for aligned in _alignments(choices)],
+        "overlay": overlay_value(sides, first),
+    }
+    return SavedComparison(panels, start, data, _lights(pairs, panels[-1]))
+
+
+def _alignments(choices: _Choices) -> Iterator[Any]:
+    return (alignments(choices.sides, way) for way in choices.ways)
+
+
+def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:
+    return replace(view, other=choices.sides[other].opened.key)
+
+
+def _top(choices: _Choices) -> Panel:
+    views: dict[tuple[str, ...], Html] = {}
+    for other in choices.others:
+        view = _view(choices, CompareState(by=choices.best[other]), other)
+        html = choices.compared(view).top(Session(compared=tuple(side.opened.key for side in choices.sides)))
+        views[(str(other),)] = _with_ways(html, choices, view)
+    return Panel("compare-top", ("other",), views)
+
+
+def _controls(choices: _Choices, first: CompareState) -> Panel:
+    views: dict[tuple[str, ...], Html] = {}
+    for other, way, axis, overlay in product(choices.others, choices.ways, choices.axes, (False, True)):
+        view = replace(_view(choices, first, other), way=way, axis=axis, overlay=overlay)
+        state = choices.state_of(view)
+        assert state is not None
+        fields = ("other", "align", "axis", "overlay")
+        html = choices.compared(view).controls()
+        views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
+    return Panel("compare-bar", ("other", "align", "axis", "overlay"), views)
+
+
+def _with_ways(html: str, choices: _Choices, view: CompareState) -> Html:
+    return with_ways(html, lambda data: choices.changes_of(view, data))
+
+
+def _differences(choices: _Choices) -> Panel:
+    fields = ("other", "rows-by", "sort", "every-row")
+    views: dict[tuple[str, ...], Html] = {}
+    for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
+        view = replace(_view(choices, CompareState(by=by, sort=sort, every_row=every_row), other))
+        state = choices.state_of(view)
+        assert state is not None
+        html = choices.compared(view).differences()
+        views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
+    return Panel("differences", fields, views)
+
+
+def _lights(pairs: Sequence[Pair], rows: Panel) -> list[dict[str, Any]]:
+    """Of the rows that are shown. Categories need none: the timeline has them."""
+    wanted: dict[str, set[str]] = {}
+    for html in rows.views.values():
+        for by, key in _ROW.findall(html):
+            wanted.setdefault(by, set()).add(unescape(key))
+    made: list[dict[str, Any]] = [{} for _ in pairs]
+    for by in wanted.keys() - {"category"}:
+        same = alike(pairs, by)
+        for number in range(len(pairs)):
+            made[number][by] = _light(same, number, wanted[by])
+    return made
+
+
+def _light(same: Alike, number: int, wanted: set[str]) -> dict[str, Any]:
+    # Stacks are counted from the one that stands for no stack, and one more stands for many allocations.
+    own = same.of_code[number]
+    counted = own if same.by == "module" else np.append(np.roll(own, 1), -1)
+    return light(counted, lambda code: same.things[code].key if code >= 0 else "", wanted)

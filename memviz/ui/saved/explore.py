@@ -1,0 +1,210 @@
+"""Explore in a saved page: the timeline with all that it answers, and below it the views of a few moments.
+
+The tables are of the peak and of where memory ran out. Which of their ways are saved is decided here: all groupings,
+and the first boxes of the icicle that one can zoom into.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from html import unescape
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.ui.explore.answer import ALL, Details, details
+from memviz.ui.explore.state import GROUPINGS
+from memviz.ui.explore.verdict import verdict_html
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import when
+from memviz.ui.payloads.timeline_value import timeline_value
+from memviz.ui.saved.pieces import light_by, saved_pieces, site_labels
+from memviz.ui.saved.stacks import saved_stacks
+from memviz.ui.saved.thrift import Thrift
+from memviz.ui.saved.views import Panel, State, Texts, nowhere, with_ways
+
+_OFFERED_TABS = ("live", "never")
+_LIGHT = re.compile(r' data-light-by="(\w+)" data-light-group="([^"]*)"')
+_ZOOM = re.compile(r' data-light-by="path" data-light-group="([^"]*)"')
+_OTHER_TAB = re.compile(r'<button[^>]* role="tab"[^>]* data-value="(?:segments|events)"[^>]*>.*?</button>')
+_MORE_PATHS = re.compile(r' data-light-by="path" data-light-group="[^"]*"')
+
+
+@dataclass(frozen=True)
+class _View:
+    """One state of the lower shown."""
+
+    tab: str
+    by: str
+    path: str
+    at: int
+
+    @property
+    def state(self) -> tuple[str, ...]:
+        return self.tab, self.by, self.path, str(self.at)
+
+
+@dataclass(frozen=True)
+class SavedTrace:
+    name: str
+    """Of this trace in the page's state."""
+    data: dict[str, Any]
+    start: State
+    panels: dict[str, dict[tuple[str, ...], Html]]
+    """By the place, then by `FIELDS`."""
+
+
+FIELDS = ("trace", "tab", "by", "path", "at")
+
+
+def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thrift: Thrift) -> SavedTrace:
+    kept = saved_pieces(trace, device, thrift.columns)
+    moments = _moments(device, thrift.moments)
+    views = dict(_views(trace, device, name, moments, thrift, lights_paths="frames" in kept.pieces))
+    value = timeline_value(trace, device, name)
+    start = _View("live", "stack", "", moments[0])
+    data = {
+        "value": {**value, "has_times": kept.has_times},
+        "pieces": kept.pieces,
+        "sites": site_labels(trace, device),
+        "stacks": saved_stacks(trace, device, texts, thrift.stacks),
+        "lights": _lights(trace, device, views, has_modules="modules" in kept.pieces),
+        "moments": moments,
+    }
+    above = joined(with_ways(verdict_html(trace, device), nowhere), _remark(kept.note))
+    panels: dict[str, dict[tuple[str, ...], Html]] = {"verdict": {(name,): above}}
+    for place in ("lower-head", "live-set", "inspector"):
+        panels[place] = {(name, *view.state): shown[place] for view, shown in views.items()}
+    return SavedTrace(name, data, dict(zip(FIELDS, (name, *start.state), strict=True)), panels)
+
+
+def _remark(note: str) -> Html:
+    return tag("p", note, class_="mv-note") if note else Html("")
+
+
+def _moments(device: DeviceTrace, most: int) -> list[int]:
+    """The peak first."""
+    failed = np.flatnonzero(device.events.action == Action.OOM)[: most - 1].tolist()
+    return list(dict.fromkeys((timeline(device).peak_event, *failed)))
+
+
+def _views(
+    trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: Thrift, *, lights_paths: bool
+) -> Iterator[tuple[_View, dict[str, Html]]]:
+    first = {
+        (at, by): _details(trace, device, name, _View("live", by, "", at), thrift) for at in moments for by in GROUPINGS
+    }
+    paths = _zooms(str(first[moments[0], "stack"].live))[: thrift.zooms]
+
+    def drawn(view: _View, shown: Details) -> dict[str, Html]:
+        return _panels(view, shown, moments, paths, lights_paths=lights_paths)
+
+    for (at, by), shown in first.items():
+        view = _View("live", by, "", at)
+        yield view, drawn(view, shown)
+    for path in paths:
+        view = _View("live", "stack", path, moments[0])
+        yield view, drawn(view, _details(trace, device, name, view, thrift))
+    never = _details(trace, device, name, _View("never", "site", "", moments[0]), thrift)
+    for at in moments:
+        for by in GROUPINGS:
+            view = _View("never", by, "", at)
+            yield view, {**drawn(view, never), "inspector": drawn(view, first[at, by])["inspector"]}
+
+
+def _details(trace: Trace, device: DeviceTrace, name: str, view: _View, thrift: Thrift) -> Details:
+    state = ExploreState(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
+    return details(trace, device, name, state, said={"key": name, "at": view.at}, due=ALL)
+
+
+def _zooms(icicle: str) -> list[str]:
+    """Where its boxes lead, those of most bytes first: they stand level by level."""
+    return [unescape(each) for each in dict.fromkeys(_ZOOM.findall(icicle))]
+
+
+def _panels(
+    view: _View, shown: Details, moments: list[int], paths: list[str], *, lights_paths: bool
+) -> dict[str, Html]:
+    state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
+
+    def follow(data: Mapping[str, str]) -> State | None:
+        if data.get("act") == "sort":
+            return {}
+        turned = replace(state.clicked(data, ""), sort=state.sort, is_rising=state.is_rising)
+        path = turned.path if (turned.tab, turned.by) == ("live", "stack") else ""
+        if turned.tab not in _OFFERED_TABS or data.get("act") == "more":
+            return None
+        if path and (path not in paths or view.at != moments[0]):
+            return None
+        return {"tab": turned.tab, "by": turned.by, "path": path}
+
+    parts = {"lower-head": shown.head, "live-set": shown.live, "inspector": shown.inspector}
+    panels = {place: with_ways(_OTHER_TAB.sub("", html or ""), follow) for place, html in parts.items()}
+    if not lights_paths:
+        panels["live-set"] = Html(_MORE_PATHS.sub("", panels["live-set"]))
+    panels["lower-head"] = joined(_moments_html(moments, view.at), panels["lower-head"])
+    return panels
+
+
+def _moments_html(moments: list[int], at: int) -> Html:
+    """Where there is more than the peak."""
+    if len(moments) < 2:
+        return Html("")
+    buttons = [
+        with_ways(
+            tag(
+                "button",
+                _moment_name(each, moments),
+                type="button",
+                aria_pressed="true" if each == at else "false",
+                data_act="moment",
+                data_mv_at=each,
+            ),
+            lambda data: {"at": data["mvAt"], "path": ""},
+        )
+        for each in moments
+    ]
+    switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments that are kept in this file")
+    return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")
+
+
+def _moment_name(at: int, moments: list[int]) -> str:
+    return f"the peak, {when(at)}" if at == moments[0] else f"out of memory, {when(at)}"
+
+
+def _lights(
+    trace: Trace, device: DeviceTrace, views: Mapping[_View, dict[str, Html]], *, has_modules: bool
+) -> dict[str, Any]:
+    """What the rows of the tables that are saved light, by what they are grouped."""
+    wanted: dict[str, set[str]] = {}
+    for html in {panels["live-set"] for panels in views.values()}:
+        for by, group in _LIGHT.findall(html):
+            wanted.setdefault(by, set()).add(unescape(group))
+    groupings = ("site", "line", "module") if has_modules else ("site", "line")
+    return {by: light_by(trace, device, by, wanted[by]) for by in groupings if by in wanted}
+
+
+def explore_panels(saved: list[SavedTrace]) -> list[Panel]:
+    """Those of all traces together."""
+    places = {place: FIELDS if place != "verdict" else FIELDS[:1] for place in saved[0].panels}
+    return [
+        Panel(place, fields, {state: html for each in saved for state, html in each.panels[place].items()})
+        for place, fields in places.items()
+    ]
+
+
+def explore_html(saved: SavedTrace) -> Html:
+    """As it is first seen, so that it can be read and searched before any script has run."""
+    start = tuple(saved.start[field] for field in FIELDS)
+    shown = {place: views[start[:1] if place == "verdict" else start] for place, views in saved.panels.items()}
+    main = tag("div", _place("lower-head", shown), _place("live-set", shown), id="lower-main")
+    lower = tag("div", main, _place("inspector", shown), id="lower")
+    return joined(_place("verdict", shown), tag("div", id="timeline"), lower)
+
+
+def _place(name: str, shown: Mapping[str, Html]) -> Html:
+    return tag("div", shown[name], id=name)

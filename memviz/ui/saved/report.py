@@ -1,0 +1,133 @@
+"""One self-contained page about one trace or several: Explore of each, and Compare of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from memviz.analysis.comparing.changes import letter, telling
+from memviz.analysis.health import health
+from memviz.analysis.overview import overview
+from memviz.headlines.compare import compare
+from memviz.headlines.explore import explore
+from memviz.headlines.headline import Headline
+from memviz.headlines.names import counted
+from memviz.trace.model import DeviceTrace, Note, Trace
+from memviz.ui.compare.state import LETTERS, Side, side_of
+from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut
+from memviz.ui.saved.compare import SavedComparison, saved_comparison
+from memviz.ui.saved.document import COMPARE, EXPLORE, Document, html_text
+from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
+from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
+from memviz.ui.saved.views import Texts, with_ways
+from memviz.ui.shell.session import Opened, short_name
+
+_MOST_NAME = 48
+Pair = tuple[Trace, DeviceTrace]
+
+
+def report_page(sides: Sequence[Pair], by: str = "") -> str:
+    """The page as HTML. It stays under 3 MB however many events there are.
+
+    `by` is what a row of the comparison is, where there are several; empty for what says most.
+    """
+    page = _page(sides[: len(LETTERS)], by, GENEROUS)
+    if len(page.encode("utf-8", "replace")) < MOST_BYTES:
+        return page
+    return _page(sides[: len(LETTERS)], by, SPARE)
+
+
+def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
+    texts = Texts()
+    named = [_side(number, *side) for number, side in enumerate(sides)]
+    share = replace(thrift, columns=thrift.columns // len(sides), stacks=thrift.stacks // len(sides))
+    saved = [saved_trace(*side.pair, side.key, texts, share) for side in named]
+    title = str(_title(sides).answer)
+    data: dict[str, Any] = {"traces": {each.name: each.data for each in saved}}
+    if len(sides) == 1:
+        body = joined(_facts(sides), explore_html(saved[0]))
+        return html_text(Document(title, body, EXPLORE, explore_panels(saved), saved[0].start, texts, data))
+    has_times = all(each.data["value"]["has_times"] for each in saved)
+    compared = saved_comparison(tuple(named), by, thrift, has_times=has_times)
+    for each, lights in zip(saved, compared.lights, strict=True):
+        each.data["compared"] = lights
+    panels = [*compared.panels, *explore_panels(saved)]
+    start = {"shown": "compare", **saved[0].start, **compared.start}
+    body = joined(_tabs(named, saved), _compare_html(sides, compared, len(named)), _explores(saved))
+    return html_text(Document(title, body, COMPARE, panels, start, texts, {**data, "compare": compared.data}))
+
+
+def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
+    name = LETTERS[number]
+    return side_of(name, Opened(name, short_name(trace.about.source), device.name, (device.name,)), trace, device)
+
+
+def _title(sides: Sequence[Pair]) -> Headline:
+    return compare(telling(sides)) if len(sides) > 1 else explore(overview(*sides[0]))
+
+
+def _facts(sides: Sequence[Pair]) -> Html:
+    words = " · ".join(
+        f"{cut(trace.about.source)}: {cut(trace.about.label)}, device {device.name}, "
+        f"{counted(len(device.events), 'event')}"
+        for trace, device in sides
+    )
+    return tag("p", words, class_="mv-soft mv-of-file")
+
+
+def _tabs(named: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
+    buttons = [_tab("Compare", {"shown": "compare"}, "compare")]
+    for side, each in zip(named, saved, strict=True):
+        words = f"{side.letter} {cut(side.name, _MOST_NAME)}"
+        buttons.append(_tab(words, {"shown": "explore", **each.start}, each.name))
+    return tag("div", *buttons, class_="mv-tabs mv-saved-tabs", role="tablist", aria_label="Views")
+
+
+def _tab(words: str, change: dict[str, str], name: str) -> Html:
+    button = tag("button", words, type="button", role="tab", data_act="turn", data_tab=name)
+    return with_ways(button, lambda data: change)
+
+
+def _compare_html(sides: Sequence[Pair], compared: SavedComparison, count: int) -> Html:
+    shown = {
+        panel.place: panel.views[tuple(compared.start[field] for field in panel.fields)] for panel in compared.panels
+    }
+    places = [tag("div", id=f"compare-{LETTERS[number]}") for number in range(count)]
+    return tag(
+        "section",
+        _facts(sides),
+        tag("div", shown["compare-top"], id="compare-top"),
+        tag("div", *map(_note, _notes(sides)), class_="mv-compared-notes"),
+        tag("div", shown["compare-bar"], id="compare-bar"),
+        tag("div", *places, class_="mv-linked"),
+        tag("div", id="compare-overlay"),
+        tag("div", shown["differences"], id="differences"),
+        class_="mv-compare",
+        data_shown="compare",
+    )
+
+
+def _explores(saved: Sequence[SavedTrace]) -> Html:
+    """One place for all: it is filled when one of them is turned to."""
+    empty = {place: dict.fromkeys(views, Html("")) for place, views in saved[0].panels.items()}
+    return tag("section", explore_html(replace(saved[0], panels=empty)), data_shown="explore", hidden=True)
+
+
+def _note(note: Note) -> Html:
+    remedy = joined(" ", tag("span", note.remedy, class_="mv-remedy")) if note.remedy else ""
+    return tag("p", note.text, remedy, class_=f"mv-note mv-{note.level}")
+
+
+def _notes(sides: Sequence[Pair]) -> list[Note]:
+    """Each with the trace it is about; what all have stands once."""
+    found = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
+    shared = [note for note in found[0] if all(note in notes for notes in found)]
+    own = [
+        replace(note, text=f"{letter(number)}, {trace.about.source}: {note.text}")
+        for number, (trace, _) in enumerate(sides)
+        for note in found[number]
+        if note not in shared
+    ]
+    return [*own, *shared]
