@@ -17,7 +17,7 @@ import numpy as np
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, Details, details
-from memviz.ui.explore.state import GROUPINGS
+from memviz.ui.explore.state import GROUPINGS, ExploreState
 from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import when
