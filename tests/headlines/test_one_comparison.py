@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from functools import cache
 from html import unescape
 from typing import Any
@@ -20,6 +21,7 @@ from memviz.ui.compare import programs
 from memviz.ui.compare.downloads import comparison_file
 from memviz.ui.compare.waterfall import change_text, waterfall
 from memviz.ui.saved.report import report_page
+from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text
 from tests.house.repository import ROOT
 from tests.traces import alloc, block, segment, trace_of
@@ -87,3 +89,13 @@ def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_compariso
     late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
     page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
     assert ["before recording", "–", "512 B", "+512 B"] in [row[:4] for row in rows_of(page)]
+
+
+def test_a_trace_has_one_name_wherever_it_is_spoken_of() -> None:
+    named = [
+        replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))
+        for (trace, _), name in zip(sides(), "xy", strict=True)
+    ]
+    said = compare(telling([(trace, trace.devices[0]) for trace in named])).answer
+    assert [Opened.of("key", trace).name for trace in named] == ["x", "y"]
+    assert said.startswith("y peaks") and said.endswith("than x.")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from memviz.analysis.purpose.dominant import Breakdown
 from memviz.analysis.write_allocations import write_allocations
+from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.trace.model import DeviceTrace, Trace
@@ -23,7 +24,7 @@ _LONGEST_NAME = 80
 
 
 def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace.about.source.partition(".")[0])
+    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(trace.about.source))
     # File systems count bytes.
     name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
     ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")

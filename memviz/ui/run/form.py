@@ -19,6 +19,8 @@ from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
 MOST_UNASKED = 8
 """More variants than these are asked about first."""
 MOST_VARIANTS = 32
+GENERAL = ("run", "knobs")
+"""Places of faults that are of no field of their own."""
 BASELINE = "Baseline"
 _OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
 

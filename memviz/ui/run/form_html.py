@@ -8,7 +8,7 @@ from typing import Any
 from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.faults import EVERY_CHOICE
-from memviz.ui.run.form import FormFields, RunRequests, values_of
+from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
 from memviz.units import bytes_text, count_text
 
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
@@ -37,13 +37,15 @@ STORIES = {
 }
 
 
-def form_value(form: FormFields, asked: RunRequests, listing: Mapping[str, Any], *, version: str) -> dict[str, Any]:
-    """It follows from the fields alone. Only another `version` draws it anew, so that nobody is interrupted."""
+def form_value(
+    form: FormFields, asked: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
+) -> dict[str, Any]:
+    """Only another `version` draws the fields anew, so that nobody is interrupted. `said` stands above the button."""
     return {
         "version": version,
         "html": form_html(form, listing),
         "faults": dict(asked.faults),
-        "parts": {"count": count_words(asked), "buttons": buttons_html(form, asked)},
+        "parts": {"count": count_words(asked), "buttons": joined(_said(asked, said), buttons_html(form, asked))},
     }
 
 
@@ -71,12 +73,10 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
         tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
-        _fault("knobs"),
         _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
         _where(form, listing),
         _optimizer(form),
         _step(form),
-        _fault("run"),
         head,
         *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
     ]
@@ -272,6 +272,12 @@ def buttons_html(form: FormFields, asked: RunRequests) -> Html:
     words = f"{verb} {count_words(asked)}" if asked.count > 1 else verb
     run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
     return tag("p", run, class_="mv-buttons")
+
+
+def _said(asked: RunRequests, said: Html | str) -> Html:
+    """Where a visitor looks who has pressed the button: what came of it, and what belongs to no field of its own."""
+    general = [refused_html(asked.faults[place]) for place in GENERAL if place in asked.faults]
+    return tag("div", said, *general, id="run-said")
 
 
 def cancel_html() -> Html:

@@ -12,7 +12,7 @@ from memviz.analysis.overview import overview
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted
+from memviz.headlines.names import counted, trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.markup import Html, joined, tag
@@ -22,7 +22,7 @@ from memviz.ui.saved.document import COMPARE, EXPLORE, Document, html_text
 from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, saved_trace
 from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
 from memviz.ui.saved.views import Texts, with_ways
-from memviz.ui.shell.session import Opened, short_name
+from memviz.ui.shell.session import Opened
 
 _MOST_NAME = 48
 Pair = tuple[Trace, DeviceTrace]
@@ -61,7 +61,7 @@ def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
 
 def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
     name = LETTERS[number]
-    return side_of(name, Opened(name, short_name(trace.about.source), device.name, (device.name,)), trace, device)
+    return side_of(name, Opened(name, trace_name(trace.about.source), device.name, (device.name,)), trace, device)
 
 
 def _title(sides: Sequence[Pair]) -> Headline:

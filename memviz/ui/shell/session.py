@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from memviz.analysis.which_device import chosen_device
+from memviz.headlines.names import trace_name
 from memviz.trace.model import Trace
 
 MOST_OPEN = 24
-_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Opened:
     def of(key: str, trace: Trace) -> Opened:
         return Opened(
             key,
-            short_name(trace.about.source),
+            trace_name(trace.about.source),
             chosen_device(trace).name,
             tuple(device.name for device in trace.devices),
         )
@@ -94,10 +94,3 @@ class Session:
         keys = [each.key for each in self.opened]
         chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))
-
-
-def short_name(source: str) -> str:
-    """Of a file, without the endings that say how it is packed."""
-    for ending in _ENDINGS:
-        source = source.removesuffix(ending)
-    return source

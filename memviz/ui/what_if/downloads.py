@@ -7,11 +7,12 @@ from dataclasses import replace
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
+from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.exports import new_file
-from memviz.ui.shell.session import Session, short_name
+from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text
@@ -26,7 +27,7 @@ def page_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search
 
 
 def snapshot_file(replayed: Replayed) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in short_name(replayed.trace.about.source))
+    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(replayed.trace.about.source))
     path = new_file(f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle")
     with path.open("wb") as file:
         write_pickle(replayed.trace, file)
@@ -53,5 +54,5 @@ def _named(replayed: Replayed) -> Trace:
     where = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
     about = replayed.trace.about
     return replace(
-        replayed.trace, about=replace(about, source=f"replay of {short_name(replayed.trace.about.source)}{where}")
+        replayed.trace, about=replace(about, source=f"replay of {trace_name(replayed.trace.about.source)}{where}")
     )

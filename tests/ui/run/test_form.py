@@ -9,7 +9,7 @@ import pytest
 
 from memviz.runner.jobs.bounds import most_bytes
 from memviz.ui.run.form import RunRequests, changed, form_fields_of, place_of, requests_of
-from memviz.ui.run.form_html import form_html, form_value
+from memviz.ui.run.form_html import form_html, form_value, refused_html
 from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.stories import story_fields
 from tests.ui.page import elements, words
@@ -219,6 +219,15 @@ def test_the_button_counts() -> None:
         words(form_value(measured, requests_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"])
         == "Measure"
     )
+
+
+def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
+    form = form_fields_of({"workload": "tiny"}, LISTING)
+    refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
+    value = form_value(form, refused, LISTING, version="1", said=refused_html("Nothing was run."))
+    assert words(value["parts"]["buttons"]) == "Nothing was run. Too many. Too large. Predict"
+    assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
+    assert elements(value["html"], "p", data_fault="w:batch")
 
 
 def test_a_thousand_values_are_counted_and_not_made() -> None:
