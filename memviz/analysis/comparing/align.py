@@ -17,7 +17,7 @@ from typing import Literal
 
 import numpy as np
 
-from memviz.analysis.annotations import annotated, steps
+from memviz.analysis.annotations import Step, annotated, steps
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.timeline import timeline
@@ -61,7 +61,8 @@ class Aligned:
 
 def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
     """Those that hold for all of them."""
-    shared = min(len(steps(*side)) for side in sides)
+    # A step that ended before the recording began has no length.
+    shared = [all(map(_has_events, found)) for found in zip(*(steps(*side) for side in sides), strict=False)]
     common = set.intersection(*({name for name, _ in _spans_by_name(side)} for side in sides))
     # As often as they occur in the baseline, the rarest first: those mark a run's large parts.
     often = Counter(name for name, _ in _spans_by_name(sides[0]))
@@ -70,9 +71,13 @@ def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
         START,
         SCALE,
         PEAK,
-        *(Way("step", number=number) for number in range(min(shared, _MOST_STEPS))),
+        *(Way("step", number=number) for number in np.flatnonzero(shared)[:_MOST_STEPS].tolist()),
         *(Way("annotation", name=name) for name in names[:_MOST_NAMES]),
     )
+
+
+def _has_events(step: Step) -> bool:
+    return step.end_event >= step.start_event
 
 
 def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Aligned:

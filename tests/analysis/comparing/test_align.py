@@ -74,6 +74,12 @@ def test_only_what_all_have_is_offered():
     assert ways(sides(first, second)) == (START, SCALE, PEAK, Way("step", number=0), Way("annotation", name="a"))
 
 
+def test_a_step_that_ended_before_the_recording_is_not_offered():
+    late = run(9, ("ProfilerStep#0", -5, -2), ("ProfilerStep#1", 2, 4))
+    found = ways(sides(run(9, ("ProfilerStep#0", 0, 1), ("ProfilerStep#1", 2, 4)), late))
+    assert [way.number for way in found if way.kind == "step"] == [1]
+
+
 def test_what_one_of_them_lacks_is_refused_by_name():
     with pytest.raises(UsageError, match="a step 2"):
         align(sides(run(4), run(4)), Way("step", number=1))
