@@ -12,10 +12,10 @@ from memviz.figures.colouring import colouring, pixel_palette
 from memviz.figures.packed_timeline import pack_groups, pack_timeline, pack_times
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.payloads.event_rows import EventFilter, chosen_events, event_rows, list_value
-from memviz.ui.payloads.segment_view import segment_view
 from memviz.ui.explore.answer import ALL, details
 from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
+from memviz.ui.payloads.event_rows import EventFilter, chosen_events, event_rows, list_value
+from memviz.ui.payloads.segment_view import segment_view
 from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
 
