@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import replace
 
 import numpy as np
@@ -205,10 +206,11 @@ class AsRecorded(Replay):
 
     def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self._enter_ladder(event)
-        large = size % self.settings.large_segment_size == 0 if self._is_map(event) else size != SMALL_SEGMENT
+        is_map = self._is_map(event)
+        large = size % self.settings.large_segment_size == 0 if is_map else size != SMALL_SEGMENT
         pair = self.allocator.pool(pool)
         blocks = pair.large if large else pair.small
-        if not self._is_map(event):
+        if not is_map:
             if address in self.allocator.segments:
                 return self._note(event, self._recorded(event, event + 1), [], _ALREADY_THERE)
             self.device.map(size)
@@ -227,15 +229,27 @@ class AsRecorded(Replay):
         map_block(self.allocator, block, size)
 
     def _is_map(self, event: int) -> bool:
-        return bool(self.source.device.events.action[event] == Action.SEGMENT_MAP)
+        # A number of numpy's looks for arrays in what it is compared with, which takes an enum long.
+        return int(self.source.device.events.action[event]) == Action.SEGMENT_MAP
 
     def _containing(self, address: int) -> Block | None:
         """The block of an expandable segment that holds the address."""
-        begins = [space.address for space in self.allocator.expandable_segments if space.address <= address]
-        block = self.allocator.segments[max(begins)] if begins else None
+        block = self._space_before(address)
         while block is not None and block.end <= address:
             block = block.next
         return block
+
+    def _space_before(self, address: int) -> Block | None:
+        """The first block of the last space that begins there or before; those that are gone are forgotten."""
+        begins = self.allocator.expandable_begins
+        before = bisect_right(begins, address)
+        while before:
+            block = self.allocator.segments.get(begins[before - 1])
+            if block is not None and block.expandable is not None:
+                return block
+            before -= 1
+            del begins[before]
+        return None
 
     def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         self.history.add(Action.OOM, address, size, stream, pool)

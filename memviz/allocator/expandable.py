@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import insort
+
 from memviz.allocator.blocks import Block, BlockPool, ExpandableSegment, merge
 from memviz.allocator.state import AllocatorState, SegmentRequest
 from memviz.trace.model import Action
@@ -45,6 +47,7 @@ def _find(allocator: AllocatorState, request: SegmentRequest) -> Block | None:
 
 def add_expandable(allocator: AllocatorState, segment: ExpandableSegment, stream: int, pool: BlockPool) -> Block:
     allocator.expandable_segments.append(segment)
+    insort(allocator.expandable_begins, segment.address)
     block = allocator.segments[segment.address] = Block(segment.address, segment.size, stream, pool)
     block.mapped = False
     block.expandable = segment

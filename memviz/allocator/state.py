@@ -51,6 +51,8 @@ class AllocatorState:
         self.segments: dict[int, Block] = {}
         """First block of each segment, by the segment's address."""
         self.expandable_segments: list[ExpandableSegment] = []
+        self.expandable_begins: list[int] = []
+        """Their addresses in order, and those of some that are gone."""
 
     def complete_free(self, block: Block) -> None:
         """Merges the block with its free neighbours and caches what comes of it."""

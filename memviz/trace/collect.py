@@ -20,6 +20,7 @@ from memviz.trace.texts import sound
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
 
+_MOST_BYTES = 2**63 - 1
 _MOST_WRITTEN_OUT = 1 << 20
 """Characters; far fewer are kept."""
 _SCALARS = (str, int, float, bool, type(None))
@@ -191,7 +192,11 @@ def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[li
 
 
 def _address(event: dict[str, Any]) -> Any:
-    return event.get("device_free", 0) if event.get("action") == "oom" else event.get("addr", 0)
+    if event.get("action") != "oom":
+        return event.get("addr", 0)
+    free = event.get("device_free", 0)
+    # Bytes, and no address: none is below nothing, and what is beyond the largest number is cut to it.
+    return max(0, min(free, _MOST_BYTES)) if type(free) is int else free
 
 
 def _categories(batch: list[dict[str, Any]]) -> npt.NDArray[np.uint8] | None:

@@ -18,7 +18,8 @@ from memviz.trace.texts import MOST_TEXT, bounded, sound
 MOST_FRAMES = 2000
 """Of one stack. Python stops at 1,000 calls, and C++ adds a few hundred frames to them."""
 _INT4_MAX = 2**31 - 1
-_TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 40
+_NUMBER_BYTES = 4
+_TEXT_BYTES, _FRAME_BYTES, _STACK_BYTES, _PLACE_BYTES = 150, 300, 300, 100
 """In memory, with what is computed from them later."""
 
 
@@ -37,18 +38,22 @@ class Interner:
         self.pools: dict[tuple[int, int], int] = {DEFAULT_POOL: 0}
         self.other_actions: dict[str, int] = {}
         self.dropped_frame_keys: set[str] = set()
-        self._seen_frames: dict[int, tuple[Any, int]] = {}
-        self._seen_lists: dict[int, tuple[Any, int]] = {}
-        """By identity, with the object so that its id stays its own: torch shares frames among all stacks, and
-        one list of them among an alloc, its frees and its block."""
+        self._seen_frames: dict[int, int] = {}
+        self._seen_lists: dict[int, int] = {}
+        """By identity: torch shares frames among all stacks, and one list of them among an alloc, its frees and its
+        block."""
+        self._seen: list[Any] = []
+        """What these two know, so that its id stays its own."""
         self.has_cut_texts = False
         self.has_cut_stacks = False
         self._texts: list[str] = [""]
         self._mended: dict[str, int] = {}
         """Texts that are not kept as they stand in the file."""
-        self._frame_lengths: list[int] = []
+        self._frame_costs: list[int] = []
+        """In a stack."""
         self._frames: dict[tuple[int, int, int], int] = {}
-        self._stacks: dict[tuple[int, ...], int] = {}
+        self._stacks: dict[bytes, int] = {}
+        """By the numbers of their frames, four bytes each."""
 
     def string(self, text: Any) -> int:
         if type(text) is not str:
@@ -99,15 +104,16 @@ class Interner:
         if len(frame) > 3:
             self.dropped_frame_keys.update(str(key) for key in frame.keys() - _FRAME_KEYS)
         number = self._frame(frame.get("name", ""), frame.get("filename", ""), frame.get("line", 0))
-        self._seen_frames[id(frame)] = frame, number
+        self._seen_frames[id(frame)] = number
+        self._seen.append(frame)
         return number
 
     def _frame(self, name: Any, filename: Any, line: Any) -> int:
         key = (self.string(name), self.string(filename), _line(line))
         number = self._frames.setdefault(key, len(self._frames))
-        if number == len(self._frame_lengths):
+        if number == len(self._frame_costs):
             length = len(self._texts[key[0]]) + len(self._texts[key[1]])
-            self._frame_lengths.append(length)
+            self._frame_costs.append(_PLACE_BYTES + length // 4)
             # Many frames can share one long text, and what is shown of them does not share it.
             self.budget.charge(_FRAME_BYTES + 3 * length)
         return number
@@ -122,14 +128,14 @@ class Interner:
             raise TraceError(f"A stack was expected, found {type(frames).__name__}.", remedy=_NOT_A_SNAPSHOT)
         known = self._seen_lists.get(id(frames))
         if known is not None:
-            return known[1]
-        number = self.stack_of([self._number(each) for each in self.shortened(frames)])
-        self._seen_lists[id(frames)] = frames, number
-        return number
+            return known
+        known = self._seen_lists[id(frames)] = self.stack_of(self._numbers(self.shortened(frames)))
+        self._seen.append(frames)
+        return known
 
-    def _number(self, frame: Any) -> int:
-        seen = self._seen_frames.get(id(frame))
-        return self.frame(frame) if seen is None else seen[1]
+    def _numbers(self, frames: Sequence[Any]) -> Sequence[int]:
+        seen = list(map(self._seen_frames.get, map(id, frames)))
+        return [self.frame(frame) if number is None else number for frame, number in zip(frames, seen, strict=True)]
 
     def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
         """Both ends of a stack that is deeper than anybody reads, and between them a frame that says so."""
@@ -142,27 +148,20 @@ class Interner:
     def stack_of(self, frame_numbers: Sequence[int]) -> int:
         if not frame_numbers:
             return NO_STACK
-        key = tuple(frame_numbers)
+        key = array("i", frame_numbers).tobytes()
         number = self._stacks.get(key)
         if number is None:
             number = self._stacks[key] = len(self._stacks)
-            self._charge_stack(key)
+            self.budget.charge(_STACK_BYTES + sum(map(self._frame_costs.__getitem__, frame_numbers)))
         return number
-
-    def _charge_stack(self, frames: tuple[int, ...]) -> None:
-        lengths = self._frame_lengths
-        self.budget.charge(_STACK_BYTES + sum(_PLACE_BYTES + lengths[each] // 4 for each in frames))
 
     def frozen_stacks(self) -> Stacks:
         columns = np.array(list(self._frames), dtype=np.int32).reshape(-1, 3)
-        lengths = np.fromiter(map(len, self._stacks), dtype=np.int64, count=len(self._stacks))
-        indices = array("i")
-        for stack in self._stacks:
-            indices.extend(stack)
+        sizes = np.fromiter(map(len, self._stacks), dtype=np.int64, count=len(self._stacks))
         return Stacks(
             frames=Frames(*(np.ascontiguousarray(columns[:, i]) for i in range(3))),
-            offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(lengths)]),
-            indices=np.array(indices, dtype=np.int32),
+            offsets=np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(sizes // _NUMBER_BYTES)]),
+            indices=np.frombuffer(b"".join(self._stacks), dtype=np.int32),
         )
 
 

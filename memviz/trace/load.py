@@ -18,15 +18,20 @@ from memviz.errors import TraceError
 from memviz.trace.budget import Budget, IsWanted
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
-from memviz.trace.limits import Limits
+from memviz.trace.limits import Limits, MiB
 from memviz.trace.model import About, Trace
-from memviz.trace.unpickle import RefersToEvent, Watch, unpickle
+from memviz.trace.unpickle import RefersToRow, Watch, unpickle
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, WINDOW, Progress
 
 _RECORD = "Record one with torch.cuda.memory._dump_snapshot('trace.pickle')."
 _FIRST_BYTES_OF_PICKLES = b"\x80(]})lcd"
 _GZIP = b"\x1f\x8b"
 _ZIP = b"PK\x03\x04"
+_CHECKED_EVERY = 4096
+_LONG_JSON = 128 * MiB
+"""Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
+_MOST_DIGITS = 150
+"""Of a number, as in pickles."""
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
@@ -144,7 +149,7 @@ class _Source:
         interner = Interner(self.budget)
         try:
             root = unpickle(stream, interner, self.progress, watch=self.watch)
-        except RefersToEvent:
+        except RefersToRow:
             self.budget.spent = 0
             interner = Interner(self.budget)
             stream.seek(0)
@@ -177,7 +182,10 @@ class _Bounded(gzip.GzipFile):
 
 def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
     try:
-        return json.loads(_json_text(stream, budget), parse_constant=_no_constant)
+        text = _json_text(stream, budget)
+        parse_int = _short_number if len(text) > _LONG_JSON else None
+        once = _Frames(budget).once
+        return json.loads(text, parse_constant=_no_constant, parse_int=parse_int, object_hook=once)
     except (ValueError, RecursionError) as error:
         reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
         raise TraceError(f"It starts like JSON but is not sound JSON ({reason}).", remedy=AGAIN) from None
@@ -225,6 +233,32 @@ class _TextWidth:
         due = 2 * (self._width - 1) * self._characters
         self._budget.charge(due - self._charged)
         self._charged = due
+
+
+class _Frames:
+    """JSON writes a frame out wherever it stands; here each is kept once, as pickles keep it."""
+
+    def __init__(self, budget: Budget) -> None:
+        self._budget = budget
+        self._seen: dict[tuple[str, str, int], dict[str, Any]] = {}
+        self._made = 0
+
+    def once(self, made: dict[str, Any]) -> dict[str, Any]:
+        """Called for every dict as soon as it is there."""
+        self._made += 1
+        if self._made % _CHECKED_EVERY == 0:
+            self._budget.check()
+        name, filename, line = made.get("name"), made.get("filename"), made.get("line")
+        if type(line) is not int or type(name) is not str or type(filename) is not str or len(made) > 3:
+            return made
+        return self._seen.setdefault((name, filename, line), made)
+
+
+def _short_number(digits: str) -> int:
+    """Python's own bound, 4,300 digits, keeps a processor busy for 16 s where a file is full of such numbers."""
+    if len(digits) > _MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits):,} digits")
+    return int(digits)
 
 
 def _no_constant(name: str) -> None:

@@ -177,6 +177,29 @@ class Annotations(Columns):
 
 
 @dataclass(frozen=True, eq=False)
+class BlockRows(Columns):
+    """Blocks of one segment as a reader decoded them, in the order of the file. No trace holds them."""
+
+    address: Ints8
+    size: Ints8
+    requested: Ints8
+    state: Ints4
+    """Its name, as a text."""
+    stack: Ints4
+
+
+@dataclass(frozen=True, eq=False)
+class AnnotationRows(Columns):
+    """Annotations as a reader decoded them, of all devices. No trace holds them."""
+
+    name: Ints4
+    stage: Ints4
+    """Its name, as a text."""
+    device: Ints8
+    time_us: Ints8
+
+
+@dataclass(frozen=True, eq=False)
 class Labels(Columns):
     """What our own runs know of each event's tensor, or of each final block's. See Category and Phase."""
 

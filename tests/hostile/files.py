@@ -287,8 +287,30 @@ def a_hundred_and_fifty_thousand_events() -> bytes:
 # -- pickles
 
 
+@read
+def twenty_thousand_stacks_of_300_frames() -> bytes:
+    frames = [frame(f"f{i}", line=i) for i in range(2000)]
+    stacks = ([frames[i % 2000], *frames[7 * i % 1700 :][:299]] for i in range(20_000))
+    return packed(snapshot([alloc(BASE + 512 * i, 512, frames=each) for i, each in enumerate(stacks)]))
+
+
+@read
+def a_million_annotations() -> bytes:
+    names = texts(b"external_annotations", b"segments", b"name", b"stage", b"device", b"time_us", b"step", b"START")
+    one = b"}(h\x02h\x06h\x03h\x07h\x04K\x00h\x05K\x05u"
+    block = b"](}(X\x04\x00\x00\x00sizeK\x05ue"
+    segment = (
+        b"](}(X\x07\x00\x00\x00addressK\x00X\x0a\x00\x00\x00total_sizeK\x05X\x06\x00\x00\x00blocks" + block + b"ue"
+    )
+    return hand_made(b"(X\x01\x00\x00\x00_", names, b"h\x01", segment, b"h\x00](", one * 1_000_000, b"ed")
+
+
 def event_keys() -> bytes:
-    names = (b"action", b"addr", b"size", b"compile_context", b"user_metadata", b"alloc", b"x")
+    return texts(b"action", b"addr", b"size", b"compile_context", b"user_metadata", b"alloc", b"x")
+
+
+def texts(*names: bytes) -> bytes:
+    """A list of texts, which are the first things in the memo."""
     return b"(" + b"".join(b"X" + struct.pack("<I", len(n)) + n + b"q" + bytes([i]) for i, n in enumerate(names)) + b"l"
 
 

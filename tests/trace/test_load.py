@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.errors import MemvizError, TraceError, UsageError
+from memviz.trace.budget import Budget
 from memviz.trace.limits import Limits
-from memviz.trace.load import load_trace
+from memviz.trace.load import _Source, load_trace
 from memviz.trace.model import Trace
 from tests.traces import alloc, block, frame, free, segment, snapshot
 
@@ -223,3 +224,19 @@ def test_reading_does_not_need_a_real_file_name(tmp_path: Path) -> None:
     out = io.BytesIO()
     pickle.Pickler(out).dump(ROOT)
     assert load_trace(str(written(tmp_path, out.getvalue(), "trace without ending"))).event_count == 43
+
+
+def test_json_keeps_a_frame_once_however_often_it_is_written_out() -> None:
+    frames = [{"name": "f", "filename": "a.py", "line": 1}, {"name": "f", "filename": "a.py", "line": 2}]
+    text = json.dumps(snapshot([alloc(512 * i, 512, frames=frames) for i in range(50)]))
+    root, _, _ = _Source(io.BytesIO(text.encode()), len(text), Budget(Limits()), None, None).read()
+    kept = {id(each) for event in root["device_traces"][0] for each in event["frames"]}
+    assert len(kept) == 2
+
+
+def test_a_line_that_is_no_whole_number_is_refused_in_json_however_like_another_it_is(tmp_path: Path) -> None:
+    frames = [{"name": "f", "filename": "a.py", "line": line} for line in (1, True)]
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(snapshot([alloc(0, 512, frames=frames)])))
+    with pytest.raises(TraceError, match="expected as line, found bool"):
+        load_trace(path)

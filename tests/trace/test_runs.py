@@ -18,8 +18,8 @@ from memviz.errors import TraceError
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.load import load_trace
-from memviz.trace.model import About, Events, Trace
-from memviz.trace.unpickle import RefersToEvent, unpickle
+from memviz.trace.model import About, AnnotationRows, BlockRows, Events, Trace
+from memviz.trace.unpickle import RefersToRow, unpickle
 from tests.real import real_files, requires_real
 from tests.trace.cpp_pickler import cpp_dumps
 from tests.traces import alloc, snapshot
@@ -45,6 +45,20 @@ def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
     """Every field of every event in words, so that two traces with other numbers for the same texts are equal."""
     stack_of = cache(partial(_stack, trace))
     return [_events(trace, each.events, stack_of) for each in trace.devices]
+
+
+def described_end(trace: Trace) -> list[list[tuple[Any, ...]]]:
+    """The same of every block and annotation."""
+    stack_of = cache(partial(_stack, trace))
+    found = []
+    for each in trace.devices:
+        blocks, ranges = each.blocks, each.annotations
+        columns = (blocks.segment, blocks.address, blocks.size, blocks.requested, blocks.state)
+        stacks = map(stack_of, blocks.stack.tolist())
+        found.append(list(zip(*(column.tolist() for column in columns), stacks, strict=True)))
+        names = map(trace.strings.__getitem__, ranges.name.tolist())
+        found.append(list(zip(names, ranges.stage.tolist(), ranges.time_us.tolist(), strict=True)))
+    return found
 
 
 def _events(trace: Trace, events: Events, stack_of: Callable[[int], Any]) -> list[tuple[Any, ...]]:
@@ -144,6 +158,90 @@ def test_the_pickler_inside_pytorch_gives_the_same(history: list[dict[str, Any]]
     assert described(with_runs) == described(without)
 
 
+@st.composite
+def ends(draw: st.DrawFn) -> dict[str, Any]:
+    """Segments with many blocks, and annotations: their keys shared, or some made anew for each as torch does."""
+    rnd = random.Random(draw(st.integers(0, 2**32)))
+    numbers = draw(st.lists(integers, min_size=3, max_size=6))
+    keys = draw(st.sets(st.sampled_from(["requested_size", "frames"])))
+    anew = draw(st.booleans())
+    shared = draw(st.booleans())
+    segments = []
+    for i in range(draw(st.integers(1, 5))):
+        blocks = [_block(rnd, keys, numbers, shared) for _ in range(draw(st.integers(0, 60)))]
+        segments.append({"device": 0, "address": i << 30, "total_size": 1 << 20, "stream": 0, "blocks": blocks})
+    rows = [_annotation(rnd, anew, numbers) for _ in range(draw(st.integers(0, 100)))]
+    events = plain_history(draw(st.sampled_from([0, 1, 40])))
+    return snapshot(events, segments, external_annotations=rows, late=[key for row in rows for key in row])
+
+
+def _block(rnd: random.Random, keys: set[str], numbers: list[int], shared: bool) -> dict[str, Any]:
+    block: dict[str, Any] = {"address": rnd.choice(numbers), "size": abs(rnd.choice(numbers)) % 2**50}
+    if "requested_size" in keys:
+        block["requested_size"] = abs(rnd.choice(numbers)) % 2**50
+    block["state"] = rnd.choice(["active_allocated", "inactive", "active_pending_free", "odd"])
+    if "frames" in keys:
+        stack = rnd.choice(STACKS)
+        block["frames"] = stack if shared else list(stack)
+    if rnd.random() < 0.01:
+        block["more"] = 1
+    return block
+
+
+def _annotation(rnd: random.Random, anew: bool, numbers: list[int]) -> dict[str, Any]:
+    def key(text: str) -> str:
+        return "".join(list(text)) if anew else text
+
+    row = {key("stage"): key(rnd.choice(["START", "END"])), key("name"): "".join(rnd.choice(TEXTS))}
+    return {**row, "device": rnd.choice([0, 0, 0, 1, -1]), "time_us": rnd.choice(numbers)}
+
+
+@pytest.mark.parametrize("protocol", [1, 2, 3, 4])
+@settings(max_examples=30, deadline=None)
+@given(end=ends())
+def test_rows_of_blocks_and_annotations_are_what_reading_one_by_one_gives(end: dict[str, Any], protocol: int) -> None:
+    with_runs, without = both(pickle.dumps(end, protocol))
+    assert described_end(with_runs) == described_end(without)
+    assert described(with_runs) == described(without)
+    assert with_runs.notes == without.notes
+
+
+@settings(max_examples=20, deadline=None)
+@given(end=ends())
+def test_so_they_are_from_the_pickler_inside_pytorch(end: dict[str, Any]) -> None:
+    with_runs, without = both(cpp_dumps(end))
+    assert described_end(with_runs) == described_end(without)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+def test_long_lists_of_annotations_and_blocks_are_nearly_all_runs(anew: bool) -> None:
+    rnd = random.Random(5)
+    rows = [_annotation(rnd, anew, [1, 2**50]) for _ in range(5000)]
+    blocks = [_block(rnd, {"frames", "requested_size"}, [1, 2**50], True) for _ in range(200)]
+    segments = [{"device": 0, "address": i, "total_size": 1, "stream": 0, "blocks": list(blocks)} for i in range(3)]
+    for each in segments:
+        each["blocks"] = [{**block, "frames": FRAMES[:3]} for block in blocks if "more" not in block]
+    raw = pickle.dumps(snapshot([], segments, external_annotations=rows))
+    root, _ = read(raw, runs=True)
+    assert sum(len(each) for each in root["external_annotations"] if type(each) is AnnotationRows) > 4_900
+    for each in root["segments"]:
+        assert sum(len(rows) for rows in each["blocks"] if type(rows) is BlockRows) > 180
+
+
+def test_a_key_first_written_out_in_a_row_of_annotations_can_be_named_after_it() -> None:
+    rnd = random.Random(5)
+    rows = [_annotation(rnd, True, [1, 2**50]) for _ in range(100)]
+    root, _ = read(pickle.dumps(snapshot([], [], external_annotations=rows, late=list(rows[70]))), runs=True)
+    assert root["late"] == ["stage", "name", "device", "time_us"]
+
+
+def test_a_file_that_names_an_annotation_twice_is_read_one_by_one(tmp_path: Path) -> None:
+    rows = [{"name": "step", "stage": "START", "device": 0, "time_us": i} for i in range(100)]
+    path = tmp_path / "twice.pickle"
+    path.write_bytes(pickle.dumps(snapshot(plain_history(1), external_annotations=[*rows, rows[50]])))
+    assert sorted(load_trace(path).devices[0].annotations.time_us) == sorted([*range(100), 50])
+
+
 def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:
     assert sum(run_lengths(cpp_dumps(snapshot(plain_history(5_000))))) > 4_700
 
@@ -173,7 +271,7 @@ def test_a_file_that_names_an_event_twice_is_read_one_by_one(tmp_path: Path) -> 
     events = plain_history(1000)
     events.append(events[500])
     raw = pickle.dumps(snapshot(events))
-    with pytest.raises(RefersToEvent):
+    with pytest.raises(RefersToRow):
         read(raw, runs=True)
     path = tmp_path / "twice.pickle"
     path.write_bytes(raw)
@@ -222,6 +320,7 @@ def test_the_memo_of_an_explicit_pickle_cannot_be_made_to_explode() -> None:
 def test_real_files_give_the_same_with_and_without_runs(path: Path) -> None:
     with_runs, without = both(path.read_bytes())
     assert described(with_runs) == described(without)
+    assert described_end(with_runs) == described_end(without)
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
@@ -229,3 +328,9 @@ def test_texts_too_long_for_a_row_are_read_event_by_event(protocol: int) -> None
     rows = [alloc(512 * i, 512, user_metadata="x" * (1000 + i)) for i in range(60)]
     fast, slow = both(pickle.dumps(snapshot(rows), protocol))
     assert described(fast) == described(slow) and fast.event_count == 60
+
+
+def test_an_address_of_an_event_that_found_no_memory_is_no_free_memory() -> None:
+    rows = [{"action": "oom" if i % 3 else "alloc", "addr": 512 * i, "size": 512, "stream": 0} for i in range(60)]
+    fast, slow = both(pickle.dumps(snapshot(rows)))
+    assert described(fast) == described(slow)

@@ -280,3 +280,9 @@ def test_halves_of_characters_become_whole_ones() -> None:
     trace = trace_of([alloc(BASE, 1, user_metadata="a\ud800", frames=[frame("\ud83d\ude00")])])
     assert trace.strings[trace.devices[0].events.metadata[0]] == "a\ufffd"
     assert "\U0001f600" in trace.strings
+
+
+@pytest.mark.parametrize(("said", "kept"), [(2**64 - 1, 2**63 - 1), (-1, 0), (5, 5)])
+def test_what_a_device_has_free_is_never_less_than_nothing(said: int, kept: int) -> None:
+    trace = trace_of([{"action": "oom", "device_free": said, "size": 512, "stream": 0}])
+    assert trace.devices[0].events.address.tolist() == [kept]

@@ -6,16 +6,16 @@ of any moment of the trace.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from memviz.analysis.callstacks.folding import folded
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.callstacks.stacks import NO_FRAMES, OTHER, StackTree, TreeOptions, stack_tree
+from memviz.analysis.callstacks.stacks import NO_FRAMES, OTHER, StackTree, TreeOptions, depths, stack_tree
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.dominant import Dominant, bytes_by_kind, dominant_of
+from memviz.analysis.sums import sum_by
 from memviz.errors import UsageError
 from memviz.trace.model import Bools, DeviceTrace, Ints4, Ints8, Stacks, Trace
 
@@ -89,29 +89,35 @@ def dominant_by_node(
     """Per node of `stack_tree` of the same rows, folded and not inverted."""
     used, codes = np.unique(lifetimes(device).stack[rows], return_inverse=True)
     of_stack = bytes_by_kind(trace, device, rows, codes, count=len(used))
-    sums = np.zeros((len(tree), of_stack.shape[1]), dtype=np.int64)
-    sums[0] = of_stack.sum(axis=0)
-    for node, which in _descent(folded(trace, rule), used, tree):
-        np.add.at(sums, node, of_stack[which])
-    return dominant_of(sums)
+    ends = _ends(folded(trace, rule), used, tree)
+    sums = np.stack([sum_by(ends, of_kind, len(tree)) for of_kind in of_stack.T], axis=1)
+    return dominant_of(_with_those_below(sums, tree))
 
 
-def _descent(stacks: Stacks, used: Ints4, tree: StackTree) -> Iterator[tuple[Ints8, Ints8]]:
-    """Level by level: nodes, and which of the used stacks pass through each; one that was pruned stops at OTHER."""
+def _with_those_below(sums: Ints8, tree: StackTree) -> Ints8:
+    """Rows of a tree stand level by level, so that children of one parent lie side by side."""
+    levels = np.cumsum(np.bincount(depths(tree.parent)))
+    for first, last in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        parents, begins = np.unique(tree.parent[first:last], return_index=True)
+        sums[parents] += np.add.reduceat(sums[first:last], begins, axis=0)
+    return sums
+
+
+def _ends(stacks: Stacks, used: Ints4, tree: StackTree) -> Ints8:
+    """In which node each of the used stacks ends; one that was pruned does at OTHER."""
     children = _Children.of(tree)
-    silent = np.flatnonzero(used < 0)
-    yield children.find(np.zeros_like(silent), np.full(len(silent), NO_FRAMES))[0], silent
     at = np.zeros(len(used), dtype=np.int64)
+    silent = np.flatnonzero(used < 0)
+    at[silent] = children.find(at[silent], np.full(len(silent), NO_FRAMES))[0]
     going = np.flatnonzero(used >= 0)
     lengths = np.diff(stacks.offsets)
     depth = 0
     while len(going := going[lengths[used[going]] > depth]):
         frame = stacks.indices[stacks.offsets[used[going] + 1] - 1 - depth].astype(np.int64)
-        node, exact = children.find(at[going], frame)
-        yield node, going
-        at[going] = node
+        at[going], exact = children.find(at[going], frame)
         going = going[exact]
         depth += 1
+    return at
 
 
 @dataclass(frozen=True)

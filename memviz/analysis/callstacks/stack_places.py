@@ -11,10 +11,10 @@ NOWHERE = -1
 
 def first_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
     """For each stack the place of its innermost frame among these; NOWHERE for none."""
-    count = len(stacks.indices)
-    # Counted from the far end, the innermost place is the largest.
-    largest = _largest(stacks, np.where(frames[stacks.indices], count - np.arange(count), NOWHERE))
-    return np.where(largest == NOWHERE, NOWHERE, count - largest)
+    hits = np.flatnonzero(frames[stacks.indices])
+    # Behind all places, where no stack ends.
+    first = np.append(hits, len(stacks.indices))[np.searchsorted(hits, stacks.offsets[:-1])]
+    return np.where(first < stacks.offsets[1:], first, NOWHERE)
 
 
 def last_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
@@ -24,19 +24,12 @@ def last_in_stack(stacks: Stacks, frames: Bools) -> Ints8:
 
 def last_place(stacks: Stacks, places: Bools) -> Ints8:
     """For each stack the outermost of these places; NOWHERE for none."""
-    return _largest(stacks, np.where(places, np.arange(len(places)), NOWHERE))
+    hits = np.append(NOWHERE, np.flatnonzero(places))
+    last = hits[np.searchsorted(hits[1:], stacks.offsets[1:])]
+    return np.where(last >= stacks.offsets[:-1], last, NOWHERE)
 
 
 def only_places(stacks: Stacks, places: Bools) -> Stacks:
     """The same stacks with only these places."""
     before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(places)])
     return Stacks(stacks.frames, before[stacks.offsets], stacks.indices[places])
-
-
-def _largest(stacks: Stacks, values: Ints8) -> Ints8:
-    found = np.full(len(stacks), NOWHERE)
-    filled = np.flatnonzero(np.diff(stacks.offsets))
-    if len(filled):
-        # Empty stacks lie between the others without a place of their own.
-        found[filled] = np.maximum.reduceat(values, stacks.offsets[filled])
-    return found

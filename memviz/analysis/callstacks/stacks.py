@@ -107,10 +107,12 @@ def _grown(paths: _Paths, sizes: Ints8, counts: Ints8) -> StackTree:
     own, count = sum_by(at, sizes, made), sum_by(at, counts, made)
     total = own.copy()
     last = made
-    for parent in parents[:0:-1]:
+    for level in range(len(parents) - 1, 0, -1):
+        # The parents of one level are the nodes of the one before it.
+        parent, above = parents[level], len(parents[level - 1])
         first = last - len(parent)
-        np.add.at(total, parent, total[first:last])
-        np.add.at(count, parent, count[first:last])
+        for column in (total, count):
+            column[first - above : first] += sum_by(parent - (first - above), column[first:last], above)
         last = first
     return _tree(np.concatenate(parents), np.concatenate(frames), bytes=total, self_bytes=own, count=count)
 
@@ -136,12 +138,11 @@ def _with_child(tree: StackTree, frame: int, size: int, count: int) -> StackTree
 
 
 def _ordered(tree: StackTree) -> StackTree:
-    depth = _depths(tree.parent)
+    depth = depths(tree.parent)
     position = np.zeros(len(tree), dtype=np.int64)
     order = [np.zeros(1, dtype=np.int64)]
     made = 1
-    for level in range(1, int(depth.max()) + 1):
-        nodes = np.flatnonzero(depth == level)
+    for nodes in np.split(np.argsort(depth, kind="stable"), np.cumsum(np.bincount(depth)))[1:-1]:
         keys = (tree.frame[nodes], -tree.bytes[nodes], tree.frame[nodes] == OTHER, position[tree.parent[nodes]])
         nodes = nodes[np.lexsort(keys)]
         position[nodes] = made + np.arange(len(nodes))
@@ -153,7 +154,7 @@ def _ordered(tree: StackTree) -> StackTree:
     return StackTree(**columns)
 
 
-def _depths(parent: Ints4) -> Ints8:
+def depths(parent: Ints4) -> Ints8:
     """By pointer doubling: each round every node looks twice as far up."""
     depth = (parent >= 0).astype(np.int64)
     up = np.maximum(parent, 0).astype(np.int64)
@@ -191,7 +192,9 @@ def _how_many(tree: StackTree, order: Ints8, most_nodes: int) -> int:
     rank = np.empty(len(tree), dtype=np.int64)
     rank[order] = np.arange(len(tree))
     last_child = np.zeros(len(tree), dtype=np.int64)
-    np.maximum.at(last_child, tree.parent[1:], rank[1:])
+    children = order[order > 0]
+    # Of several the last one stays, and ranks rise.
+    last_child[tree.parent[children]] = rank[children]
     needed = 1 + has_children[order]
     needed[last_child[last_child > 0]] -= 1
     return max(1, int(np.searchsorted(np.cumsum(needed), most_nodes, side="right")))

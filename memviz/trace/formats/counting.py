@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget
-from memviz.trace.model import Events
+from memviz.trace.model import Columns
 
 _EVENT, _ROW = 100, 300
 """Bytes that an event takes while it becomes columns, and a segment, block or annotation."""
@@ -22,7 +22,7 @@ def charge_events(traces: list[list[Any]], budget: Budget) -> None:
     named = 0
     for each in traces:
         if id(each) not in counts:
-            counts[id(each)] = _event_count(each)
+            counts[id(each)] = row_count(each)
         named += counts[id(each)]
         if named > most:
             raise budget.too_large("events")
@@ -33,11 +33,11 @@ def charge_events(traces: list[list[Any]], budget: Budget) -> None:
 def charge_rows(lists: Iterable[list[Any]], what: str, budget: Budget) -> None:
     """`what`: one of the dicts in these lists."""
     lists = list(lists)
-    count = sum(map(len, lists))
+    count = sum(map(row_count, lists))
     if count > budget.limits.items:
         raise budget.too_large("items")
     budget.charge(_ROW * count)
-    _refuse_repeats(lists, count, sum(map(len, {id(each): each for each in lists}.values())), what)
+    _refuse_repeats(lists, count, sum(map(row_count, {id(each): each for each in lists}.values())), what)
 
 
 def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str) -> None:
@@ -52,5 +52,6 @@ def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str
         raise TraceError(reason, remedy="It is no recording; dump it again.")
 
 
-def _event_count(items: list[Any]) -> int:
-    return sum(len(each) if type(each) is Events else 1 for each in items)
+def row_count(items: list[Any]) -> int:
+    """Some may be decoded already, many in one."""
+    return sum(len(each) if isinstance(each, Columns) else 1 for each in items)

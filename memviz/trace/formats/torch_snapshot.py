@@ -18,23 +18,23 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget
-from memviz.trace.collect import LARGEST_SUM, EventCollector, category_of, integers, name_of
+from memviz.trace.collect import LARGEST_SUM, EventCollector, integers, name_of
 from memviz.trace.formats import own_labels
 from memviz.trace.formats.counting import charge_events, charge_rows
+from memviz.trace.formats.external_annotations import annotations_of, of_devices
+from memviz.trace.formats.fields import list_of, whole_of
+from memviz.trace.formats.final_blocks import BlockCollector
 from memviz.trace.intern import MOST_FRAMES, Interner
 from memviz.trace.limits import Limits
 from memviz.trace.model import (
-    NO_STACK,
     About,
-    Annotations,
+    AnnotationRows,
     Blocks,
     Category,
     DeviceTrace,
     Labels,
     Note,
     Segments,
-    Stage,
-    State,
     Trace,
 )
 from memviz.trace.texts import MOST_TEXT, bounded, sound
@@ -52,7 +52,6 @@ _RECORD = (
     "Record with torch.cuda.memory._record_memory_history(max_entries=1_000_000) before the work "
     "and torch.cuda.memory._dump_snapshot('trace.pickle') after it."
 )
-_STATES = {each.name.lower(): each for each in State}
 _MOST_DEVICES = 4096
 _CHECKED_EVERY = 1024
 _MOST_SETTINGS = 200
@@ -69,10 +68,10 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
         interner.budget = Budget(limits)
     snapshot = _as_dict(root)
     _charge(snapshot, interner.budget)
-    segments = _by_device(_list(snapshot, "segments"))
+    segments = _by_device(list_of(snapshot, "segments"))
     traces = _traces(snapshot.get("device_traces"), "device_traces")
-    annotations = _by_device(_list(snapshot, "external_annotations"))
-    host_segments = _list(snapshot, "host_segments")
+    annotations = _by_device(list_of(snapshot, "external_annotations"))
+    host_segments = list_of(snapshot, "host_segments")
     host_traces = _traces(snapshot.get("host_traces"), "host_traces")
 
     reader = _DeviceReader(interner)
@@ -116,7 +115,7 @@ class _DeviceReader:
     def device(
         self, number: int, kind: Any, segments: list[Any], events: list[Any], annotations: list[Any]
     ) -> DeviceTrace:
-        segments = sorted(segments, key=lambda each: _whole(each, "address") & _UNSIGNED)
+        segments = sorted(segments, key=lambda each: whole_of(each, "address") & _UNSIGNED)
         collector = EventCollector(self.interner)
         collector.add(events)
         columns, categories = collector.finish()
@@ -128,15 +127,15 @@ class _DeviceReader:
             events=columns,
             segments=self._segments(segments),
             blocks=blocks,
-            annotations=self._annotations(annotations),
+            annotations=annotations_of(annotations, self.interner),
             event_labels=_labels(categories),
             block_labels=_labels(block_categories),
         )
 
     def _segments(self, segments: list[Any]) -> Segments:
         columns = Segments(
-            address=integers([_whole(each, "address") for each in segments], "address"),
-            size=integers([_whole(each, "total_size") for each in segments], "total_size"),
+            address=integers([whole_of(each, "address") for each in segments], "address"),
+            size=integers([whole_of(each, "total_size") for each in segments], "total_size"),
             stream=np.array([self.interner.stream(each.get("stream", 0)) for each in segments], dtype=np.int32),
             pool=np.array([self.interner.pool(each.get("segment_pool_id", (0, 0))) for each in segments], np.int32),
             is_large=np.array([each.get("segment_type") == "large" for each in segments], dtype=np.bool_),
@@ -148,59 +147,14 @@ class _DeviceReader:
         return columns
 
     def _blocks(self, segments: list[Any]) -> tuple[Blocks, list[Category]]:
-        rows: list[tuple[int, int, int, int, int, int]] = []
-        categories: list[Category] = []
+        collector = BlockCollector(self.interner)
         for number, segment in enumerate(segments):
             if number % _CHECKED_EVERY == 0:
                 self.interner.budget.check()
-            address = start = _whole(segment, "address")
-            for block in _list(segment, "blocks"):
-                row = self._block(block, number, address)
-                rows.append(row)
-                categories.append(category_of(block.get("category")))
-                address = row[1] + row[2]
-            if rows and rows[-1][0] == number:
-                self.untiled_bytes += abs(start + _whole(segment, "total_size") - address)
-        columns = [integers([row[i] for row in rows], "address" if i == 1 else "size") for i in range(6)]
-        if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
-            raise TraceError("The sizes of its blocks are beyond any real memory.")
-        return _block_columns(columns), categories if any(categories) else []
-
-    def _block(self, block: Any, segment: int, expected_address: int) -> tuple[int, int, int, int, int, int]:
-        if type(block) is not dict:
-            raise TraceError(f"A block is a {type(block).__name__}, not a dict.")
-        size = _whole(block, "size")
-        state = self._state(block.get("state"))
-        history = block.get("history") or [{}]
-        newest = history[0] if type(history) is list and type(history[0]) is dict else {}
-        # What stands there for an inactive block is stale, and may be anything.
-        requested = block.get("requested_size", newest.get("real_size", size)) if state else 0
-        if type(requested) is not int or size < 0 or requested < 0:
-            raise TraceError("A block's size is not a number of bytes.")
-        frames = block.get("frames", newest.get("frames"))
-        return (
-            segment,
-            _whole(block, "address", expected_address),
-            size,
-            requested,
-            state,
-            self.interner.stack(frames) if state else NO_STACK,
-        )
-
-    def _state(self, name: Any) -> State:
-        known = _STATES.get(name) if type(name) is str else None
-        if known is None:
-            self.unknown_states.add(name_of(name))
-            return State.INACTIVE
-        return known
-
-    def _annotations(self, rows: list[Any]) -> Annotations:
-        rows = sorted(rows, key=lambda each: _whole(each, "time_us", 0))
-        return Annotations(
-            name=np.array([self.interner.string(each.get("name", "")) for each in rows], dtype=np.int32),
-            stage=np.array([_stage(each.get("stage")) for each in rows], dtype=np.uint8),
-            time_us=integers([_whole(each, "time_us", 0) for each in rows], "time_us"),
-        )
+            collector.add(number, segment)
+        self.unknown_states |= collector.unknown_states
+        self.untiled_bytes += collector.untiled_bytes
+        return collector.finish()
 
     def notes(self) -> tuple[Note, ...]:
         said: list[tuple[str, Iterable[str], str]] = [
@@ -222,17 +176,6 @@ class _DeviceReader:
         return tuple(notes)
 
 
-def _block_columns(columns: list[Any]) -> Blocks:
-    return Blocks(
-        segment=columns[0].astype(np.int32),
-        address=columns[1],
-        size=columns[2],
-        requested=columns[3],
-        state=columns[4].astype(np.uint8),
-        stack=columns[5].astype(np.int32),
-    )
-
-
 def _as_dict(root: Any) -> Mapping[str, Any]:
     if type(root) is list and all(type(each) is dict and "total_size" in each for each in root):
         return {"segments": root, "device_traces": []}
@@ -249,50 +192,36 @@ def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
     charge_events(
         [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key), key)], budget
     )
-    segments = [_list(snapshot, key) for key in ("segments", "host_segments")]
+    segments = [list_of(snapshot, key) for key in ("segments", "host_segments")]
     charge_rows(segments, "segment", budget)
-    charge_rows((_list(row, "blocks") for rows in segments for row in rows if type(row) is dict), "block", budget)
-    charge_rows([_list(snapshot, "external_annotations")], "annotation", budget)
+    charge_rows((list_of(row, "blocks") for rows in segments for row in rows if type(row) is dict), "block", budget)
+    charge_rows([list_of(snapshot, "external_annotations")], "annotation", budget)
     budget.check()
-
-
-def _list(mapping: Mapping[str, Any], key: str) -> list[Any]:
-    value = mapping.get(key)
-    if value is None:
-        return []
-    if type(value) is tuple:
-        return list(value)
-    if type(value) is not list:
-        raise TraceError(f"{key!r} is a {type(value).__name__}, not a list.")
-    return value
 
 
 def _traces(value: Any, key: str) -> list[list[Any]]:
     """One list of events per device; a flat list of events counts as the first device's."""
-    rows = _list({key: value}, key)
+    rows = list_of({key: value}, key)
     if len(rows) > _MOST_DEVICES and any(type(each) in (list, tuple) for each in rows):
         raise TraceError(f"{key!r} names more than {_MOST_DEVICES} devices.")
     if rows and not any(type(each) in (list, tuple) for each in rows):
         return [rows]
-    return [_list({key: each}, key) for each in rows]
+    return [list_of({key: each}, key) for each in rows]
 
 
 def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
     devices: dict[int, list[Any]] = {}
     for each in rows:
+        if type(each) is AnnotationRows:
+            for number, own in of_devices(each):
+                devices.setdefault(number, []).append(own)
+            continue
         if type(each) is not dict:
             raise TraceError(f"A segment or annotation is a {type(each).__name__}, not a dict.")
-        devices.setdefault(_whole(each, "device", 0), []).append(each)
+        devices.setdefault(whole_of(each, "device", 0), []).append(each)
     if len(devices) > _MOST_DEVICES:
         raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
     return devices
-
-
-def _whole(mapping: Any, key: str, default: int | None = None) -> int:
-    value = mapping.get(key, default) if type(mapping) is dict else None
-    if type(value) is not int:
-        raise TraceError(f"{key!r} is missing or not a whole number.")
-    return value
 
 
 def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
@@ -312,10 +241,6 @@ def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
 
 def _is_finite(value: Any) -> bool:
     return type(value) is float and isfinite(value)
-
-
-def _stage(name: Any) -> Stage:
-    return Stage.END if name == "END" else Stage.START
 
 
 def _labels(categories: Any) -> Labels | None:

@@ -5,8 +5,8 @@ reserve gigabytes for its memo, hash a tuple nested a million deep (which ends t
 object from the registry of extensions. So the operations are read here. Only those exist that a pickler
 writes for plain data; any other is refused by its name. Every object is counted before it is kept.
 
-Interpreting a million events would take seconds, so long rows of events, which are 99 % of a snapshot, are
-handed to `runs`, which decodes them as columns without making any object.
+Interpreting a million events would take seconds, so long rows of them, which are 99 % of a snapshot, and of blocks
+and annotations are handed to `runs`, which decodes them as columns without making any object.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.unpickle.machine import Machine, RefersToEvent
+from memviz.trace.unpickle.machine import Machine, RefersToRow
 from memviz.trace.unpickle.operations import OPERATIONS, STOP
 from memviz.trace.unpickle.refusals import refused_operation
-from memviz.trace.unpickle.runs import EventRuns, Watch
+from memviz.trace.unpickle.runs import Runs, Watch
 from memviz.trace.unpickle.stream import AGAIN, Progress, Readable
 
-__all__ = ["RefersToEvent", "Watch", "unpickle"]
+__all__ = ["RefersToRow", "Watch", "unpickle"]
 
 
 def unpickle(
@@ -32,14 +32,15 @@ def unpickle(
     runs: bool = True,
     watch: Watch | None = None,
 ) -> Any:
-    """The object in the file. Long rows of events come as `Events` among the items of their list.
+    """The object in the file. Long rows come as columns (`Events`, `BlockRows`, `AnnotationRows`) among the
+    items of their list.
 
-    `runs=False` reads every event by itself: slower, and the only way for a file that refers back to a
-    whole event. `watch` sees each row as soon as it is decoded.
+    `runs=False` reads every row by itself: slower, and the only way for a file that refers back to a whole one.
+    `watch` sees each row of events as soon as it is decoded.
     """
     machine = Machine(file, interner.budget, progress)
     if runs:
-        machine.runs = EventRuns(interner, machine, watch)
+        machine.runs = Runs(interner, machine, watch)
     while True:
         while machine.at >= machine.low_water:
             machine.refill()

@@ -7,9 +7,9 @@ from typing import Any
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged
-from memviz.trace.unpickle.runs import EventRuns
+from memviz.trace.unpickle.runs import Runs
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
-from memviz.trace.unpickle.template import REFERENCE_ROW, REFERENCES
+from memviz.trace.unpickle.template import REFERENCE_ROW, place_of, references_in
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -17,11 +17,12 @@ MARGIN = 16
 """Zero bytes behind every window, so that words may be read at its very end."""
 _ENTRY, _ITEM, _MEMO = 100, 40, 100
 """Bytes that an entry of a dict, an item of a list and a place in the memo cost in CPython, rather too much."""
-_CONTAINERS = (dict, list, tuple)
+_CONTAINERS = frozenset((dict, list, tuple))
+_TEXT_ALONE = {str}
 
 
-class RefersToEvent(Exception):
-    """The file names an event a second time; such a file is read without runs."""
+class RefersToRow(Exception):
+    """The file names a row a second time; such a file is read without runs."""
 
 
 class Machine:
@@ -44,8 +45,8 @@ class Machine:
         self.newest_dict: dict[str, Any] | None = None
         self.newest_dict_at = -1
         self.reframed = 0
-        self.runs: EventRuns | None = None
-        """None where every event is read by itself."""
+        self.runs: Runs | None = None
+        """None where every row is read by itself."""
 
     # -- bytes ---------------------------------------------------------------------------------------
 
@@ -111,11 +112,13 @@ class Machine:
         self.budget.check()
 
     def deepen(self, parent: Any, children: list[Any] | tuple[Any, ...]) -> None:
-        depth = 1 + max((self.depths.get(id(each), 1) for each in children if type(each) in _CONTAINERS), default=0)
-        if depth > 1:
-            if depth > self.limits.depth:
-                raise self.budget.too_large("depth")
-            self.depths[id(parent)] = max(depth, self.depths.get(id(parent), 0))
+        if _CONTAINERS.isdisjoint(map(type, children)):
+            return
+        depths = self.depths
+        depth = 1 + max([depths.get(id(each), 1) for each in children if type(each) in _CONTAINERS])
+        if depth > self.limits.depth:
+            raise self.budget.too_large("depth")
+        depths[id(parent)] = max(depth, depths.get(id(parent), 0))
 
     # -- stack and memo ------------------------------------------------------------------------------
 
@@ -152,8 +155,7 @@ class Machine:
         if row is None:
             return False
         memo, items = self.memo, []
-        for match in REFERENCES.finditer(row[0], 0, len(row[0]) - 1):
-            number = int.from_bytes(match[1] or match[2], "little")
+        for number in map(place_of, references_in(row[0])):
             items.append(memo[number] if number in memo else self._from_runs(number))
         self.at = row.end()
         self.append_to_list(items)
@@ -163,8 +165,8 @@ class Machine:
         found = self.runs.recall(number) if self.runs is not None else None
         if found is None:
             raise damaged()
-        if found is EventRuns.AN_EVENT:
-            raise RefersToEvent
+        if found is Runs.A_ROW:
+            raise RefersToRow
         return found
 
     def append_to_list(self, items: list[Any]) -> None:
@@ -181,11 +183,11 @@ class Machine:
         if type(target) is not dict or len(items) % 2:
             raise damaged()
         keys, values = items[::2], items[1::2]
-        if any(type(key) is not str for key in keys):
+        if keys and set(map(type, keys)) != _TEXT_ALONE:
             raise TraceError("A key in its pickle is not a text.", remedy=NOT_OURS)
         self.cost += _ENTRY * len(keys)
         self.items += len(keys)
         self.deepen(target, values)
         target.update(zip(keys, values, strict=True))
-        if self.runs is not None and "action" in target:
-            self.runs.after_event(target)
+        if self.runs is not None:
+            self.runs.after_row(target)

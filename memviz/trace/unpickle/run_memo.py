@@ -6,7 +6,7 @@ import numpy as np
 
 from memviz.trace.model import Ints4, Ints8
 
-NOTHING, EVENT, STACK, TEXT, POOL = range(5)
+NOTHING, ROW, STACK, TEXT, POOL = range(5)
 
 
 class RunMemo:

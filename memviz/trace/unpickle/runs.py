@@ -1,11 +1,12 @@
-"""Long rows of events, decoded as columns straight from the bytes of a pickle.
+"""Long rows of events, blocks and annotations, decoded as columns straight from the bytes of a pickle.
 
 A snapshot writes one event like the other: the same keys in the same order, each value in one of a few
 encodings. Once an event has been read opcode by opcode, its keys are the template for those that follow.
 All places in a window where such an event may start are then parsed side by side: one array of positions
 moves through the window, a key and a value a step. A place where the bytes do not fit drops out; where one
-event ends exactly at the start of the next, they form a run. Nothing is guessed: a run is what reading
-opcode by opcode would have given, and whatever is not in a run is read that way.
+event ends exactly at the start of the next, they form a run. So it is with blocks and annotations.
+Nothing is guessed: a run is what reading opcode by opcode would have given, and whatever is not in a run
+is read that way.
 
 Parsing (`window`) looks at bytes only. What references mean is resolved when a run is taken over, because a
 run may refer to what was read one event before it.
@@ -19,19 +20,19 @@ from typing import Any, Protocol
 import numpy as np
 
 from memviz.errors import TraceError
-from memviz.trace.collect import no_events
-from memviz.trace.intern import Interner, StackNumber
-from memviz.trace.model import ACTION_NAMES, EMPTY_TEXT, NO_STACK, Events, Ints4, Ints8
-from memviz.trace.unpickle.run_memo import EVENT, NOTHING, POOL, STACK, TEXT, RunMemo
-from memviz.trace.unpickle.template import REFERENCES, Kind, Template, template_of
+from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
+from memviz.trace.model import Columns, Events, Ints8
+from memviz.trace.unpickle.rows import EVENT, ROW_KINDS, Kind, RowKind, kind_of, translated
+from memviz.trace.unpickle.run_memo import NOTHING, POOL, ROW, STACK, TEXT, RunMemo
+from memviz.trace.unpickle.template import Template, place_of, references_in, template_of
 from memviz.trace.unpickle.window import Column, Contents, Window
 
-_NEEDED = {"action", "addr", "size"}
 _SHORTEST_RUN = 16
-"""Below it, reading event by event is quicker than setting up the columns."""
+"""Below it, reading row by row is quicker than setting up the columns."""
 _MOST_TEMPLATES = 8
+_MOST_STACKS = 500_000
 _TRIES = 4
-"""How often an event may be part of a run that ends before it. A file can be made so that every run does."""
+"""How often a row may be part of a run that ends before it. A file can be made so that every run does."""
 
 
 class Reader(Protocol):
@@ -39,6 +40,7 @@ class Reader(Protocol):
 
     at: int
     cost: int
+    items: int
     stack: list[Any]
     marks: list[list[Any]]
     memo: dict[int, Any]
@@ -52,27 +54,46 @@ Watch = Callable[[Events, int], None]
 """A row of events in the order of the file, and a number that all rows of one device share."""
 
 
-class _AnEvent:
-    """Stands for an event inside a run, which exists as columns only."""
+class _ARow:
+    """Stands for a row inside a run, which exists as columns only."""
 
 
-class EventRuns:
-    AN_EVENT = _AnEvent()
+class _Form:
+    """How rows of one kind are written, as far as that is known."""
+
+    def __init__(self) -> None:
+        self.template: Template | None = None
+        self.unsure: Template | None = None
+        """Seen once, with keys written out: the first of all rows writes them so, and others mostly do not."""
+        self.templates = 0
+        self.window: Window | None = None
+        self.patience = 0
+
+    def learn(self, template: Template) -> None:
+        if template.writes_keys_out and template != self.unsure:
+            self.unsure = template
+        elif template != self.template and self.templates < _MOST_TEMPLATES:
+            self.templates += 1
+            self.template, self.window = template, None
+
+
+class Runs:
+    A_ROW = _ARow()
 
     def __init__(self, interner: Interner, reader: Reader, watch: Watch | None = None) -> None:
         self.interner = interner
         self.reader = reader
         self.watch = watch
         self.count = 0
+        """Of events."""
         self.memo_used = 0
         """Places of the memo that objects inside runs have taken."""
         self.memo = RunMemo()
         self._buffer = b""
-        self._window: Window | None = None
-        self._template: Template | None = None
-        self._templates = 0
-        self._patience = 0
-        self.lists = Contents()
+        self._forms = {each: _Form() for each in ROW_KINDS}
+        self.frames: dict[bytes, int] = {}
+        """The frames that lists refer to, by the bytes that do."""
+        self.lists = Contents(_MOST_STACKS)
         self.texts = Contents()
 
     @property
@@ -82,7 +103,8 @@ class EventRuns:
 
     def new_window(self, buffer: bytes) -> None:
         self._buffer = buffer
-        self._window = None
+        for each in self._forms.values():
+            each.window = None
 
     def recall(self, number: int) -> Any:
         """What a run has put at this place of the memo; None if nothing."""
@@ -93,109 +115,93 @@ class EventRuns:
             return self.interner.text(code)
         if kind == POOL:
             return self.interner.pool_pair(code)
-        return self.AN_EVENT if kind == EVENT else None
+        return self.A_ROW if kind == ROW else None
 
-    def after_event(self, event: dict[str, Any]) -> None:
-        """The reader has just finished an event by itself; whatever run follows is taken over."""
-        self._learn(event)
-        reader = self.reader
-        if self._template is None or not reader.marks or not reader.marks[-1] or type(reader.marks[-1][-1]) is not list:
+    def after_row(self, row: dict[str, Any]) -> None:
+        """The reader has just finished what may be a row; whatever run follows is taken over."""
+        kind = kind_of(row)
+        if kind is None:
             return
-        if self._window is None:
-            self._window = Window(self._buffer, self._template, reader.at, (self.lists, self.texts))
-            self._patience = _TRIES * len(self._window.start)
-        first, last = self._window.run_from(reader.at)
-        if last - first >= _SHORTEST_RUN and self._patience > 0:
-            run = _Run(self, self._window, first, last)
-            events = run.events()
-            self._patience -= last - first - len(events)
-            if len(events):
-                reader.at = int(self._window.end[first + len(events) - 1])
-                reader.stack.append(events)
-                self.count += len(events)
-                if self.watch is not None:
-                    self.watch(events, id(reader.marks[-1][-1]))
+        form, reader = self._forms[kind], self.reader
+        self._learn(kind, form, row)
+        if form.template is None or not reader.marks or not reader.marks[-1] or type(reader.marks[-1][-1]) is not list:
+            return
+        if form.window is None:
+            form.window = Window(self._buffer, form.template, reader.at, (self.lists, self.texts))
+            form.patience = _TRIES * len(form.window.start)
+        first, last = form.window.run_from(reader.at)
+        if last - first >= _SHORTEST_RUN and form.patience > 0:
+            made = _Run(self, form.window, first, last).made(kind)
+            form.patience -= last - first - len(made)
+            if len(made):
+                self._take(made, kind, form.window, first + len(made) - 1)
 
-    def _learn(self, event: dict[str, Any]) -> None:
+    def _take(self, made: Columns, kind: RowKind, window: Window, last: int) -> None:
         reader = self.reader
-        if reader.newest_dict is not event or reader.newest_dict_at < 0 or not event.keys() >= _NEEDED:
+        reader.at = int(window.end[last])
+        reader.stack.append(made)
+        if kind is not EVENT:
+            reader.items += len(made) * (1 + len(window.template.slots))
+        elif isinstance(made, Events):
+            self.count += len(made)
+            if self.watch is not None:
+                self.watch(made, id(reader.marks[-1][-1]))
+
+    def _learn(self, kind: RowKind, form: _Form, row: dict[str, Any]) -> None:
+        reader = self.reader
+        if reader.newest_dict is not row or reader.newest_dict_at < 0 or not row.keys() >= kind.needed:
             return
-        known = self._template
-        if known is not None and list(event) == [name for name, _, _ in known.slots]:
+        known, keys = form.template, list(row)
+        if known is not None and not known.writes_keys_out and keys == [name for name, _, _ in known.slots]:
             return
-        template = template_of(self._buffer, reader.newest_dict_at, reader.at, list(event))
-        if template is not None and self._templates < _MOST_TEMPLATES:
-            self._templates += 1
-            self._template, self._window = template, None
+        template = template_of(self._buffer, reader.newest_dict_at, reader.at, keys, kind)
+        if template is not None:
+            form.learn(template)
 
 
 class _Run:
-    """Candidates first..last of a window, made into Events. Stops early at a reference nobody has put there."""
+    """Candidates first..last of a window, made into columns. Stops early at a reference nobody has put there."""
 
-    def __init__(self, owner: EventRuns, window: Window, first: int, last: int) -> None:
+    def __init__(self, owner: Runs, window: Window, first: int, last: int) -> None:
         self.owner = owner
         self.window = window
         self.rows = slice(first, last)
         self.count = last - first
         self.memo_base = self._reserve_memo()
 
-    def events(self) -> Events:
-        resolved = {
-            name: self._resolve(self.window.columns[name], kind) for name, kind, _ in self.window.template.slots
-        }
-        count = self.count
-        intern = self.owner.interner
-
-        def number(name: str) -> Ints8:
-            return resolved[name][:count] if name in resolved else np.zeros(count, dtype=np.int64)
-
-        def code(name: str, default: int) -> Ints4:
-            if name not in resolved:
-                return np.broadcast_to(np.int32(default), count)
-            return resolved[name][:count].astype(np.int32)
-
+    def made(self, kind: RowKind) -> Columns:
+        window = self.window
+        found = {name: self._resolve(window.columns[name], each) for name, each, _ in window.template.slots}
         self._finish_memo()
-        if not count:
-            return no_events()
-        return Events(
-            action=_translated(resolved["action"][:count], self._action).astype(np.uint8),
-            address=np.ascontiguousarray(number("addr")),
-            size=np.ascontiguousarray(number("size")),
-            stream=_translated(number("stream"), intern.stream).astype(np.int32),
-            time_us=np.ascontiguousarray(number("time_us")),
-            stack=code("frames", NO_STACK),
-            forward_stack=np.broadcast_to(np.int32(NO_STACK), count),
-            context=code("compile_context", EMPTY_TEXT),
-            metadata=code("user_metadata", EMPTY_TEXT),
-            pool=code("pool_id", 0),
-        )
-
-    def _action(self, text: int) -> int:
-        name = self.owner.interner.text(text)
-        known = ACTION_NAMES.get(name)
-        return known if known is not None else self.owner.interner.other_action(name)
+        return kind.made({name: each[: self.count] for name, each in found.items()}, self.count, self.owner.interner)
 
     # -- memo
 
     def _reserve_memo(self) -> Ints8 | None:
-        """Memo place of each event, where places are counted; the run's own objects follow it."""
+        """Memo place of each row, where places are counted; the run's own objects follow it."""
         owner, window = self.owner, self.window
         if window.event_memo is not None:
             places = window.event_memo[self.rows]
             self._check_places(int(places.max()))
-            owner.memo.put(places, EVENT, 0)
+            owner.memo.put(places, ROW, 0)
         if window.template.memo != b"\x94":
             return None
         length = owner.reader.memo_length()
         used = window.memo_count[self.rows]
         base = length + np.cumsum(used) - used
         owner.memo.reserve(length + int(used.sum()))
-        owner.memo.put(base, EVENT, 0)
+        owner.memo.put(base, ROW, 0)
         return base
 
     def _finish_memo(self) -> None:
-        if self.memo_base is not None:
-            self.owner.memo_used += int(self.window.memo_count[self.rows][: self.count].sum())
+        if self.memo_base is None:
+            return
+        owner, window = self.owner, self.window
+        owner.memo_used += int(window.memo_count[self.rows][: self.count].sum())
+        for name, column in window.columns.items():
+            if column.key_offset is not None:
+                places = self.memo_base + column.key_offset[self.rows]
+                owner.memo.put(places, TEXT, owner.interner.string(name))
 
     def _places(self, column: Column) -> tuple[Ints8, Ints8]:
         """Rows whose object is written out here, and its place in the memo (if it has one)."""
@@ -227,7 +233,7 @@ class _Run:
         result = np.zeros(len(value), dtype=np.int64)
         rows, places = self._places(column)
         if len(rows):
-            result[rows] = _translated(-1 - value[rows], lambda content: self._content(content, kind))
+            result[rows] = translated(-1 - value[rows], lambda content: self._content(content, kind))
             if len(places):
                 self.owner.memo.put(places, number, result[rows].astype(np.int32))
         written = np.zeros(len(value), dtype=np.bool_)
@@ -275,27 +281,23 @@ class _Run:
         if number is None:
             raw = lists.raw[content]
             number = lists.stacks[content] = self.owner.interner.stack_of(self._frames(raw))
-            self.owner.reader.cost += 200 + 12 * len(raw)
+            self.owner.reader.cost += 200
         return number
 
     def _frames(self, raw: bytes) -> list[int]:
-        places = [int.from_bytes(each[1] or each[2], "little") for each in REFERENCES.finditer(raw)]
-        memo, intern = self.owner.reader.memo, self.owner.interner
-        frames = []
-        for place in intern.shortened(places):
+        references = references_in(raw)
+        numbers = list(map(self.owner.frames.get, references))
+        if None in numbers or len(numbers) > MOST_FRAMES:
             # Text stands for the frames that are left out.
-            frame = place if type(place) is str else memo.get(place)
+            short = self.owner.interner.shortened(references)
+            return [self.owner.interner.frame(each) if type(each) is str else self._frame(each) for each in short]
+        return numbers  # type: ignore[return-value]
+
+    def _frame(self, reference: bytes) -> int:
+        known = self.owner.frames.get(reference)
+        if known is None:
+            frame = self.owner.reader.memo.get(place_of(reference))
             if frame is None:
                 raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
-            frames.append(intern.frame(frame))
-        return frames
-
-
-def _translated(values: Ints8, translate: Any) -> Ints8:
-    """Each distinct value translated once; there are few of them, mostly one."""
-    if not len(values):
-        return values
-    if (values == values[0]).all():
-        return np.broadcast_to(np.int64(translate(int(values[0]))), len(values))
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return np.array([translate(int(each)) for each in distinct], dtype=np.int64)[inverse]
+            known = self.owner.frames[reference] = self.owner.interner.frame(frame)
+        return known

@@ -1,48 +1,44 @@
-"""How one file writes its events: learnt from an event that was read operation by operation."""
+"""How one file writes rows of one kind: learnt from a row that was read operation by operation."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal["text", "number", "pool", "stack"]
-KINDS: dict[str, Kind] = {
-    "action": "text",
-    "addr": "number",
-    "size": "number",
-    "stream": "number",
-    "time_us": "number",
-    "compile_context": "text",
-    "user_metadata": "text",
-    "pool_id": "pool",
-    "frames": "stack",
-}
+from memviz.trace.unpickle.rows import Kind, RowKind
 
 
 @dataclass(frozen=True)
 class Template:
-    """How this file writes an event."""
+    """How this file writes an event, a block or an annotation."""
 
     memo: bytes
     """What follows each new object: MEMOIZE, 'r' (LONG_BINPUT with a number behind it) or nothing."""
     slots: tuple[tuple[str, Kind, bytes], ...]
-    """Name, kind, and the bytes that fetch the key's text from the memo."""
+    """Name, kind, and the bytes of the key: they fetch its text from the memo, or write it out."""
+
+    def is_written_out(self, slot: int) -> bool:
+        """torch makes some keys anew for each annotation."""
+        return self.slots[slot][2][:1] not in (b"h", b"j")
+
+    @property
+    def writes_keys_out(self) -> bool:
+        return any(map(self.is_written_out, range(len(self.slots))))
 
 
-def template_of(buffer: bytes, start: int, end: int, keys: list[str]) -> Template | None:
-    """None where a key is written out (as in the first event) or unknown, or a value is of another form."""
-    if any(key not in KINDS for key in keys):
+def template_of(buffer: bytes, start: int, end: int, keys: list[str], kind: RowKind) -> Template | None:
+    """None where a key is unknown, or a value of another form."""
+    if any(key not in kind.kinds for key in keys):
         return None
     for memo in (b"\x94", b"r", b""):
-        slots = _Steps(buffer, start, end, memo).slots(keys)
+        slots = _Steps(buffer, start, end, memo).slots(keys, kind)
         if slots is not None:
             return Template(memo, slots)
     return None
 
 
 class _Steps:
-    """One event's bytes, walked over once. -1 is a place where they are of another form."""
+    """One row's bytes, walked over once. -1 is a place where they are of another form."""
 
     def __init__(self, buffer: bytes, start: int, end: int, memo: bytes) -> None:
         self.buffer = buffer
@@ -50,17 +46,22 @@ class _Steps:
         self.end = end
         self.memo = memo
 
-    def slots(self, keys: list[str]) -> tuple[tuple[str, Kind, bytes], ...] | None:
+    def slots(self, keys: list[str], kind: RowKind) -> tuple[tuple[str, Kind, bytes], ...] | None:
         at = self.memoized(self.literal(self.start, b"}"))
         at = self.literal(at, b"(")
         slots = []
         for key in keys:
-            behind = self.reference(at)
-            slots.append((key, KINDS[key], self.buffer[at:behind]))
-            at = self.value(behind, KINDS[key])
+            behind = self.key(at)
+            slots.append((key, kind.kinds[key], self.buffer[at:behind]))
+            at = self.value(behind, kind.kinds[key])
             if at < 0:
                 return None
         return tuple(slots) if self.literal(at, b"u") == self.end else None
+
+    def key(self, at: int) -> int:
+        behind = self.reference(at)
+        # Written out and numbered, each row's would be other bytes.
+        return behind if behind > 0 or at < 0 or self.memo == b"r" else self.memoized(self.text(at))
 
     def value(self, at: int, kind: Kind) -> int:
         if kind == "number":
@@ -114,6 +115,15 @@ LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", r
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
 BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
 """As far as it was looked at, where it is no such list."""
-REFERENCES = re.compile(rb"h(.)|j(....)", re.DOTALL)
+_REFERENCES = re.compile(_REFERENCE, re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""
+
+
+def references_in(row: bytes) -> list[bytes]:
+    """Of a list of references, with its '(' or without."""
+    return _REFERENCES.findall(row, 1 if row[:1] == b"(" else 0)
+
+
+def place_of(reference: bytes) -> int:
+    return int.from_bytes(reference[1:], "little")

@@ -1,4 +1,4 @@
-"""Every place in a window where an event may start, parsed side by side, by bytes only."""
+"""Every place in a window where a row may start, parsed side by side, by bytes only."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.model import Bools, Ints8
-from memviz.trace.unpickle.template import BEGUN_LIST, LIST, Kind, Template
+from memviz.trace.unpickle.rows import Kind
+from memviz.trace.unpickle.template import BEGUN_LIST, LIST, Template
 
 Word = npt.NDArray[np.uint64]
-_MOST_CONTENTS = 500_000
-_WIDTHS = (64, 128, 192, 256, 512, 1024, 2048)
+_WIDTHS = (16, 32, 64, 128, 192, 256, 512, 1024, 2048)
 _LONG = _WIDTHS[-1]
 """Bytes of a list beyond which it is looked at by itself; 400 frames fit."""
 _FACTORS: Word = np.cumprod(np.full(_LONG // 8, 0x9E3779B97F4A7C15, dtype=np.uint64), dtype=np.uint64)
@@ -30,7 +30,8 @@ _BATCH_END = b"e("
 class Contents:
     """Distinct bytes of lists and texts, each once: 600,000 lists in a file are often 200 different ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int | None = None) -> None:
+        self._most = most
         self.numbers: dict[bytes, int] = {}
         self.raw: list[bytes] = []
         self.bytes = 0
@@ -40,8 +41,8 @@ class Contents:
     def number(self, raw: bytes) -> int:
         found = self.numbers.get(raw)
         if found is None:
-            if len(self.raw) >= _MOST_CONTENTS:
-                raise TraceError(f"Its events hold more than {_MOST_CONTENTS:,} different stacks.")
+            if self._most is not None and len(self.raw) >= self._most:
+                raise TraceError(f"Its events hold more than {self._most:,} different stacks.")
             self.bytes += len(raw)
             found = self.numbers[raw] = len(self.raw)
             self.raw.append(raw)
@@ -58,11 +59,13 @@ class Column:
     second: Ints8 | None = None
     """The other number of a pool, or the place in the memo that the object takes (explicit memo only)."""
     memo_offset: Ints8 | None = None
-    """How many objects the event has put into the memo before this one; -1 where this is a reference."""
+    """How many objects the row has put into the memo before this one; -1 where this is a reference."""
+    key_offset: Ints8 | None = None
+    """The same of its key, where that is written out in each row and put into the memo."""
 
 
 class Window:
-    """Every place in the window where an event may start, parsed side by side."""
+    """Every place in the window where a row may start, parsed side by side."""
 
     def __init__(self, buffer: bytes, template: Template, at: int, seen: tuple[Contents, Contents]) -> None:
         self.template = template
@@ -130,10 +133,11 @@ class Window:
         self._at = np.where(self._ok, self._at, 0)
 
     def _skip(self, literal: bytes) -> None:
-        expected = int.from_bytes(literal, "little")
-        self._clamp((self._words[self._at] & _mask(len(literal))) == expected)
-        self._at = self._at + len(literal)
-        self._clamp(self._ok)
+        for i in range(0, len(literal), 8):
+            piece = literal[i : i + 8]
+            self._clamp((self._words[self._at] & _mask(len(piece))) == int.from_bytes(piece, "little"))
+            self._at = self._at + len(piece)
+            self._clamp(self._ok)
 
     def _memo_place(self) -> Ints8 | None:
         """Steps over what puts an object into the memo; its place where the file names it."""
@@ -150,10 +154,14 @@ class Window:
     def _slot(self, number: int) -> Column:
         _, kind, literal = self.template.slots[number]
         self._skip(literal)
+        key_offset = None
+        if self.template.memo == b"\x94" and self.template.is_written_out(number):
+            key_offset = self._memoized.copy()
+            self._memoized += 1
         if kind == "number":
-            return Column(self._number())
+            return Column(self._number(), key_offset=key_offset)
         following = self.template.slots[number + 1][2] if number + 1 < len(self.template.slots) else b"u"
-        return self._object(kind, following)
+        return self._object(kind, following, key_offset)
 
     def _number(self) -> Ints8:
         word = self._words[self._at]
@@ -177,7 +185,7 @@ class Window:
         self._clamp(self._ok)
         return value
 
-    def _object(self, kind: Kind, following: bytes) -> Column:
+    def _object(self, kind: Kind, following: bytes, key_offset: Ints8 | None) -> Column:
         """A reference, or a text, pool or list written out here."""
         word = self._words[self._at]
         code = word & _mask(1)
@@ -186,7 +194,7 @@ class Window:
         value = np.where(
             short, _from_bytes(word >> np.uint64(8), 1, False), _from_bytes(word >> np.uint64(8), 4, False)
         )
-        column = Column(value, memo_offset=np.full(len(value), -1))
+        column = Column(value, memo_offset=np.full(len(value), -1), key_offset=key_offset)
         inline = np.flatnonzero(self._ok & ~reference)
         after = self._at + np.where(short, 2, 5)
         if len(inline):
@@ -259,8 +267,12 @@ class Window:
         rows = np.flatnonzero(same)
         same[rows] = self._equal(start[rows], raw)
         value = np.where(same, -1 - self._texts_seen.number(raw), 0)
-        for i in np.flatnonzero(good & ~same):
-            value[i] = -1 - self._texts_seen.number(self._buffer[start[i] : end[i]])
+        others = np.flatnonzero(good & ~same)
+        leader = self._leaders(start[others], size[others])
+        for i in np.flatnonzero(leader == np.arange(len(others))).tolist():
+            row = others[i]
+            value[row] = -1 - self._texts_seen.number(self._buffer[start[row] : end[row]])
+        value[others] = value[others[leader]]
         return value
 
     def _equal(self, start: Ints8, raw: bytes) -> Bools:

@@ -1,0 +1,57 @@
+"""A snapshot's annotations, dicts or rows that are decoded already -> columns, by device and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+
+from memviz.trace.collect import integers
+from memviz.trace.formats.fields import whole_of
+from memviz.trace.intern import Interner
+from memviz.trace.model import AnnotationRows, Annotations, Ints4, Ints8, Stage
+from memviz.trace.unpickle.rows import translated
+
+
+def annotations_of(rows: Iterable[Any], interner: Interner) -> Annotations:
+    """`rows`: of one device, in the order of the file."""
+    parts: list[tuple[Ints4, Ints8, Ints8]] = []
+    for kind, group in groupby(rows, key=type):
+        same = list(group)
+        parts += (
+            [_from_rows(each, interner) for each in same] if kind is AnnotationRows else [_from_dicts(same, interner)]
+        )
+    empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
+    name, stage, time_us = (np.concatenate(each) for each in zip(empty, *parts, strict=True))
+    order = np.argsort(time_us, kind="stable")
+    return Annotations(name=name[order], stage=stage[order].astype(np.uint8), time_us=time_us[order])
+
+
+def of_devices(rows: AnnotationRows) -> list[tuple[int, AnnotationRows]]:
+    """Each device's own."""
+    if len(rows) and (rows.device == rows.device[0]).all():
+        return [(int(rows.device[0]), rows)]
+    return [(number, _chosen(rows, rows.device == number)) for number in np.unique(rows.device).tolist()]
+
+
+def _chosen(rows: AnnotationRows, mask: Any) -> AnnotationRows:
+    return AnnotationRows(**{name: column[mask] for name, column in rows.columns()})
+
+
+def _from_rows(rows: AnnotationRows, interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
+    stage = translated(rows.stage.astype(np.int64), lambda text: _stage(interner.text(text)))
+    return rows.name, stage, rows.time_us
+
+
+def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
+    return (
+        np.array([interner.string(each.get("name", "")) for each in rows], dtype=np.int32),
+        np.array([_stage(each.get("stage")) for each in rows], dtype=np.int64),
+        integers([whole_of(each, "time_us", 0) for each in rows], "time_us"),
+    )
+
+
+def _stage(name: Any) -> Stage:
+    return Stage.END if name == "END" else Stage.START
