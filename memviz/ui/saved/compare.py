@@ -20,7 +20,7 @@ from memviz.ui.html.markup import Html
 from memviz.ui.payloads.linked_timelines import alignments, linked_values, placed
 from memviz.ui.saved.pieces import light
 from memviz.ui.saved.thrift import Thrift
-from memviz.ui.saved.views import Panel, State, with_ways
+from memviz.ui.saved.views import SavedPanel, State, with_ways
 from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
@@ -77,7 +77,7 @@ def _yes(truth: bool) -> str:
 
 @dataclass(frozen=True)
 class SavedComparison:
-    panels: list[Panel]
+    panels: list[SavedPanel]
     start: State
     data: dict[str, Any]
     lights: list[dict[str, Any]]
@@ -117,16 +117,16 @@ def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:
     return replace(view, other=choices.sides[other].opened.key)
 
 
-def _top(choices: _Choices) -> Panel:
+def _top(choices: _Choices) -> SavedPanel:
     views: dict[tuple[str, ...], Html] = {}
     for other in choices.others:
         view = _view(choices, CompareState(by=choices.best[other]), other)
         html = choices.compared(view).top(Session(compared=tuple(side.opened.key for side in choices.sides)))
         views[(str(other),)] = _with_ways(html, choices, view)
-    return Panel("compare-top", ("other",), views)
+    return SavedPanel("compare-top", ("other",), views)
 
 
-def _controls(choices: _Choices, first: CompareState) -> Panel:
+def _controls(choices: _Choices, first: CompareState) -> SavedPanel:
     views: dict[tuple[str, ...], Html] = {}
     for other, way, axis, overlay in product(choices.others, choices.ways, choices.axes, (False, True)):
         view = replace(_view(choices, first, other), way=way, axis=axis, overlay=overlay)
@@ -135,14 +135,14 @@ def _controls(choices: _Choices, first: CompareState) -> Panel:
         fields = ("other", "align", "axis", "overlay")
         html = choices.compared(view).controls()
         views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return Panel("compare-bar", ("other", "align", "axis", "overlay"), views)
+    return SavedPanel("compare-bar", ("other", "align", "axis", "overlay"), views)
 
 
 def _with_ways(html: str, choices: _Choices, view: CompareState) -> Html:
     return with_ways(html, lambda data: choices.changes_of(view, data))
 
 
-def _differences(choices: _Choices) -> Panel:
+def _differences(choices: _Choices) -> SavedPanel:
     fields = ("other", "rows-by", "sort", "every-row")
     views: dict[tuple[str, ...], Html] = {}
     for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
@@ -151,10 +151,10 @@ def _differences(choices: _Choices) -> Panel:
         assert state is not None
         html = choices.compared(view).differences()
         views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return Panel("differences", fields, views)
+    return SavedPanel("differences", fields, views)
 
 
-def _lights(pairs: Sequence[Pair], rows: Panel) -> list[dict[str, Any]]:
+def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
     """Of the rows that are shown. Categories need none: the timeline has them."""
     wanted: dict[str, set[str]] = {}
     for html in rows.views.values():

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.saved.views import Panel, State, Texts, panel_data
+from memviz.ui.saved.views import SavedPanel, State, Texts, panel_data
 
 _UI = Path(__file__).parents[1]
 _STYLES = (
@@ -55,7 +55,7 @@ class Document:
     body: Html
     scripts: tuple[str, ...]
     """Of the page, besides the one that is for saved pages alone."""
-    panels: Sequence[Panel] = ()
+    panels: Sequence[SavedPanel] = ()
     start: State = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
     data: dict[str, Any] = field(default_factory=dict)

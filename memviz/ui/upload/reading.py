@@ -49,7 +49,7 @@ class Busy(Exception):
     """Too many files are on their way."""
 
 
-class TooLarge(Exception):
+class FileTooLarge(Exception):
     """With the sentence that says so."""
 
 
@@ -188,7 +188,7 @@ class Readings:
 
     def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
         if self.most_bytes is not None and size > self.most_bytes:
-            raise TooLarge(
+            raise FileTooLarge(
                 f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
                 "is no limit: python app.py."
             )

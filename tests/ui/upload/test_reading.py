@@ -19,7 +19,7 @@ from memviz.trace.load import read_trace
 from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.outbox import Outbox
-from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
 from memviz.ui.upload.turns import Turns
 from tests.traces import alloc, free, snapshot
 
@@ -147,7 +147,7 @@ def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
 
 def test_limits_are_said_before_anything_is_sent():
     readings = Readings(TraceStore(), most_bytes=1 << 20)
-    with pytest.raises(TooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
+    with pytest.raises(FileTooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
         readings.begin("run.pickle", 2 << 20, packed=True)
 
 
