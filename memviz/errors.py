@@ -5,7 +5,7 @@ MemvizError                 shown to people as it stands: what, why, and what to
 └── UsageError              a question that this Trace cannot answer (no such device, event, time)
 
 They are raised where the fault is found and shown in one place per surface: `memviz.__main__` for the
-command line, `memviz.ui.errors` for the page.
+command line, `memviz.ui.shell.programs` and the tabs for the page.
 """
 
 from __future__ import annotations

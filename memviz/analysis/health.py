@@ -59,7 +59,7 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
 
 
 def _on_device(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    where = f"Device {device.name}: " if len(trace.devices) > 1 else ""
+    where = f"Device {device.name}. " if len(trace.devices) > 1 else ""
     for about in _CONCERNS:
         for note in about(trace, device):
             yield Note(note.code, where + note.text, note.remedy, note.level, device.name)

@@ -48,7 +48,7 @@ _SEARCH_PARTS = 6
 
 
 @dataclass(frozen=True)
-class Question:
+class ReplayQuestion:
     """What is asked of a recording; each part may be left out."""
 
     settings: Settings | None = None
@@ -59,7 +59,7 @@ class Question:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReplayAnswer:
     trace: Trace
     device: DeviceTrace
     found: WhatIf
@@ -83,7 +83,7 @@ def replay(
         overhead: Bytes of the card that the CUDA context and libraries are taken to hold; the default is an assumption.
         search: Also try the settings that matter.
     """
-    question = Question(
+    question = ReplayQuestion(
         settings=None if settings is None else parse_settings(settings),
         card=None if memory is None else CardMemory(memory, overhead),
         search=search,
@@ -92,7 +92,7 @@ def replay(
     return _json(_answer(trace, device, question, None))
 
 
-def _answer(trace: Trace, device: str | None, question: Question, progress: Progress | None) -> Answer:
+def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress: Progress | None) -> ReplayAnswer:
     chosen = chosen_device(trace, device)
     parts = 1 + _SEARCH_PARTS if question.search else 1
     first, source = part_of(progress, 0, parts), source_of(trace, chosen)
@@ -106,7 +106,7 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         source=source,
     )
     if not question.search:
-        return Answer(trace, chosen, found, None)
+        return ReplayAnswer(trace, chosen, found, None)
     found_best = search(
         source,
         question.card,
@@ -115,10 +115,10 @@ def _answer(trace: Trace, device: str | None, question: Question, progress: Prog
         overhead_bytes=question.overhead,
         progress=rest_of(progress, 1, parts),
     )
-    return Answer(trace, chosen, found, found_best)
+    return ReplayAnswer(trace, chosen, found, found_best)
 
 
-def _json(answer: Answer) -> dict[str, Any]:
+def _json(answer: ReplayAnswer) -> dict[str, Any]:
     said = str(headlines.what_if(answer.found, answer.searched))
     return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}
 
@@ -131,7 +131,7 @@ def _print_smallest(found: WhatIf, overhead: int) -> None:
         print(f"  fits on    a card of {found.smallest_card.name} or more{taken}")
 
 
-def _print(answer: Answer, overhead: int) -> None:
+def _print(answer: ReplayAnswer, overhead: int) -> None:
     found, searched, ours = answer.found, answer.searched, answer.found.replayed
     print(headlines.what_if(found, searched))
     if not addresses(found.recorded):
@@ -252,7 +252,7 @@ def _release(text: str) -> Release:
 
 
 def _run(args: argparse.Namespace) -> int:
-    question = Question(
+    question = ReplayQuestion(
         settings=None if args.settings is None else parse_settings(args.settings, args.release),
         card=None if args.memory is None else CardMemory(args.memory, args.overhead),
         release=args.release,
@@ -279,7 +279,7 @@ def _shown(work: Callable[[Progress | None], Result]) -> Result:
         progress("")
 
 
-def _write(answer: Answer, path: Path) -> None:
+def _write(answer: ReplayAnswer, path: Path) -> None:
     ending = path.name.removesuffix(".gz").rpartition(".")[2].lower()
     if ending not in (*_SNAPSHOT, "html"):
         raise UsageError(f"{path.name}: a replay is written as a snapshot (.pickle) or as a page (.html).")

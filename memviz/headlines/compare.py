@@ -9,7 +9,7 @@ from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.comparing.changes import Change, Changes, Telling
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart
+from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart, trace_name
 from memviz.units import bytes_text
 
 _ALSO_SHARE = 0.15
@@ -51,7 +51,7 @@ def _only_ends(still: Sequence[str]) -> str:
 
 def _called(found: Changes, names: Sequence[str]) -> list[str]:
     """With the device, where a trace has several it could be."""
-    called = told_apart(names or [moment.source for moment in found.moments])
+    called = told_apart(names or [trace_name(moment.source) for moment in found.moments])
     devices = [moment.which for moment in found.moments]
     if not any(device.is_one_of_several for device in devices):
         return called

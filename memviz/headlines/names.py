@@ -13,6 +13,7 @@ LONGEST = 60
 """Characters of one name in a sentence."""
 
 _MANY = {"parameter", "gradient", "activation", "input", "output"}
+_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 
 
@@ -50,6 +51,13 @@ def short(text: str, longest: int = LONGEST) -> str:
         return text
     end = (longest - 1) // 2
     return f"{text[: longest - 1 - end]}…{text[-end:]}"
+
+
+def trace_name(source: str) -> str:
+    """Of a file, without the endings that say how it is packed."""
+    for ending in _ENDINGS:
+        source = source.removesuffix(ending)
+    return source
 
 
 def told_apart(names: Sequence[str]) -> list[str]:

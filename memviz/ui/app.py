@@ -13,8 +13,9 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from memviz.trace.model import Trace
+from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
-from memviz.ui.compare.links import TAB, compare_session, compare_view
+from memviz.ui.compare.links import TAB, compare_session, compare_state_of
 from memviz.ui.components.arrivals import Arrivals, worker
 from memviz.ui.components.component import Component
 from memviz.ui.components.event_list import EventList
@@ -29,13 +30,15 @@ from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.components.waterfall import WaterfallTable
+from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
+from memviz.ui.explore.downloads import EXPORTS, export_file
+from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
-from memviz.ui.shell import programs
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.doorway import Doorway
-from memviz.ui.shell.exports import EXPORTS, Exports, export_file
+from memviz.ui.shell.exports import Exports, not_kept
 from memviz.ui.shell.housekeeping import Housekeeping
 from memviz.ui.shell.links import SAMPLE, named, view_state
 from memviz.ui.shell.open_pages import OpenPages
@@ -44,24 +47,23 @@ from memviz.ui.shell.page_frame import (
     brand_html,
     foot_html,
     missing_html,
-    record_html,
     refused_html,
-    samples_html,
     traces_html,
-    welcome_html,
 )
 from memviz.ui.shell.presence import presence
+from memviz.ui.shell.programs import ExplainingBlocks
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
 from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
 from memviz.ui.upload import routes
-from memviz.ui.upload.arriving import not_kept
-from memviz.ui.upload.opening import SAMPLE_LIST, arrived, open_files, open_sample, opened, reopened, sample_named
+from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.reading import Readings
+from memviz.ui.upload.samples import OFFERED_SAMPLES, sample_named
+from memviz.ui.upload.welcome import record_html, samples_html, welcome_html
 from memviz.ui.what_if import tab as what_if
-from memviz.ui.what_if.answer import Shown
+from memviz.ui.what_if.state import WhatIfState
 
 _HERE = Path(__file__).parent
 STYLES = (
@@ -97,7 +99,7 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     context = Context(TraceStore())
     given = Session()
     for each in traces_given:
-        given = given.with_opened(opened(context.store, each, pinned=True))
+        given = given.with_opened(open_trace(context.store, each, pinned=True))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
@@ -110,7 +112,7 @@ def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
     return page
 
 
-class PageBlocks(programs.Blocks):
+class PageBlocks(ExplainingBlocks):
     """What routes and the doorway find by Gradio's application."""
 
     store: TraceStore
@@ -139,7 +141,10 @@ class _Page:
         self._sidebar()
         self.band = Panel(elem_id="band")
         self._tabs()
-        programs.build(self.run.answers)
+        with gr.Row(visible=False):
+            explore_programs.build()
+            compare_programs.build()
+            run_programs.build(self.run.answers)
         self._wire(page)
 
     def _sidebar(self) -> None:
@@ -195,7 +200,7 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.shown], outputs, **PRIVATE).then(
+        self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **PRIVATE)
@@ -203,7 +208,7 @@ class _Page:
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
         self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
-        begun = [*outputs, self.compare.view, self.what_if.shown, self.browser_name]
+        begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
         page.load(
             self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"
         )
@@ -218,7 +223,7 @@ class _Page:
             refused_html(current),
             gr.update(visible=not is_open),
             gr.update(visible=True if is_open else "hidden"),
-            actions_html(current),
+            actions_html(current, EXPORTS),
             gr.update(selected=tab) if tab else gr.update(),
             *explore.show(self.context, current, state),
             *compare.show(self.context, current),
@@ -249,8 +254,8 @@ class _Page:
                 self.context.store.drop(each.key)
         return self._shown(after, tab=_tab(data))
 
-    def _keep_replay(self, current: Session, shown: Shown, event: gr.EventData) -> list[Any]:
-        session, tab = what_if.kept(self.what_if, current, shown, event)
+    def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
+        session, tab = what_if.kept(self.what_if, current, state, event)
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
@@ -286,7 +291,7 @@ class _Page:
         if query.get("tab") == TAB:
             compared = compare_session(session, query, self._sample)
             if compared is not None:
-                return [*self._shown(compared, tab=TAB), compare_view(compared, query), gr.skip()]
+                return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
         found = self._linked(session, query)
         if found is not None and query.get("tab") == what_if.ID:
             return [*self._shown(found, tab=what_if.ID), gr.skip(), what_if.asking(found, query)]
@@ -306,7 +311,7 @@ class _Page:
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Samples may be named by anybody."""
         file = wanted.removeprefix(SAMPLE)
-        sample = next((each for each in SAMPLE_LIST if file in each.files), None)
+        sample = next((each for each in OFFERED_SAMPLES if file in each.files), None)
         if sample is None or not wanted.startswith(SAMPLE):
             return None
         return open_sample(self.context.store, session, replace(sample, files=(file,)))
@@ -352,7 +357,7 @@ def launch_options() -> dict[str, Any]:
         "head": scripts(),
         "ssr_mode": False,
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
-        "max_threads": 2 * programs.MOST_ASKED,
+        "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),
         "app_kwargs": {"routes": routes.routes(), "middleware": [Middleware(Doorway)], "lifespan": _while_up},
         "allowed_paths": [],

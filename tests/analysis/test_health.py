@@ -46,7 +46,7 @@ def test_a_device_where_nothing_happened_is_no_fault() -> None:
     root = snapshot([alloc(1, 5, **STACK)], [segment(BASE, 2 * MiB, [], device=1)])
     notes = [note for note in health(read(root)) if note.code == "no_events"]
     assert [(note.level, note.text.split(";")[0]) for note in notes] == [
-        ("info", "Device 1: Nothing happened here while the history was recorded")
+        ("info", "Device 1. Nothing happened here while the history was recorded")
     ]
 
 

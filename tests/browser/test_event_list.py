@@ -8,7 +8,7 @@ import pytest
 
 from memviz.trace.model import Trace
 from memviz.ui.components.event_list import EventList, page_server, place_server
-from memviz.ui.explore.event_rows import list_value
+from memviz.ui.payloads.event_rows import list_value
 from tests.browser.mounting import Mounted, mount
 from tests.traces import alloc, event, frame, free, trace_of
 

@@ -10,7 +10,7 @@ import pytest
 from memviz.figures.colouring import colouring, pixel_palette
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import SegmentMap, moment_server
-from memviz.ui.explore.segments_tab import map_value
+from memviz.ui.payloads.segment_view import map_value
 from tests.browser.mounting import Mounted, load, mount
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
@@ -77,7 +77,7 @@ def two_segments() -> Trace:
 def shown(page: Any, trace: Trace, at: int = 4) -> Mounted:
     device = trace.devices[0]
     find = lambda key: (trace, device) if key == "k" else None  # noqa: E731
-    value = map_value(device, "k", {"at": at})
+    value = map_value(device, "k", at=at)
     made = mount(page, SegmentMap, serve=[moment_server(find)], value=value, more=(LAYOUT_MODULE,))
     drawn(page, at)
     return made

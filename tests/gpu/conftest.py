@@ -72,7 +72,7 @@ def gpu_round(pytestconfig: pytest.Config) -> Iterator[Round]:
 
 def pytest_report_teststatus(report: pytest.TestReport) -> tuple[str, str, str] | None:
     """What was found, beside the case's name."""
-    found = dict(report.user_properties).get("found")
+    found = dict(getattr(report, "user_properties", ())).get("found")
     return ("passed", ".", f"PASSED {found}") if found and report.when == "call" and report.passed else None
 
 

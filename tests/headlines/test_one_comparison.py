@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import re
+from dataclasses import replace
 from functools import cache
 from html import unescape
 from typing import Any
@@ -16,10 +17,11 @@ from memviz.commands.diff import diff
 from memviz.headlines.compare import compare
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from memviz.ui.compare import programs
+from memviz.ui.compare.downloads import comparison_file
 from memviz.ui.compare.waterfall import change_text, waterfall
-from memviz.ui.components.waterfall import file
 from memviz.ui.saved.report import report_page
-from memviz.ui.shell import programs
+from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text
 from tests.house.repository import ROOT
 from tests.traces import alloc, block, segment, trace_of
@@ -52,10 +54,10 @@ def test_diff_and_programs_have_the_rows_of_the_page(by: str) -> None:
 
 @pytest.mark.parametrize("by", ["site", "category"])
 def test_saved_tables_and_pages_have_the_rows_of_the_page(by: str) -> None:
-    table = list(csv.DictReader(io.StringIO(file(sides(), "csv", by)["text"])))
+    table = list(csv.DictReader(io.StringIO(comparison_file(sides(), "csv", by)["text"])))
     figures = [(row["A_bytes"], row["B_bytes"]) for row in table]
     assert sorted(figures[:-1]) == sorted((str(before), str(after)) for _, before, after in told(by))
-    page = file(sides(), "html", by)["text"]
+    page = comparison_file(sides(), "html", by)["text"]
     shown = {tuple(row[:4]) for row in rows_of(page)}
     changed = [row for row in told(by) if row[1] != row[2]]
     assert changed
@@ -88,5 +90,15 @@ def test_notes_of_a_saved_comparison_say_whose_they_are() -> None:
 
 def test_what_was_there_before_the_recording_keeps_its_name_in_a_saved_comparison() -> None:
     late = trace_of([alloc(1 << 21, 7)], [segment(0, 1 << 22, [block(0, 512, 500), block(1 << 21, 512, 7)])])
-    page = file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
+    page = comparison_file([sides()[0], (late, late.devices[0])], "html", "category")["text"]
     assert ["before recording", "–", "500 B", "+500 B"] in [row[:4] for row in rows_of(page)]
+
+
+def test_a_trace_has_one_name_wherever_it_is_spoken_of() -> None:
+    named = [
+        replace(trace, about=replace(trace.about, source=f"{name}.pickle.gz"))
+        for (trace, _), name in zip(sides(), "xy", strict=True)
+    ]
+    said = compare(telling([(trace, trace.devices[0]) for trace in named])).answer
+    assert [Opened.of("key", trace).name for trace in named] == ["x", "y"]
+    assert said.startswith("y peaks") and said.endswith("than x.")

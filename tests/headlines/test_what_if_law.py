@@ -18,7 +18,7 @@ from memviz.headlines.what_if import what_if as headline
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.upload.opening import SAMPLES
-from memviz.ui.what_if.ranked_rows import Row, rows
+from memviz.ui.what_if.ranked_rows import RankedRow, rows
 from memviz.ui.what_if.reserved_plot import lines
 from memviz.units import bytes_text, count_text
 from tests.allocator.driver import MiB
@@ -44,7 +44,7 @@ def check(trace: Trace, settings: Settings | None, card: CardMemory | None) -> N
     assert ("On device" in said) == (len(trace.devices) > 1)
 
 
-def of_fate(said: str, found: WhatIf, shown: list[Row]) -> None:
+def of_fate(said: str, found: WhatIf, shown: list[RankedRow]) -> None:
     fits = re.search(r"this run fits, with ([^ ]+ [^ ]+) to spare", said)
     if fits:
         assert found.base.oom is None
@@ -74,7 +74,7 @@ def of_change(said: str, found: WhatIf, searched: Search) -> None:
         assert (bytes_text(abs(mine - theirs)), mine > theirs) == (changed[2], changed[3] == "more")
 
 
-def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[Row]) -> None:
+def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[RankedRow]) -> None:
     claims = [each for each in shown if each.remark == "as recorded"]
     peak = found.recorded_peak_bytes
     for each in claims:

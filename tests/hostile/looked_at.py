@@ -12,12 +12,12 @@ from memviz.figures.colouring import colouring, pixel_palette
 from memviz.figures.packed_timeline import pack_groups, pack_timeline, pack_times
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.explore.details import ALL, lower_half
-from memviz.ui.explore.event_rows import EventFilter, chosen_events, event_rows, list_value
-from memviz.ui.explore.explore_state import GROUPINGS, TABS, Look
-from memviz.ui.explore.segments import segment_view
+from memviz.ui.explore.answer import ALL, details
+from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
+from memviz.ui.payloads.event_rows import EventFilter, chosen_events, event_rows, list_value
+from memviz.ui.payloads.segment_view import segment_view
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 
 
 def look(path: str) -> int:
@@ -28,7 +28,7 @@ def look(path: str) -> int:
     except TraceError as error:
         sys.stderr.write(f"memviz: {error}\n")
         return 2
-    found = opened(TraceStore(), trace)
+    found = open_trace(TraceStore(), trace)
     device = next(each for each in trace.devices if each.name == found.device)
     timelines(trace, device)
     tables(trace, device)
@@ -46,10 +46,10 @@ def timelines(trace: Trace, device: DeviceTrace) -> None:
 
 def tables(trace: Trace, device: DeviceTrace) -> None:
     for by in GROUPINGS:
-        lower_half(trace, device, "k", Look(by=by), said={"key": "k", "pin": 0}, due=ALL)
+        details(trace, device, "k", ExploreState(by=by), said={"key": "k", "pin": 0}, due=ALL)
     said = {"key": "k", "range": [0, len(device.events) - 1]}
     for tab in TABS:
-        lower_half(trace, device, "k", Look(tab=tab, by="site", query="f >1MiB"), said=said, due=ALL)
+        details(trace, device, "k", ExploreState(tab=tab, by="site", query="f >1MiB"), said=said, due=ALL)
     segment_view(trace, device, len(device.events) - 1, with_table=True)
     list_value(trace, device, "k", 0)
     chosen = chosen_events(trace, device, EventFilter(text="f"))

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
@@ -17,6 +17,14 @@ from tests.house.repository import ROOT, Outline, outline, outline_of, python_fi
 
 HEAVY = {"torch", "plotly", "gradio", "pandas"}
 ROW = re.compile(r"^\| `([\w.]+)` \|([^|]*)\|([^|]*)\|$", re.MULTILINE)
+ROOM = re.compile(r"^\| `ui/(\w+)` \|([^|]*)\|$", re.MULTILINE)
+CIRCLES_LEFT = (
+    {"blocks", "caching", "expandable", "pending", "release", "statistics"},
+    {"notes", "replayer"},
+    {"numerics", "verdict"},
+    {"autocast", "compiling", "device", "fake_cuda", "mode", "patches", "tensor_words"},
+)
+"""Of modules that import each other, by their names. No other may be added, and these shall go."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +80,61 @@ def forbidden(path: str, file: Outline) -> list[str]:
     return [f"{path} imports {name}" for name in sorted(faults)]
 
 
+@cache
+def rooms() -> dict[str, frozenset[str]]:
+    """Of the page: which of its rooms each may import."""
+    return {room: _quoted(others) for room, others in ROOM.findall(text_of("memviz/README.md"))}
+
+
+def shut_rooms(path: str, file: Outline) -> list[str]:
+    """`app.py` puts all rooms together."""
+    pieces = PurePosixPath(path).parts
+    if pieces[:2] != ("memviz", "ui") or len(pieces) < 4:
+        return []
+    entered = {name.split(".")[2] for name in imported(path, file) if name.startswith("memviz.ui.")}
+    allowed = rooms()[pieces[2]] | {pieces[2]}
+    return [f"{path} imports memviz.ui.{room}" for room in sorted(entered - allowed)]
+
+
+def circles(arrows: Mapping[str, Collection[str]]) -> list[set[str]]:
+    """Groups in which each comes to each other along the arrows (Tarjan's algorithm)."""
+    order: dict[str, int] = {}
+    least: dict[str, int] = {}
+    path: list[str] = []
+    groups: list[set[str]] = []
+
+    def visit(name: str) -> None:
+        order[name] = least[name] = len(order)
+        path.append(name)
+        for other in arrows[name]:
+            if other not in order:
+                visit(other)
+            if other in path:
+                least[name] = min(least[name], least[other])
+        if least[name] == order[name]:
+            at = path.index(name)
+            groups.append(set(path[at:]))
+            del path[at:]
+
+    for name in arrows:
+        if name not in order:
+            visit(name)
+    return [group for group in groups if len(group) > 1]
+
+
+def arrows_of_modules() -> dict[str, set[str]]:
+    paths = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in house_files()}
+
+    def module(name: str) -> str:
+        while name and name not in paths:
+            name = name.rpartition(".")[0]
+        return name
+
+    return {
+        name: {module(other) for other in imported(path, outline_of(path))} - {name, ""} for name, path in paths.items()
+    }
+
+
 def house_files() -> list[str]:
     return [name for name in python_files() if name.split("/")[0] in {"app.py", "memviz", "optimizations"}]
 
@@ -97,6 +160,31 @@ def test_the_table_has_no_cycle():
 def test_the_table_names_only_parts_that_have_a_row():
     named = {part for rule in table().values() for part in rule.parts}
     assert named <= set(table())
+
+
+def test_rooms_of_the_page_import_as_the_table_says():
+    pieces = [PurePosixPath(name).parts for name in house_files()]
+    assert set(rooms()) == {part[2] for part in pieces if part[:2] == ("memviz", "ui") and len(part) > 3}
+    faults = [fault for name in house_files() for fault in shut_rooms(name, outline_of(name))]
+    assert not faults, "\n".join(faults)
+
+
+def test_a_room_that_imports_a_tab_is_named():
+    wrong = outline("def lazy():\n    from memviz.ui.explore.state import TABS\nfrom ..run import form")
+    for room in ("shell", "html", "components", "compare"):
+        path = f"memviz/ui/{room}/x.py"
+        assert shut_rooms(path, wrong) == [f"{path} imports memviz.ui.{tab}" for tab in ("explore", "run")]
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    short = [{name.rpartition(".")[2] for name in circle} for circle in circles(arrows_of_modules())]
+    new = [circle for circle in short if not any(circle <= known for known in CIRCLES_LEFT)]
+    assert not new, "\n".join(" - ".join(sorted(circle)) for circle in new)
+
+
+def test_a_circle_is_found():
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [{"a", "b", "c"}]
+    assert circles({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.trace.model import Trace
-from memviz.ui.compare.compare_state import Side
+from memviz.ui.compare.state import Side, side_of
 from memviz.ui.shell.session import Opened
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
 
@@ -28,6 +28,6 @@ def found(*traces: Trace, by: str = "site") -> Changes:
 def sides(*traces: Trace) -> tuple[Side, ...]:
     named = [Opened(f"key{i}", f"run-{i}", "0", ("0",)) for i in range(len(traces))]
     return tuple(
-        Side("ABCDEFGH"[i], each, trace, trace.devices[0])
+        side_of("ABCDEFGH"[i], each, trace, trace.devices[0])
         for i, (each, trace) in enumerate(zip(named, traces, strict=True))
     )

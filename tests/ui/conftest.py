@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.context import Context, open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 from memviz.ui.what_if.kept_replays import Replays
 from tests.ui.asked_trace import growing
 
@@ -18,7 +17,7 @@ def context() -> Context:
 
 @pytest.fixture
 def key(context: Context) -> str:
-    return timeline_key(opened(context.store, growing()))
+    return timeline_key(open_trace(context.store, growing()))
 
 
 @pytest.fixture

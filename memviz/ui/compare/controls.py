@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from memviz.analysis.comparing.align import Way
 from memviz.analysis.comparing.scores import Score
-from memviz.ui.compare.compare_state import LETTERS, CompareView
+from memviz.ui.compare.state import LETTERS, CompareState
 from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut
@@ -19,7 +19,7 @@ _MOST_NAME = 44
 
 @dataclass(frozen=True)
 class Controls:
-    view: CompareView
+    state: CompareState
     scores: tuple[Score, ...]
     order: tuple[str, ...]
     ways: tuple[Way, ...]
@@ -29,26 +29,26 @@ class Controls:
 
 
 def controls_html(controls: Controls) -> Html:
-    view = controls.view
+    state = controls.state
     return tag(
         "div",
-        _overlay_legend(controls) if view.overlay else _legend(controls.scores, controls.order),
+        _overlay_legend(controls) if state.overlay else _legend(controls.scores, controls.order),
         tag(
             "div",
             _align(controls),
-            switch_html("overlay", "Layout", (("side", "Side by side"), ("overlay", "Overlay")), _layout(view)),
+            switch_html("overlay", "Layout", (("side", "Side by side"), ("overlay", "Overlay")), _layout(state)),
             _axis(controls),
             class_="mv-controls",
         ),
         class_="mv-comparebar",
         data_count=len(controls.scores),
         data_many="yes" if len(controls.scores) > 3 else None,
-        data_mode=_layout(view),
+        data_mode=_layout(state),
     )
 
 
-def _layout(view: CompareView) -> str:
-    return "overlay" if view.overlay else "side"
+def _layout(state: CompareState) -> str:
+    return "overlay" if state.overlay else "side"
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
@@ -101,9 +101,9 @@ def _mark(look: str, words: str) -> Html:
 
 
 def _align(controls: Controls) -> Html:
-    axis = "time" if controls.view.axis == "time" else "event"
-    options = [_option(way, axis, way == controls.view.way) for way in controls.ways]
-    current = tag("summary", tag("span", "Align"), " ", way_text(controls.view.way, axis), " ▾")
+    axis = "time" if controls.state.axis == "time" else "event"
+    options = [_option(way, axis, way == controls.state.way) for way in controls.ways]
+    current = tag("summary", tag("span", "Align"), " ", way_text(controls.state.way, axis), " ▾")
     return tag("details", current, tag("div", *options), class_="mv-menu mv-align")
 
 
@@ -142,7 +142,7 @@ def _way_reason(way: Way, axis: str) -> str:
 
 
 def _axis(controls: Controls) -> Html:
-    axis = controls.view.axis if controls.has_times else "event"
+    axis = controls.state.axis if controls.has_times else "event"
     why = None if controls.has_times else "Not all of these traces have times"
     return switch_html(
         "axis", "Axis", (("event", "Event"), ("time", "Time")), axis, disabled={"time": why} if why else {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from memviz.analysis.comparing.align import START
-from memviz.ui.compare.compare_state import GROUPINGS, LETTERS, SORTS, CompareView, Side, way_of
+from memviz.ui.compare.state import GROUPINGS, LETTERS, SORTS, CompareState, Side, way_of
 from memviz.ui.shell.links import link_name, named
 from memviz.ui.shell.session import Session
 
@@ -17,23 +17,23 @@ OpenSample = Callable[[Session, str], Session | None]
 """A session with the sample of that name open in it; None where there is no such sample."""
 
 
-def compare_query(sides: tuple[Side, ...], view: CompareView) -> str:
+def compare_query(sides: tuple[Side, ...], state: CompareState) -> str:
     """Only what differs from how a comparison begins."""
     said = {"tab": TAB, "traces": ",".join(link_name(side.opened) for side in sides)}
-    other = view.number_of_other(sides)
+    other = state.number_of_other(sides)
     if other > 1:
         said["other"] = LETTERS[other]
-    if view.by:
-        said["by"] = view.by
-    if view.sort != CompareView().sort:
-        said["sort"] = view.sort
-    if view.way != START:
-        said["align"] = view.way.kind
-        said |= {"step": str(view.way.number)} if view.way.kind == "step" else {}
-        said |= {"name": view.way.name} if view.way.name else {}
-    if view.axis != "event":
-        said["axis"] = view.axis
-    if view.overlay:
+    if state.by:
+        said["by"] = state.by
+    if state.sort != CompareState().sort:
+        said["sort"] = state.sort
+    if state.way != START:
+        said["align"] = state.way.kind
+        said |= {"step": str(state.way.number)} if state.way.kind == "step" else {}
+        said |= {"name": state.way.name} if state.way.name else {}
+    if state.axis != "event":
+        said["axis"] = state.axis
+    if state.overlay:
         said["overlay"] = "1"
     return urlencode(said)
 
@@ -53,14 +53,14 @@ def compare_session(session: Session, query: Mapping[str, str], open_sample: Ope
     return replace(session, compared=tuple(dict.fromkeys(keys)), chosen=keys[0], home=False)
 
 
-def compare_view(session: Session, query: Mapping[str, str]) -> CompareView:
+def compare_state_of(session: Session, query: Mapping[str, str]) -> CompareState:
     """Whatever is not understood is left out."""
     by, sort, other = query.get("by", ""), query.get("sort", ""), query.get("other", "")
     place = LETTERS.find(other) if len(other) == 1 else -1
-    return CompareView(
+    return CompareState(
         other=session.compared[place] if 0 < place < len(session.compared) else "",
         by=by if by in GROUPINGS else "",
-        sort=sort if sort in SORTS else CompareView().sort,
+        sort=sort if sort in SORTS else CompareState().sort,
         way=way_of(query.get("align", ""), query.get("step", "")[:6], query.get("name", "")[:_LONGEST]),
         axis="time" if query.get("axis") == "time" else "event",
         overlay=query.get("overlay") == "1",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.scores import Score
-from memviz.ui.compare.compare_state import LETTERS, Side
+from memviz.ui.compare.state import LETTERS, Side
 from memviz.ui.html.kinds import colour_style
 from memviz.ui.html.markup import Html, esc, tag
 from memviz.ui.html.words import cut, rounded

@@ -8,16 +8,13 @@ from typing import Any
 
 import gradio as gr
 
-from memviz.ui.compare.compare_state import LETTERS, CompareView, changed, sides_of
-from memviz.ui.compare.compared import Compared
-from memviz.ui.compare.empty import compare_empty_html, offer_html
-from memviz.ui.compare.linked_timelines import linked_values, overlay_value
-from memviz.ui.compare.links import compare_query
+from memviz.ui.compare.answer import drawn_parts
+from memviz.ui.compare.downloads import comparison_file
+from memviz.ui.compare.state import LETTERS, CompareState, changed
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.overlay import Overlay
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.waterfall import WaterfallTable
-from memviz.ui.html.markup import tag
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import PRIVATE
@@ -39,7 +36,7 @@ _DUE = {
 
 
 @dataclass(frozen=True)
-class Compare:
+class CompareTab:
     empty: Panel
     offer: Panel
     """Its button opens samples, which the page does."""
@@ -52,7 +49,7 @@ class Compare:
     """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
     place: Panel
     """What the address says of it; address.js reads it."""
-    view: gr.State
+    state: gr.State
     looked_at: gr.State
     drawn: gr.State
     """Of which traces the tab shows the state; coming back to the tab draws nothing twice."""
@@ -67,16 +64,16 @@ class Compare:
         return [self.drawn, *panels, *self.timelines, self.overlay, self.differences, self.place]
 
 
-def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Compare:
+def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> CompareTab:
     with gr.Column(elem_classes="mv-compare"):
         empty, offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
         top, controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
         with gr.Row(elem_classes="mv-linked"):
             timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{each}") for each in LETTERS)
         overlay = Overlay(elem_id="compare-overlay")
-        differences = WaterfallTable(context.find, elem_id="differences")
+        differences = WaterfallTable(context.find, comparison_file, elem_id="differences")
         place = Panel(elem_id="compare-place")
-    parts = Compare(
+    parts = CompareTab(
         empty,
         offer,
         top,
@@ -86,7 +83,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
         differences,
         traces=gr.State(()),
         place=place,
-        view=gr.State(CompareView()),
+        state=gr.State(CompareState()),
         looked_at=gr.State(False),
         drawn=gr.State(()),
     )
@@ -95,10 +92,10 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
     return parts
 
 
-def _wire(context: Context, session: gr.State, parts: Compare) -> None:
-    def act(current: Session, view: CompareView, event: gr.EventData) -> list[Any]:
+def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
+    def act(current: Session, state: CompareState, event: gr.EventData) -> list[Any]:
         data = clicked(event)
-        after, then = _session_after(current, data), changed(view, data)
+        after, then = _session_after(current, data), changed(state, data)
         values = draw(context, after, then)
         if after == current:
             due = (*_DUE.get(data.get("act", ""), ()), "place")
@@ -106,24 +103,24 @@ def _wire(context: Context, session: gr.State, parts: Compare) -> None:
         return [after, _shown(after), then, *values]
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
-        panel.click(act, [session, parts.view], [session, parts.traces, parts.view, *parts.drawing], **PRIVATE)
+        panel.click(act, [session, parts.state], [session, parts.traces, parts.state, *parts.drawing], **PRIVATE)
 
 
-def _watch(context: Context, session: gr.State, parts: Compare, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
+def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.Tabs, tab: gr.Tab) -> None:
     """Draws only what is looked at. A tab that is chosen by the page tells of it itself; being left, only `tabs` do."""
 
-    def follow(current: Session, view: CompareView, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
-        return draw(context, current, view, drawn) if looked_at else [gr.skip()] * len(_PARTS)
+    def follow(current: Session, state: CompareState, looked_at: bool, drawn: tuple[Any, ...]) -> list[Any]:
+        return draw(context, current, state, drawn) if looked_at else [gr.skip()] * len(_PARTS)
 
-    def arrive(current: Session, view: CompareView, drawn: tuple[Any, ...]) -> list[Any]:
-        return [True, *draw(context, current, view, drawn)]
+    def arrive(current: Session, state: CompareState, drawn: tuple[Any, ...]) -> list[Any]:
+        return [True, *draw(context, current, state, drawn)]
 
     def leave(event: gr.SelectData) -> Any:
         return gr.skip() if event.value == LABEL else False
 
-    state = [session, parts.view]
-    parts.traces.change(follow, [*state, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
-    tab.select(arrive, [*state, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
+    asked = [session, parts.state]
+    parts.traces.change(follow, [*asked, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
+    tab.select(arrive, [*asked, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
     tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 
@@ -140,7 +137,7 @@ def _session_after(session: Session, data: Mapping[str, str]) -> Session:
 
 
 def show(context: Context, session: Session) -> list[Any]:
-    """The values of `Compare.outputs`: all that the tab needs to know to draw itself when it is looked at."""
+    """The values of `CompareTab.outputs`: all that the tab needs to know to draw itself when it is looked at."""
     return [_shown(session)]
 
 
@@ -148,26 +145,9 @@ def _shown(session: Session) -> tuple[Any, ...]:
     return session.compared, tuple((each.key, each.device, each.name) for each in session.opened)
 
 
-def draw(context: Context, session: Session, view: CompareView, drawn: tuple[Any, ...] = ()) -> list[Any]:
-    """The values of `Compare.drawing`."""
+def draw(context: Context, session: Session, state: CompareState, drawn: tuple[Any, ...] = ()) -> list[Any]:
+    """The values of `CompareTab.drawing`."""
     shown = _shown(session)
     if drawn == shown:
         return [gr.skip()] * len(_PARTS)
-    sides = sides_of(context, session)
-    if len(sides) < 2:
-        words = compare_empty_html(session.opened, session.compared)
-        return [shown, words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
-    compared = Compared.of(sides, view)
-    values = linked_values(sides, compared.view)
-    return [
-        shown,
-        "",
-        "",
-        compared.top(session),
-        compared.controls(),
-        *values,
-        *[{}] * (len(LETTERS) - len(values)),
-        overlay_value(sides, compared.view),
-        compared.differences(),
-        tag("i", data_mv_query=compare_query(sides, view)),
-    ]
+    return [shown, *drawn_parts(context, session, state)]

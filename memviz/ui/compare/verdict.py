@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from memviz.analysis.comparing.setting_differences import Setting
 from memviz.headlines.headline import Headline
-from memviz.ui.compare.compare_state import LETTERS
+from memviz.ui.compare.state import LETTERS
 from memviz.ui.html.headline import headline_html
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from memviz.analysis.comparing.changes import Change, Changes
-from memviz.ui.compare.compare_state import LETTERS
 from memviz.ui.compare.controls import switch_html
+from memviz.ui.compare.state import LETTERS
 from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, esc, tag
 from memviz.ui.html.words import cut, exact, rounded
@@ -34,7 +34,7 @@ _NEAR = 45.0
 
 
 @dataclass(frozen=True)
-class Step:
+class WaterfallRow:
     """One row: something that changed, or (without one) all that is not shown."""
 
     change: Change | None
@@ -56,7 +56,7 @@ class Step:
 @dataclass(frozen=True)
 class Waterfall:
     by: str
-    steps: tuple[Step, ...]
+    steps: tuple[WaterfallRow, ...]
     other: int
     peaks: tuple[int, int]
     sort: str
@@ -77,17 +77,17 @@ def waterfall(found: Changes, other: int, *, sort: str = "change", every_row: bo
     # A rest of one row would say less than the row itself.
     few = FEW_ROWS + 1 if len(ordered) == FEW_ROWS + 1 else FEW_ROWS
     shown = may_show[: MOST_ROWS if every_row else few]
-    steps: list[Step] = []
+    steps: list[WaterfallRow] = []
     begin = 0
     for row in shown:
         counts = bool(row.counts[0]), bool(row.counts[other])
-        steps.append(Step(row, row.bytes[0], row.bytes[other], begin, *counts))
+        steps.append(WaterfallRow(row, row.bytes[0], row.bytes[other], begin, *counts))
         begin += row.delta(other)
     keys = {row.thing.key for row in shown}
     left = [row for row in ordered if row.thing.key not in keys]
     if left:
         before, after = (sum(row.bytes[side] for row in left) for side in (0, other))
-        steps.append(Step(None, before, after, begin, hidden=len(left)))
+        steps.append(WaterfallRow(None, before, after, begin, hidden=len(left)))
     peaks = (found.moments[0].live_bytes, found.moments[other].live_bytes)
     more = min(len(may_show), MOST_ROWS) - min(len(may_show), few)
     return Waterfall(found.by, tuple(steps), other, peaks, sort, every_row, more)
@@ -116,7 +116,7 @@ class Surroundings:
 
 def waterfall_html(fall: Waterfall, around: Surroundings) -> Html:
     letter = LETTERS[fall.other]
-    scale = _Scale(fall)
+    scale = _ChangeScale(fall)
     rows = [_row(step, fall.by, scale) for step in fall.steps]
     table = tag(
         "table",
@@ -170,7 +170,7 @@ def _head(text: str, sort: str, *, chosen: bool) -> Html:
     )
 
 
-def _row(step: Step, by: str, scale: _Scale) -> Html:
+def _row(step: WaterfallRow, by: str, scale: _ChangeScale) -> Html:
     change = step.change
     if change is None:
         words = f"everything else, {count_text(step.hidden)} {_MANY[by] if step.hidden > 1 else by}"
@@ -230,7 +230,7 @@ def _look(delta: int) -> str:
     return "mv-grew" if delta > 0 else "mv-shrank" if delta < 0 else "mv-soft"
 
 
-def _total(fall: Waterfall, scale: _Scale) -> Html:
+def _total(fall: Waterfall, scale: _ChangeScale) -> Html:
     cells = [
         tag("td", tag("b", bytes_text(peak)), tag("small", exact(peak)), class_="mv-number") for peak in fall.peaks
     ]
@@ -250,7 +250,7 @@ def _below(fall: Waterfall) -> Html:
     )
 
 
-class _Scale:
+class _ChangeScale:
     """Bytes of change to hundredths of the width; A's peak and B's are always on it."""
 
     def __init__(self, fall: Waterfall) -> None:
@@ -262,12 +262,12 @@ class _Scale:
     def at(self, change: int) -> float:
         return 100 * (change - self.low) / self.span
 
-    def cell(self, step: Step | None = None) -> Html:
+    def cell(self, step: WaterfallRow | None = None) -> Html:
         first, last = self.ends
         lines = (_place("mv-at-a", first), _place("mv-at-b", last))
         return tag("td", tag("div", *lines, *(self._bar(step) if step else ()), class_="mv-falls"), class_="mv-fall")
 
-    def _bar(self, step: Step) -> list[Html]:
+    def _bar(self, step: WaterfallRow) -> list[Html]:
         begin, end = self.at(step.begin), self.at(step.begin + step.delta)
         join = _place("mv-join", end)
         if not step.delta:
@@ -280,7 +280,7 @@ def _place(look: str, left: float) -> Html:
     return tag("i", class_=look, style=f"left:{left:.3f}%")
 
 
-def _ends(fall: Waterfall, letter: str, scale: _Scale) -> Html:
+def _ends(fall: Waterfall, letter: str, scale: _ChangeScale) -> Html:
     """Both peaks in words where their lines begin. Near each other, they stand on two lines."""
     first, last = scale.ends
     labels = ((f"A {bytes_text(fall.peaks[0])}", first), (f"{letter} {bytes_text(fall.peaks[1])}", last))

@@ -1,4 +1,4 @@
-"""What is live at a moment or at a range's peak: the head of the lower half, and the table by site, category ..."""
+"""What is live at a moment or at a range's peak: the head of the details, and the table by site, category ..."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from memviz.analysis.groups import Group
 from memviz.analysis.purpose.dominant import Breakdown, Dominant
 from memviz.analysis.range_summary import Some, Within
-from memviz.ui.explore.explore_state import GROUPINGS, TABS, Look
+from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
 from memviz.ui.html.kinds import colour_style, swatch
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import allocations, cut, exact, rounded, when
@@ -20,7 +20,7 @@ _LONGEST_KEY = 2000
 _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 
 
-def tabs_html(look: Look) -> Html:
+def tabs_html(state: ExploreState) -> Html:
     tabs = [
         tag(
             "button",
@@ -29,17 +29,17 @@ def tabs_html(look: Look) -> Html:
             role="tab",
             data_act="tab",
             data_value=name,
-            aria_selected="true" if name == look.tab else "false",
+            aria_selected="true" if name == state.tab else "false",
         )
         for name, words in TABS.items()
     ]
     return tag("div", *tabs, class_="mv-tabs", role="tablist", aria_label="Views of this moment")
 
 
-def head_html(look: Look, moment: Html | str = "", facts: Html | str = "") -> Html:
+def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = "") -> Html:
     """The moment and the switch belong to the live set; the other tabs say theirs themselves."""
-    switch = switch_html(look) if look.tab == "live" else ""
-    return joined(tag("div", tabs_html(look), moment, switch, class_="mv-head"), facts)
+    switch = switch_html(state) if state.tab == "live" else ""
+    return joined(tag("div", tabs_html(state), moment, switch, class_="mv-head"), facts)
 
 
 def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_still: bool = False) -> Html:
@@ -49,7 +49,7 @@ def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_stil
     return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
-def switch_html(look: Look) -> Html:
+def switch_html(state: ExploreState) -> Html:
     buttons = [
         tag(
             "button",
@@ -57,7 +57,7 @@ def switch_html(look: Look) -> Html:
             type="button",
             data_act="by",
             data_value=name,
-            aria_pressed="true" if name == look.by else "false",
+            aria_pressed="true" if name == state.by else "false",
         )
         for name, words in GROUPINGS.items()
     ]
@@ -78,20 +78,22 @@ def within_html(during: Within) -> Html:
     return tag("p", tag("span", span), *facts, class_="mv-facts")
 
 
-def table_html(found: Breakdown, look: Look, *, total: str = "Live", download: dict[str, str] | None = None) -> Html:
+def table_html(
+    found: Breakdown, state: ExploreState, *, total: str = "Live", download: dict[str, str] | None = None
+) -> Html:
     """`download` is what the browser asks the whole table with."""
     if not found.groups.count:
         return tag("p", "Nothing is live here.", class_="mv-soft")
-    by, groups = found.groups.by, ordered(found, look.sort, is_rising=look.is_rising)
-    shown = groups[: MOST_ROWS if look.is_long else FEW_ROWS]
+    by, groups = found.groups.by, ordered(found, state.sort, is_rising=state.is_rising)
+    shown = groups[: MOST_ROWS if state.is_long else FEW_ROWS]
     largest = max((each.bytes for each in found.groups.groups), default=0)
     rows = [_row(each, found.dominant[each.key], found, largest=largest) for each in shown]
     rest = groups[len(shown) :]
     if rest:
-        rows.append(_rest_row(rest, found, can_grow=not look.is_long))
+        rows.append(_rest_row(rest, found, can_grow=not state.is_long))
     return tag(
         "table",
-        tag("thead", tag("tr", *_heads(by, look, found.groups.bytes))),
+        tag("thead", tag("tr", *_heads(by, state, found.groups.bytes))),
         tag("tbody", *rows),
         tag("tfoot", _total_row(found, total, download)),
         class_="mv-table mv-groups",
@@ -110,21 +112,21 @@ def ordered(found: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
 
-def _heads(by: str, look: Look, whole: int) -> Iterable[Html]:
-    yield _head(_NAMES.get(by, by.capitalize()), "name", look)
+def _heads(by: str, state: ExploreState, whole: int) -> Iterable[Html]:
+    yield _head(_NAMES.get(by, by.capitalize()), "name", state)
     if by != "category":
-        yield _head("Category", "category", look, "mv-wide")
+        yield _head("Category", "category", state, "mv-wide")
     yield tag("th", class_="mv-wide", scope="col")
-    yield _head("Blocks", "count", look, "mv-number")
-    yield _head("Bytes", "bytes", look, "mv-number")
+    yield _head("Blocks", "count", state, "mv-number")
+    yield _head("Bytes", "bytes", state, "mv-number")
     yield tag("th", f"of {bytes_text(whole)}", class_="mv-number mv-wide", scope="col")
 
 
-def _head(words: str, sort: str, look: Look, class_: str = "") -> Html:
-    is_sorted = look.sort == sort
-    arrow = (" ↑" if look.is_rising else " ↓") if is_sorted else ""
+def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
+    is_sorted = state.sort == sort
+    arrow = (" ↑" if state.is_rising else " ↓") if is_sorted else ""
     button = tag("button", words, arrow, type="button", data_act="sort", data_value=sort)
-    direction = ("ascending" if look.is_rising else "descending") if is_sorted else None
+    direction = ("ascending" if state.is_rising else "descending") if is_sorted else None
     return tag("th", button, class_=class_ or None, scope="col", aria_sort=direction)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memviz.analysis.groups import Groups
 from memviz.analysis.leaks import Growth, GrowthRow
 from memviz.analysis.purpose.dominant import Breakdown
-from memviz.ui.explore.explore_state import Look
 from memviz.ui.explore.live_set import lights, name_html, table_html
+from memviz.ui.explore.state import ExploreState
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import allocations, cut, exact, rounded
 from memviz.units import bytes_text, count_text, delta_text
@@ -15,18 +15,18 @@ CHURN_ROWS = 12
 
 
 def never_freed_html(
-    kept: Breakdown, grown: Growth, churn: Groups, look: Look, *, download: dict[str, str] | None = None
+    kept: Breakdown, grown: Growth, churn: Groups, state: ExploreState, *, download: dict[str, str] | None = None
 ) -> Html:
-    return joined(kept_html(kept, look, download), growth_html(grown), churn_html(churn))
+    return joined(kept_html(kept, state, download), growth_html(grown), churn_html(churn))
 
 
-def kept_html(kept: Breakdown, look: Look, download: dict[str, str] | None) -> Html:
+def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None) -> Html:
     groups = kept.groups
     if not groups.count:
         return _section("Everything that was made here was freed again, or asked to be.")
     head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
     soft = f"{bytes_text(groups.bytes)}. A model and its optimizer belong here; what grows from step to step does not."
-    return _section(head, soft, table_html(kept, look, total="Never freed", download=download))
+    return _section(head, soft, table_html(kept, state, total="Never freed", download=download))
 
 
 def growth_html(grown: Growth) -> Html:

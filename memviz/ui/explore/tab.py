@@ -13,17 +13,17 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import UsageError
+from memviz.ui.components.event_list import EventList
 from memviz.ui.components.find_field import FindField, typed
 from memviz.ui.components.lit_panel import LitPanel
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.explore import details as halves
-from memviz.ui.explore import events_tab as events
-from memviz.ui.explore import segments_tab as segments
-from memviz.ui.explore.explore_state import Look
-from memviz.ui.explore.groups_csv import groups_csv
-from memviz.ui.explore.timeline import timeline_value
+from memviz.ui.components.segment_map import SegmentMap
+from memviz.ui.explore import answer
+from memviz.ui.explore.downloads import groups_csv
+from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
+from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 
@@ -33,7 +33,7 @@ _LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
 
 
 @dataclass(frozen=True)
-class Explore:
+class ExploreTab:
     verdict: Panel
     timeline: MemoryTimeline
     find: FindField
@@ -41,16 +41,16 @@ class Explore:
     found: LitPanel
     live: LitPanel
     segments_box: gr.Column
-    segments: segments.Segments
+    segments: SegmentMap
     events_box: gr.Column
-    events: events.Events
+    events: EventList
     inspector: Panel
     shown: gr.State
-    """The key of the trace that the lower half is about."""
+    """The key of the trace that the details are about."""
     chosen: gr.State
     """What the timeline's `select` said last, or under `linked` what a link says of a trace that comes next. The
-    controls below write `look` alone, so that two clicks at once never undo each other."""
-    look: gr.State
+    controls below write `state` alone, so that two clicks at once never undo each other."""
+    state: gr.State
 
     @property
     def outputs(self) -> list[Any]:
@@ -62,10 +62,10 @@ class Explore:
 
     @property
     def maps(self) -> list[Any]:
-        return [self.segments_box, self.events_box, *self.segments.outputs, *self.events.outputs]
+        return [self.segments_box, self.events_box, self.segments, self.events]
 
 
-def build(context: Context, session: gr.State) -> Explore:
+def build(context: Context, session: gr.State) -> ExploreTab:
     verdict = Panel(elem_id="verdict")
     line = MemoryTimeline(context.find, elem_id="timeline")
     with gr.Column(elem_id="lower"):
@@ -75,11 +75,11 @@ def build(context: Context, session: gr.State) -> Explore:
             found = LitPanel(_csv(context), elem_id="found")
             live = LitPanel(_csv(context), elem_id="live-set")
             with gr.Column(visible="hidden", elem_id="segments-box") as segments_box:
-                segment_parts = segments.build(context, session)
+                segments = SegmentMap(context.find, elem_id="segments")
             with gr.Column(visible="hidden", elem_id="events-box") as events_box:
-                event_parts = events.build(context, session)
+                events = EventList(context.find, elem_id="events")
         inspector = Panel(elem_id="inspector")
-    parts = Explore(
+    parts = ExploreTab(
         verdict=verdict,
         timeline=line,
         find=find,
@@ -87,51 +87,51 @@ def build(context: Context, session: gr.State) -> Explore:
         found=found,
         live=live,
         segments_box=segments_box,
-        segments=segment_parts,
+        segments=segments,
         events_box=events_box,
-        events=event_parts,
+        events=events,
         inspector=inspector,
         shown=gr.State(""),
         chosen=gr.State({}),
-        look=gr.State(Look()),
+        state=gr.State(ExploreState()),
     )
     _wire(context, session, parts)
     return parts
 
 
-def _wire(context: Context, session: gr.State, parts: Explore) -> None:
-    def select(current: Session, look: Look, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
+def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
+    def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(each) != chosen.get(each) for each in ("key", "at", "range"))
-        return [chosen, *panels(context, current, look, chosen, due=halves.MOMENT if moved else halves.PIN)]
+        return [chosen, *panels(context, current, state, chosen, due=answer.MOMENT if moved else answer.PIN)]
 
-    def act(current: Session, look: Look, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
-        turned = look.clicked(clicked(event), timeline_key(current.current) if current.current else "")
-        shown = panels(context, current, turned, chosen, due=halves.TABLE)
-        is_same = turned.tab == look.tab
+    def act(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
+        turned = state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
+        shown = panels(context, current, turned, chosen, due=answer.TABLE)
+        is_same = turned.tab == state.tab
         return [turned, *shown, *([gr.skip()] * 4 if is_same else maps(context, current, turned, chosen))]
 
-    def search(current: Session, look: Look, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
-        turned = look.finding(typed(event))
-        return [turned, *panels(context, current, turned, chosen, due=halves.FOUND)]
+    def search(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
+        turned = state.finding(typed(event))
+        return [turned, *panels(context, current, turned, chosen, due=answer.FOUND)]
 
-    def another(current: Session, look: Look, chosen: Mapping[str, Any]) -> list[Any]:
+    def another(current: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
         # The timeline of another trace begins at its peak, unless a link says where. What was chosen on the trace
         # before is forgotten, so that it does not come back with that one. Gradio may tell of one change twice.
         key = timeline_key(current.current) if current.current else ""
         said = chosen.get("linked") or (chosen if chosen.get("key") == key else {})
-        return [said, *panels(context, current, look, said, due=halves.ALL), *maps(context, current, look, said)]
+        return [said, *panels(context, current, state, said, due=answer.ALL), *maps(context, current, state, said)]
 
-    asked = [session, parts.look, parts.chosen]
+    asked = [session, parts.state, parts.chosen]
     parts.timeline.select(select, asked, [parts.chosen, *parts.panels], **_LATEST)
-    parts.find.input(search, asked, [parts.look, *parts.panels], **_LATEST)
+    parts.find.input(search, asked, [parts.state, *parts.panels], **_LATEST)
     parts.shown.change(another, asked, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
     for panel in (parts.head, parts.live):
-        panel.click(act, asked, [parts.look, *parts.panels, *parts.maps], **_LATEST)
+        panel.click(act, asked, [parts.state, *parts.panels, *parts.maps], **_LATEST)
 
 
 def show(context: Context, session: Session, state: dict[str, Any] | None = None) -> list[Any]:
-    """The values of `Explore.outputs`. The lower half follows by itself when another trace is shown."""
+    """The values of `ExploreTab.outputs`. The details follow by themselves when another trace is shown."""
     found = context.current(session)
     if found is None or session.current is None:
         return ["", {}, "", {}]
@@ -142,31 +142,33 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
 
 
 def panels(
-    context: Context, session: Session, look: Look, chosen: Mapping[str, Any], *, due: frozenset[str]
+    context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], *, due: frozenset[str]
 ) -> list[Any]:
-    """The values of `Explore.panels`; what is not due stays as it is."""
+    """The values of `ExploreTab.panels`; what is not due stays as it is."""
     found = context.current(session)
     if found is None or session.current is None:
         return [""] * 4
-    half = halves.lower_half(*found, timeline_key(session.current), look, said=chosen, due=due)
-    return [gr.skip() if each is None else each for each in half.panels]
+    shown = answer.details(*found, timeline_key(session.current), state, said=chosen, due=due)
+    return [gr.skip() if each is None else each for each in shown.panels]
 
 
-def maps(context: Context, session: Session, look: Look, chosen: Mapping[str, Any]) -> list[Any]:
-    """The values of `Explore.maps`. Once they are shown they follow the timeline in the browser, by themselves."""
-    seen = {"segments": look.tab == "segments", "events": look.tab == "events"}
-    return [
-        *(gr.update(visible=True if each else "hidden") for each in seen.values()),
-        *(segments.show(context, session, dict(chosen)) if seen["segments"] else [gr.skip()]),
-        *(events.show(context, session, dict(chosen)) if seen["events"] else [gr.skip()]),
-    ]
+def maps(context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
+    """The values of `ExploreTab.maps`. Once they are shown they follow the timeline in the browser, by themselves."""
+    pair = context.current(session)
+    key = timeline_key(session.current) if session.current else ""
+    boxes = [gr.update(visible=True if state.tab == tab else "hidden") for tab in ("segments", "events")]
+    if state.tab == "segments":
+        return [*boxes, answer.segments_value(pair[1], key, chosen) if pair else {}, gr.skip()]
+    if state.tab == "events":
+        return [*boxes, gr.skip(), answer.events_value(*pair, key, chosen) if pair else {}]
+    return [*boxes, gr.skip(), gr.skip()]
 
 
 def _csv(context: Context) -> Any:
-    def make(asked: Mapping[str, str]) -> str:
-        found = context.find(asked.get("key", ""))
-        if found is None:
+    def make(request: Mapping[str, str]) -> str:
+        pair = context.find(request.get("key", ""))
+        if pair is None:
             raise UsageError("This trace is not open any more.")
-        return groups_csv(halves.full_table(*found, asked))
+        return groups_csv(answer.full_table(*pair, request))
 
     return make

@@ -20,19 +20,19 @@ from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
-from memviz.ui.run.form import Asked, Filled, asked_of, filled, place_of
+from memviz.ui.run.form import FormFields, RunRequests, form_fields_of, place_of, requests_of
 from memviz.ui.run.limits import RunLimits, run_limits
-from memviz.ui.run.published_tables import Tables
+from memviz.ui.run.published_tables import PublishedTables
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.session import Refused, Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 
 MOST_COMPARED = 8
 _MOST_CHOSEN = 512
 """Orders of which a choice is remembered."""
 
 
-def refused(asked: Asked, variant: Variant) -> Asked:
+def refused(asked: RunRequests, variant: Variant) -> RunRequests:
     """With what a run or an estimate was refused for, at its field."""
     if variant.what != "refused":
         return asked
@@ -65,7 +65,7 @@ class RunAnswers:
             patience=known.patience_seconds,
         )
         self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
-        self.tables = Tables()
+        self.tables = PublishedTables()
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
         self._lock = threading.Lock()
@@ -83,12 +83,12 @@ class RunAnswers:
                 self._listing = {**found, "device": LENT_DEVICE} if is_zero_gpu() else found
             return self._listing
 
-    def meant(self, fields: Mapping[str, Any]) -> tuple[Filled, Asked]:
+    def meant(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
         """With what an estimate of the same was refused for, where it was."""
-        form = filled(fields, self.listing())
+        form = form_fields_of(fields, self.listing())
         if not form.card:
             form = replace(form, card=self._default_card())
-        asked = asked_of(form, self.listing(), self.limits.variants)
+        asked = requests_of(form, self.listing(), self.limits.variants)
         known = self.estimates.known(asked)
         return form, asked if known is None else refused(asked, known)
 
@@ -99,7 +99,7 @@ class RunAnswers:
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
 
-    def begin(self, asked: Asked, visitor: str, instead_of: str = "") -> OrderStatus:
+    def begin(self, asked: RunRequests, visitor: str, instead_of: str = "") -> OrderStatus:
         """What is done is kept at once, whether or not somebody still looks."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
@@ -122,7 +122,7 @@ class RunAnswers:
     def chosen(self, order: str) -> int | None:
         return self._chosen.get(order)
 
-    def estimate(self, asked: Asked, owner: str) -> Iterator[Variant]:
+    def estimate(self, asked: RunRequests, owner: str) -> Iterator[Variant]:
         """None of it while something runs."""
         return iter(()) if self.scheduler.is_busy else self.estimates.of(asked, owner)
 
@@ -161,7 +161,7 @@ class RunAnswers:
             known = self.store.get(each.key)
             if known is not None and known.about == trace.about:
                 return session.choosing(each.key)
-        return session.with_opened(opened(self.store, trace))
+        return session.with_opened(open_trace(self.store, trace))
 
 
 def _named(trace: Trace, name: str) -> Trace:

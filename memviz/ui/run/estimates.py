@@ -16,7 +16,7 @@ from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.request import Request
-from memviz.ui.run.form import Asked
+from memviz.ui.run.form import RunRequests
 
 _REMEMBERED = 256
 _MOST_WAITING = 4
@@ -30,12 +30,12 @@ class Estimates:
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
 
-    def known(self, asked: Asked) -> Variant | None:
+    def known(self, asked: RunRequests) -> Variant | None:
         """What was found out about the last of these before."""
         with self._lock:
             return self._known.get(_key(asked.requests[-1])) if asked.count else None
 
-    def of(self, asked: Asked, owner: str) -> Iterator[Variant]:
+    def of(self, asked: RunRequests, owner: str) -> Iterator[Variant]:
         """Of everything that is switched on, together. It ends without an answer where another question came."""
         self.leave(owner)
         if not asked.count or asked.faults or asked.requests[-1].on == "cuda":

@@ -19,12 +19,14 @@ from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
 MOST_UNASKED = 8
 """More variants than these are asked about first."""
 MOST_VARIANTS = 32
+GENERAL = ("run", "knobs")
+"""Places of faults that are of no field of their own."""
 BASELINE = "Baseline"
 _OPTIONS = ("optimizer", "warmup", "steps", "conversion", "torch")
 
 
 @dataclass(frozen=True)
-class Filled:
+class FormFields:
     """What stands in the form. Texts of knobs that nobody touched are absent: the listing has their defaults."""
 
     workload: str = ""
@@ -40,7 +42,7 @@ class Filled:
 
 
 @dataclass(frozen=True)
-class Asked:
+class RunRequests:
     """What the form means: the runs, baseline first, or why there are none."""
 
     requests: tuple[Request, ...] = ()
@@ -53,11 +55,11 @@ class Asked:
         return len(self.requests)
 
 
-def filled(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> Filled:
+def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> FormFields:
     """`w:batch`, `o:checkpointing` and `o:checkpointing:every` are the names of knobs in the form."""
     workload = str(fields.get("workload", ""))
     known = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
-    return Filled(
+    return FormFields(
         workload=known,
         knobs={key[2:]: _spelled(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(each["name"] for each in listing["optimizations"] if fields.get(f"o:{each['name']}") is True),
@@ -81,24 +83,24 @@ def _spelled(value: Any) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
-def asked_of(form: Filled, listing: Mapping[str, Any], most: int = MOST_VARIANTS) -> Asked:
+def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_VARIANTS) -> RunRequests:
     """The baseline is the workload as it is; then one run for each combination of the values that were given."""
     workload = _row(listing["workloads"], form.workload)
     if workload is None:
-        return Asked(faults={"workload": "There is no such workload."})
+        return RunRequests(faults={"workload": "There is no such workload."})
     faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing)])
     if step_faults_of := dict(step_faults(form.options)):
-        return Asked(faults={**faults, **step_faults_of})
+        return RunRequests(faults={**faults, **step_faults_of})
     count = _count(form, workload, listing)
     if count > most:
         words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
-        return Asked(faults={**faults, "run": words})
+        return RunRequests(faults={**faults, "run": words})
     try:
         sizes = list(_combinations(workload, form.knobs))
         changed = list(_changes(form, listing))
         base = _request(form)
     except UsageError as error:
-        return Asked(faults={**faults, "run": str(error)})
+        return RunRequests(faults={**faults, "run": str(error)})
     varied = [each for each in workload["knobs"] if len({size.get(each["name"]) for size in sizes}) > 1]
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
@@ -107,17 +109,19 @@ def asked_of(form: Filled, listing: Mapping[str, Any], most: int = MOST_VARIANTS
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
-    return Asked(tuple(requests), tuple(labels), faults)
+    return RunRequests(tuple(requests), tuple(labels), faults)
 
 
-def _wrong_values(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _wrong_values(
+    form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]
+) -> Iterator[tuple[str, str]]:
     yield from knob_faults("w", workload["knobs"], form.knobs)
     for name in form.chosen:
         row = _row(listing["optimizations"], name) or {"knobs": ()}
         yield from knob_faults(f"o:{name}", row["knobs"], _theirs_of(form, name))
 
 
-def _count(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
+def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
     """Without making them: somebody may have given a thousand values twice."""
     sizes = prod(len(each) for each in _given(workload, form.knobs).values())
     rows = [(name, _row(listing["optimizations"], name) or {}) for name in form.chosen]
@@ -125,11 +129,11 @@ def _count(form: Filled, workload: Mapping[str, Any], listing: Mapping[str, Any]
     return sizes * (1 + changes if form.chosen else 1)
 
 
-def _theirs_of(form: Filled, name: str) -> dict[str, str]:
+def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
     return {key: text for (owner, key), text in form.their_knobs.items() if owner == name}
 
 
-def _request(form: Filled) -> Request:
+def _request(form: FormFields) -> Request:
     asked: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
     for name in ("warmup", "steps"):
         asked[name] = int(form.options.get(name, "1"))
@@ -167,7 +171,7 @@ def _default_text(knob: Mapping[str, Any] | None) -> str:
     return "none" if value is None else _spelled(value)
 
 
-def _changes(form: Filled, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
+def _changes(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[tuple[str, dict[str, str]], ...]]:
     if not form.chosen:
         return
     each_way = []
@@ -221,7 +225,7 @@ def _nth(text: str) -> str:
     return f"{text}{ending}"
 
 
-def _conflicts(form: Filled, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Why something that is switched on does not go with the rest. Nothing is greyed: the reason stands there."""
     modes = _modes(form, listing)
     for name in form.chosen:
@@ -240,7 +244,7 @@ def changed(
     fields: Mapping[str, Any], before: Mapping[str, Any], listing: Mapping[str, Any]
 ) -> tuple[dict[str, Any], bool]:
     """The fields as they are to be taken, and whether the form must be drawn anew for them."""
-    now, then = filled(fields, listing), filled(before, listing)
+    now, then = form_fields_of(fields, listing), form_fields_of(before, listing)
     if now.workload != then.workload:
         # What stood in the form was the other workload's.
         return {key: value for key, value in fields.items() if not key.startswith("w:")}, True
@@ -249,7 +253,7 @@ def changed(
     return dict(fields), turns or now.on != then.on
 
 
-def _with_choices(form: Filled, listing: Mapping[str, Any]) -> Iterator[str]:
+def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]:
     rows = [
         ("w", _row(listing["workloads"], form.workload)),
         *((f"o:{e['name']}", e) for e in listing["optimizations"]),
@@ -258,7 +262,7 @@ def _with_choices(form: Filled, listing: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
 
 
-def place_of(refusal: str, asked: Asked) -> str:
+def place_of(refusal: str, asked: RunRequests) -> str:
     """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
     name, colon, said = refusal.partition(":")
     if not colon or not asked.count:
@@ -272,7 +276,7 @@ def place_of(refusal: str, asked: Asked) -> str:
     return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"
 
 
-def _modes(form: Filled, listing: Mapping[str, Any]) -> list[str]:
+def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:
     """training, inference or both; none where the workload does not let one choose."""
     row = _row(listing["workloads"], form.workload)
     knob = _row(row["knobs"], "mode") if row else None

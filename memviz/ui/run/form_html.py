@@ -8,7 +8,7 @@ from typing import Any
 from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.faults import EVERY_CHOICE
-from memviz.ui.run.form import Asked, Filled, values_of
+from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
 from memviz.units import bytes_text, count_text
 
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
@@ -37,17 +37,19 @@ STORIES = {
 }
 
 
-def form_value(form: Filled, asked: Asked, listing: Mapping[str, Any], *, version: str) -> dict[str, Any]:
-    """It follows from the fields alone. Only another `version` draws it anew, so that nobody is interrupted."""
+def form_value(
+    form: FormFields, asked: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
+) -> dict[str, Any]:
+    """Only another `version` draws the fields anew, so that nobody is interrupted. `said` stands above the button."""
     return {
         "version": version,
         "html": form_html(form, listing),
         "faults": dict(asked.faults),
-        "parts": {"count": count_words(asked), "buttons": buttons_html(form, asked)},
+        "parts": {"count": count_words(asked), "buttons": joined(_said(asked, said), buttons_html(form, asked))},
     }
 
 
-def form_html(form: Filled, listing: Mapping[str, Any]) -> Html:
+def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
     row = next(each for each in listing["workloads"] if each["name"] == form.workload)
     return joined(
         _stories(),
@@ -62,7 +64,7 @@ def form_html(form: Filled, listing: Mapping[str, Any]) -> Html:
     )
 
 
-def _fields(form: Filled, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
+def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     first, rest = _apart(row["knobs"])
     names = [(each["name"], each["title"]) for each in listing["workloads"]]
     head = tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head")
@@ -71,12 +73,10 @@ def _fields(form: Filled, row: Mapping[str, Any], listing: Mapping[str, Any]) ->
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
         tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
-        _fault("knobs"),
         _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
         _where(form, listing),
         _optimizer(form),
         _step(form),
-        _fault("run"),
         head,
         *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
     ]
@@ -158,7 +158,7 @@ def _text(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _where(form: Filled, listing: Mapping[str, Any]) -> Html:
+def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
     device = listing.get("device")
     can = bool(device)
     ways = [
@@ -190,14 +190,14 @@ def _where(form: Filled, listing: Mapping[str, Any]) -> Html:
 _RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]
 
 
-def _optimizer(form: Filled) -> Html:
+def _optimizer(form: FormFields) -> Html:
     """In the open: whether a step fits depends on it."""
     chosen = _select("optimizer", form.options.get("optimizer", "none"), list(_OPTIMIZERS.items()))
     words = "Optimizer, of a training step"
     return tag("label", tag("span", words), chosen, _fault("optimizer"), class_="mv-wide")
 
 
-def _step(form: Filled) -> Html:
+def _step(form: FormFields) -> Html:
     value = form.options.get
     windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
     fields = [
@@ -236,7 +236,7 @@ _SAID_BY_THE_WORKLOAD = ("micro_batches",)
 """A default of their own would stand there and not be what runs."""
 
 
-def _optimization(row: Mapping[str, Any], form: Filled) -> Html:
+def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     name, on = row["name"], row["name"] in form.chosen
     own = [each for each in row["knobs"] if each["name"] not in _SAID_BY_THE_WORKLOAD]
     knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in own]
@@ -262,16 +262,22 @@ def _stories() -> Html:
     return tag("p", tag("span", "Try"), *buttons, class_="mv-stories")
 
 
-def count_words(asked: Asked) -> str:
+def count_words(asked: RunRequests) -> str:
     return f"{count_text(asked.count)} variant{'s' if asked.count != 1 else ''}" if asked.count else ""
 
 
-def buttons_html(form: Filled, asked: Asked) -> Html:
+def buttons_html(form: FormFields, asked: RunRequests) -> Html:
     """The button counts what it would run. What does not go together explains itself when it is pressed."""
     verb = "Measure" if form.on == "cuda" else "Predict"
     words = f"{verb} {count_words(asked)}" if asked.count > 1 else verb
     run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
     return tag("p", run, class_="mv-buttons")
+
+
+def _said(asked: RunRequests, said: Html | str) -> Html:
+    """Where a visitor looks who has pressed the button: what came of it, and what belongs to no field of its own."""
+    general = [refused_html(asked.faults[place]) for place in GENERAL if place in asked.faults]
+    return tag("div", said, *general, id="run-said")
 
 
 def cancel_html() -> Html:
@@ -296,7 +302,7 @@ def estimate_html(variant: Variant) -> Html:
     return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
 
 
-def many_html(asked: Asked) -> Html:
+def many_html(asked: RunRequests) -> Html:
     words = f"These are {count_text(asked.count)} variants, one after the other. "
     button = tag("button", f"Run all {count_text(asked.count)}", type="button", class_="mv-quiet", data_act="run-all")
     return tag("p", words, button, class_="mv-soft")

@@ -9,7 +9,7 @@ from typing import Any
 from memviz.runner.jobs.worker_process import rows_of
 
 
-class Tables:
+class PublishedTables:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._done: dict[str, list[dict[str, Any]]] = {}

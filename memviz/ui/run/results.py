@@ -36,7 +36,8 @@ def results_html(status: OrderStatus | None, chosen: int | None = None) -> Html:
     usable = _usable(variants)
     scale = _HEADROOM * max((usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
     rows = [
-        _row(variants, number, _Scale(scale or 1, usable), is_chosen=number == shown) for number in range(len(variants))
+        _row(variants, number, _ByteScale(scale or 1, usable), is_chosen=number == shown)
+        for number in range(len(variants))
     ]
     return joined(
         _legend(usable, status),
@@ -112,7 +113,7 @@ def _all(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class _Scale:
+class _ByteScale:
     bytes: float
     usable: int
 
@@ -120,7 +121,7 @@ class _Scale:
         return f"{100 * count / self.bytes:.3f}%"
 
 
-def _row(variants: Sequence[Variant], number: int, scale: _Scale, *, is_chosen: bool) -> Html:
+def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chosen: bool) -> Html:
     each, at = variants[number], base_of(variants, number)
     run, base = each.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
@@ -158,7 +159,7 @@ def _saving(run: Run | None, base: Run | None) -> str:
     return f"{sign}{bytes_text(abs(saved))} reserved"
 
 
-def _bar(run: Run, scale: _Scale) -> Html:
+def _bar(run: Run, scale: _ByteScale) -> Html:
     weights = min(run.weights_bytes, run.peak_allocated_bytes)
     rest = run.peak_allocated_bytes - weights
     squeezed = reserved_on_card(run)
@@ -187,7 +188,7 @@ def _figures(run: Run) -> Html:
     )
 
 
-def _open(words: str, each: Variant, number: int) -> Html:
+def _open_button(words: str, each: Variant, number: int) -> Html:
     if each.file is None:
         return Html("")
     label = f"{words}: {each.label}"
@@ -200,7 +201,7 @@ def _answers(each: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else change_words(base, run)
     spread = tag("small", run.seconds.spread_words) if run.seconds else None
     cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
-    words = [_open("Open", each, number), _fit(run), _output_words(run)]
+    words = [_open_button("Open", each, number), _fit(run), _output_words(run)]
     if each.state == "running":
         words.append(tag("small", f"{each.phase} …", class_="mv-phase"))
     if each.amiss:
@@ -265,5 +266,5 @@ def _failed(each: Variant, number: int) -> Html:
     if each.where and each.what in ("exception", "killed"):
         parts.append(tag("details", tag("summary", "Where"), tag("pre", cut(each.where, 4 * _MOST_WORDS))))
     if each.run is None:
-        parts.append(_open("Open what was recorded", each, number))
+        parts.append(_open_button("Open what was recorded", each, number))
     return tag("div", *parts, class_="mv-variant-says mv-wide-says", role="alert" if each.what != "cancelled" else None)

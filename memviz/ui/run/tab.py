@@ -16,9 +16,10 @@ import gradio as gr
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus
 from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm, told
+from memviz.ui.components.plain_form import PlainForm, form_fields
+from memviz.ui.html.markup import Html
 from memviz.ui.run.answer import RunAnswers, RunState, refused
-from memviz.ui.run.form import MOST_UNASKED, Asked, changed
+from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
 from memviz.ui.run.form_html import cancel_html, estimate_html, form_value, many_html, refused_html
 from memviz.ui.run.kept_runs import kept_value
 from memviz.ui.run.published_table_html import table_html
@@ -31,7 +32,7 @@ from memviz.ui.shell.wiring import IN_PARTS
 
 ID = "run"
 LABEL = "Run"
-_PARTS = ("state", "head", "form", "cancel", "said", "results", "table", "kept")
+_PARTS = ("state", "head", "form", "cancel", "results", "table", "kept")
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,6 @@ class RunTab:
     head: Panel
     form: PlainForm
     cancel: Panel
-    said: Panel
-    """Below the button: the estimate, or what a press of it met."""
     results: Panel
     table: Panel
     kept: PlainForm
@@ -61,18 +60,17 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
             form = PlainForm(elem_id="run-form")
             cancel = Panel(elem_id="run-cancel")
-            said = Panel(elem_id="run-said")
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
             results = Panel(elem_id="run-results")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
-    parts = RunTab(head, form, cancel, said, results, table, kept, gr.State(RunState()), visitor, answers)
-    _Wiring(parts).wire(tab)
+    parts = RunTab(head, form, cancel, results, table, kept, gr.State(RunState()), visitor, answers)
+    _RunEvents(parts).wire(tab)
     return parts
 
 
-class _Wiring:
+class _RunEvents:
     """Which event asks what. Answers that come in parts skip what did not change.
 
     Each begins with a part, as Gradio empties the outputs of a generator that yields nothing; and each that may be
@@ -89,7 +87,6 @@ class _Wiring:
         tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **IN_PARTS)
         parts.form.input(self._changed, asked, parts.answer, **IN_PARTS)
         parts.form.click(self._pressed, asked, parts.answer, **IN_PARTS)
-        parts.said.click(self._all_the_same, asked, parts.answer, **IN_PARTS)
         parts.cancel.click(self._cancel, asked, None, **IN_PARTS)
         parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
         parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
@@ -118,9 +115,9 @@ class _Wiring:
             for each in self._followed(state, secret):
                 yield [gr.skip(), *each]
 
-    def _form(self, state: RunState) -> dict[str, Any]:
+    def _form(self, state: RunState, said: Html | str = "") -> dict[str, Any]:
         form, asked = self.answers.meant(state.fields)
-        return form_value(form, asked, self.answers.listing(), version=str(state.drawn))
+        return form_value(form, asked, self.answers.listing(), version=str(state.drawn), said=said)
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """What was refused in the run is marked at its field."""
@@ -136,17 +133,17 @@ class _Wiring:
     # -- the form
 
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        fields, is_redrawn = changed(told(event), state.fields, self.answers.listing())
+        fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
         # What was estimated is not true of the new fields.
-        yield _values(state=state, form=self._form(state), said="")
+        yield _values(state=state, form=self._form(state))
         _, asked = self.answers.meant(fields)
         for each in self.answers.estimate(asked, visitor):
-            yield _values(said=estimate_html(each), form=self._form(state) if each.what == "refused" else gr.skip())
+            yield _values(form=self._form(state, estimate_html(each)))
         yield _values()
 
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        fields = told(event)
+        fields = form_fields(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
         # Nobody waits for an estimate any more, and it must not speak over what is said now.
         self.answers.estimates.leave(visitor)
@@ -154,18 +151,15 @@ class _Wiring:
         if act == "story":
             state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)
             yield from self._run(state, visitor)
+        elif act == "run-all":
+            yield from self._run(replace(state, fields=fields, story=""), visitor)
         elif act == "run":
             state = replace(state, fields=fields, story="")
             _, asked = self.answers.meant(fields)
             if asked.count > MOST_UNASKED and not asked.faults:
-                yield _values(state=state, form=self._form(state), said=many_html(asked))
+                yield _values(state=state, form=self._form(state, many_html(asked)))
             else:
                 yield from self._run(state, visitor)
-
-    def _all_the_same(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
-        yield _values()
-        if clicked(event).get("act") == "run-all":
-            yield from self._run(state, visitor)
 
     def _cancel(self, state: RunState, visitor: str) -> None:
         self.answers.scheduler.cancel(state.order)
@@ -177,15 +171,16 @@ class _Wiring:
             state = replace(state, order=begun.id)
         # What does not go together explains itself where it stands; nothing else is changed.
         words = begun if isinstance(begun, str) else ""
-        yield _values(state=state, form=self._form(state), said=refused_html(words) if words else "")
+        yield _values(state=state, form=self._form(state, refused_html(words) if words else ""))
         if not isinstance(begun, str):
             yield _values(table=table_html(state.story, None))
             yield from self._followed(state, visitor)
 
-    def _begun(self, asked: Asked, visitor: str, state: RunState) -> Any:
+    def _begun(self, asked: RunRequests, visitor: str, state: RunState) -> Any:
         """How it stands, or why it was not begun."""
         if asked.faults or not asked.count:
-            return "Nothing was run: what is marked above does not go."
+            own = asked.faults.keys() - set(GENERAL)
+            return "Nothing was run: what is marked above does not go." if own else "Nothing was run."
         try:
             return self.answers.begin(asked, visitor, instead_of=state.order)
         except MemvizError as error:
@@ -225,7 +220,7 @@ class _Wiring:
         yield _values()
 
     def _kept(self, state: RunState, visitor: str, event: gr.EventData) -> list[Any]:
-        fields = told(event)
+        fields = form_fields(event)
         id, runs, fault = fields.get("id", ""), self.answers.kept(visitor), ""
         try:
             match fields.get("act"):
@@ -258,7 +253,7 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
 
 def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:
     """Where it is gone, the list of runs says so."""
-    fields = told(event)
+    fields = form_fields(event)
     if fields.get("act") != "reopen":
         return session, ID
     try:

@@ -14,13 +14,13 @@ import numpy as np
 from memviz.analysis.comparing.align import Axis, Way, ways
 from memviz.analysis.comparing.changes import Changes, changes, says_most
 from memviz.analysis.comparing.match_allocations import Alike, Pair, alike, has_modules
-from memviz.ui.compare.compare_state import GROUPINGS, SORTS, CompareView, Side, changed
-from memviz.ui.compare.compared import Compared
-from memviz.ui.compare.linked_timelines import alignments, linked_values, overlay_value, placed
+from memviz.ui.compare.answer import Comparison, overlay_value
+from memviz.ui.compare.state import GROUPINGS, SORTS, CompareState, Side, changed
 from memviz.ui.html.markup import Html
+from memviz.ui.payloads.linked_timelines import alignments, linked_values, placed
 from memviz.ui.saved.pieces import light
 from memviz.ui.saved.thrift import Thrift
-from memviz.ui.saved.views import Panel, State, with_ways
+from memviz.ui.saved.views import SavedPanel, State, with_ways
 from memviz.ui.shell.session import Session
 
 _MOST_WAYS = 12
@@ -45,15 +45,15 @@ class _Choices:
     best: Mapping[int, str]
     """The grouping that says most, by the number of the trace that A is compared with."""
 
-    def compared(self, view: CompareView) -> Compared:
+    def compared(self, view: CompareState) -> Comparison:
         other = view.number_of_other(self.sides)
-        return Compared(self.sides, view, other, self.best[other], self.found[view.by])
+        return Comparison(self.sides, view, other, self.best[other], self.found[view.by])
 
     @property
     def others(self) -> tuple[int, ...]:
         return tuple(range(1, len(self.sides)))
 
-    def state_of(self, view: CompareView) -> State | None:
+    def state_of(self, view: CompareState) -> State | None:
         """None where nothing of the kind is saved."""
         other = view.number_of_other(self.sides)
         known = (view.by in self.by, view.sort in self.sorts, view.way in self.ways, view.axis in self.axes)
@@ -62,7 +62,7 @@ class _Choices:
         words = (str(other), view.by, view.sort, _yes(view.every_row), str(self.ways.index(view.way)), view.axis)
         return dict(zip(FIELDS, (*words, _yes(view.overlay)), strict=True))
 
-    def changes_of(self, view: CompareView, data: Mapping[str, str]) -> State | None:
+    def changes_of(self, view: CompareState, data: Mapping[str, str]) -> State | None:
         if data.get("act") not in ("other", "by", "sort", "rows", "align", "axis", "overlay"):
             return None
         before, after = self.state_of(view), self.state_of(changed(view, data))
@@ -77,7 +77,7 @@ def _yes(truth: bool) -> str:
 
 @dataclass(frozen=True)
 class SavedComparison:
-    panels: list[Panel]
+    panels: list[SavedPanel]
     start: State
     data: dict[str, Any]
     lights: list[dict[str, Any]]
@@ -97,12 +97,12 @@ def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_ti
         found={each: changes(pairs, each) for each in groupings},
         best={other: says_most(pairs, other) for other in range(1, len(sides))},
     )
-    first = CompareView(by=by if by in groupings else choices.best[1])
+    first = CompareState(by=by if by in groupings else choices.best[1])
     start = choices.state_of(first)
     assert start is not None
     panels = [_top(choices), _controls(choices, first), _differences(choices)]
     data = {
-        "sides": [{**value, "align": {}} for value in linked_values(sides, first)],
+        "sides": [{**value, "align": {}} for value in linked_values(sides, first.way, first.axis)],
         "aligned": [[placed(aligned, i) for i in range(len(sides))] for aligned in _alignments(choices)],
         "overlay": overlay_value(sides, first),
     }
@@ -113,20 +113,20 @@ def _alignments(choices: _Choices) -> Iterator[Any]:
     return (alignments(choices.sides, way) for way in choices.ways)
 
 
-def _view(choices: _Choices, view: CompareView, other: int) -> CompareView:
+def _view(choices: _Choices, view: CompareState, other: int) -> CompareState:
     return replace(view, other=choices.sides[other].opened.key)
 
 
-def _top(choices: _Choices) -> Panel:
+def _top(choices: _Choices) -> SavedPanel:
     views: dict[tuple[str, ...], Html] = {}
     for other in choices.others:
-        view = _view(choices, CompareView(by=choices.best[other]), other)
+        view = _view(choices, CompareState(by=choices.best[other]), other)
         html = choices.compared(view).top(Session(compared=tuple(side.opened.key for side in choices.sides)))
         views[(str(other),)] = _with_ways(html, choices, view)
-    return Panel("compare-top", ("other",), views)
+    return SavedPanel("compare-top", ("other",), views)
 
 
-def _controls(choices: _Choices, first: CompareView) -> Panel:
+def _controls(choices: _Choices, first: CompareState) -> SavedPanel:
     views: dict[tuple[str, ...], Html] = {}
     for other, way, axis, overlay in product(choices.others, choices.ways, choices.axes, (False, True)):
         view = replace(_view(choices, first, other), way=way, axis=axis, overlay=overlay)
@@ -135,26 +135,26 @@ def _controls(choices: _Choices, first: CompareView) -> Panel:
         fields = ("other", "align", "axis", "overlay")
         html = choices.compared(view).controls()
         views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return Panel("compare-bar", ("other", "align", "axis", "overlay"), views)
+    return SavedPanel("compare-bar", ("other", "align", "axis", "overlay"), views)
 
 
-def _with_ways(html: str, choices: _Choices, view: CompareView) -> Html:
+def _with_ways(html: str, choices: _Choices, view: CompareState) -> Html:
     return with_ways(html, lambda data: choices.changes_of(view, data))
 
 
-def _differences(choices: _Choices) -> Panel:
+def _differences(choices: _Choices) -> SavedPanel:
     fields = ("other", "rows-by", "sort", "every-row")
     views: dict[tuple[str, ...], Html] = {}
     for other, by, sort, every_row in product(choices.others, choices.by, choices.sorts, choices.rows):
-        view = replace(_view(choices, CompareView(by=by, sort=sort, every_row=every_row), other))
+        view = replace(_view(choices, CompareState(by=by, sort=sort, every_row=every_row), other))
         state = choices.state_of(view)
         assert state is not None
         html = choices.compared(view).differences()
         views[tuple(state[field] for field in fields)] = _with_ways(html, choices, view)
-    return Panel("differences", fields, views)
+    return SavedPanel("differences", fields, views)
 
 
-def _lights(pairs: Sequence[Pair], rows: Panel) -> list[dict[str, Any]]:
+def _lights(pairs: Sequence[Pair], rows: SavedPanel) -> list[dict[str, Any]]:
     """Of the rows that are shown. Categories need none: the timeline has them."""
     wanted: dict[str, set[str]] = {}
     for html in rows.views.values():

@@ -18,7 +18,7 @@ from typing import Any
 
 from memviz.ui.components.scripts import bundle
 from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.saved.views import Panel, State, Texts, panel_data
+from memviz.ui.saved.views import SavedPanel, State, Texts, panel_data
 
 _UI = Path(__file__).parents[1]
 _STYLES = (
@@ -40,7 +40,7 @@ _LEVEL = 6
 class Document:
     title: str
     body: Html
-    panels: Sequence[Panel] = ()
+    panels: Sequence[SavedPanel] = ()
     start: State = field(default_factory=dict)
     texts: Texts = field(default_factory=Texts)
     data: dict[str, Any] = field(default_factory=dict)

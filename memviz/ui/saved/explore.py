@@ -16,16 +16,16 @@ import numpy as np
 
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.ui.explore.details import ALL, Half, lower_half
-from memviz.ui.explore.explore_state import GROUPINGS, Look
-from memviz.ui.explore.timeline import timeline_value
+from memviz.ui.explore.answer import ALL, Details, details
+from memviz.ui.explore.state import GROUPINGS, ExploreState
 from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import when
+from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.saved.pieces import light_by, saved_pieces, site_labels
 from memviz.ui.saved.stacks import saved_stacks
 from memviz.ui.saved.thrift import Thrift
-from memviz.ui.saved.views import Panel, State, Texts, nowhere, with_ways
+from memviz.ui.saved.views import SavedPanel, State, Texts, nowhere, with_ways
 
 _OFFERED_TABS = ("live", "never")
 _LIGHT = re.compile(r' data-light-by="(\w+)" data-light-group="([^"]*)"')
@@ -35,8 +35,8 @@ _MORE_PATHS = re.compile(r' data-light-by="path" data-light-group="[^"]*"')
 
 
 @dataclass(frozen=True)
-class _View:
-    """One state of the lower half."""
+class _SavedView:
+    """One state of the lower shown."""
 
     tab: str
     by: str
@@ -66,7 +66,7 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thri
     moments = _moments(device, thrift.moments)
     views = dict(_views(trace, device, name, moments, thrift, lights_paths="frames" in kept.pieces))
     value = timeline_value(trace, device, name)
-    start = _View("live", "stack", "", moments[0])
+    start = _SavedView("live", "stack", "", moments[0])
     data = {
         "value": {**value, "has_times": kept.has_times},
         "pieces": kept.pieces,
@@ -78,7 +78,7 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thri
     above = joined(with_ways(verdict_html(trace, device), nowhere), _remark(kept.note))
     panels: dict[str, dict[tuple[str, ...], Html]] = {"verdict": {(name,): above}}
     for place in ("lower-head", "live-set", "inspector"):
-        panels[place] = {(name, *view.state): half[place] for view, half in views.items()}
+        panels[place] = {(name, *view.state): shown[place] for view, shown in views.items()}
     return SavedTrace(name, data, dict(zip(FIELDS, (name, *start.state), strict=True)), panels)
 
 
@@ -94,31 +94,33 @@ def _moments(device: DeviceTrace, most: int) -> list[int]:
 
 def _views(
     trace: Trace, device: DeviceTrace, name: str, moments: list[int], thrift: Thrift, *, lights_paths: bool
-) -> Iterator[tuple[_View, dict[str, Html]]]:
+) -> Iterator[tuple[_SavedView, dict[str, Html]]]:
     first = {
-        (at, by): _half(trace, device, name, _View("live", by, "", at), thrift) for at in moments for by in GROUPINGS
+        (at, by): _details(trace, device, name, _SavedView("live", by, "", at), thrift)
+        for at in moments
+        for by in GROUPINGS
     }
     paths = _zooms(str(first[moments[0], "stack"].live))[: thrift.zooms]
 
-    def drawn(view: _View, half: Half) -> dict[str, Html]:
-        return _panels(view, half, moments, paths, lights_paths=lights_paths)
+    def drawn(view: _SavedView, shown: Details) -> dict[str, Html]:
+        return _panels(view, shown, moments, paths, lights_paths=lights_paths)
 
-    for (at, by), half in first.items():
-        view = _View("live", by, "", at)
-        yield view, drawn(view, half)
+    for (at, by), shown in first.items():
+        view = _SavedView("live", by, "", at)
+        yield view, drawn(view, shown)
     for path in paths:
-        view = _View("live", "stack", path, moments[0])
-        yield view, drawn(view, _half(trace, device, name, view, thrift))
-    never = _half(trace, device, name, _View("never", "site", "", moments[0]), thrift)
+        view = _SavedView("live", "stack", path, moments[0])
+        yield view, drawn(view, _details(trace, device, name, view, thrift))
+    never = _details(trace, device, name, _SavedView("never", "site", "", moments[0]), thrift)
     for at in moments:
         for by in GROUPINGS:
-            view = _View("never", by, "", at)
+            view = _SavedView("never", by, "", at)
             yield view, {**drawn(view, never), "inspector": drawn(view, first[at, by])["inspector"]}
 
 
-def _half(trace: Trace, device: DeviceTrace, name: str, view: _View, thrift: Thrift) -> Half:
-    look = Look(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
-    return lower_half(trace, device, name, look, said={"key": name, "at": view.at}, due=ALL)
+def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thrift: Thrift) -> Details:
+    state = ExploreState(tab=view.tab, by=view.by, is_long=thrift.every_row, path=view.path, path_key=name)
+    return details(trace, device, name, state, said={"key": name, "at": view.at}, due=ALL)
 
 
 def _zooms(icicle: str) -> list[str]:
@@ -126,13 +128,15 @@ def _zooms(icicle: str) -> list[str]:
     return [unescape(each) for each in dict.fromkeys(_ZOOM.findall(icicle))]
 
 
-def _panels(view: _View, half: Half, moments: list[int], paths: list[str], *, lights_paths: bool) -> dict[str, Html]:
-    look = Look(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
+def _panels(
+    view: _SavedView, shown: Details, moments: list[int], paths: list[str], *, lights_paths: bool
+) -> dict[str, Html]:
+    state = ExploreState(tab=view.tab, by=view.by, is_long=True, path=view.path, path_key="")
 
     def follow(data: Mapping[str, str]) -> State | None:
         if data.get("act") == "sort":
             return {}
-        turned = replace(look.clicked(data, ""), sort=look.sort, is_rising=look.is_rising)
+        turned = replace(state.clicked(data, ""), sort=state.sort, is_rising=state.is_rising)
         path = turned.path if (turned.tab, turned.by) == ("live", "stack") else ""
         if turned.tab not in _OFFERED_TABS or data.get("act") == "more":
             return None
@@ -140,7 +144,7 @@ def _panels(view: _View, half: Half, moments: list[int], paths: list[str], *, li
             return None
         return {"tab": turned.tab, "by": turned.by, "path": path}
 
-    parts = {"lower-head": half.head, "live-set": half.live, "inspector": half.inspector}
+    parts = {"lower-head": shown.head, "live-set": shown.live, "inspector": shown.inspector}
     panels = {place: with_ways(_OTHER_TAB.sub("", html or ""), follow) for place, html in parts.items()}
     if not lights_paths:
         panels["live-set"] = Html(_MORE_PATHS.sub("", panels["live-set"]))
@@ -175,7 +179,7 @@ def _moment_name(at: int, moments: list[int]) -> str:
 
 
 def _lights(
-    trace: Trace, device: DeviceTrace, views: Mapping[_View, dict[str, Html]], *, has_modules: bool
+    trace: Trace, device: DeviceTrace, views: Mapping[_SavedView, dict[str, Html]], *, has_modules: bool
 ) -> dict[str, Any]:
     """What the rows of the tables that are saved light, by what they are grouped."""
     wanted: dict[str, set[str]] = {}
@@ -186,11 +190,11 @@ def _lights(
     return {by: light_by(trace, device, by, wanted[by]) for by in groupings if by in wanted}
 
 
-def explore_panels(saved: list[SavedTrace]) -> list[Panel]:
+def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
     """Those of all traces together."""
     places = {place: FIELDS if place != "verdict" else FIELDS[:1] for place in saved[0].panels}
     return [
-        Panel(place, fields, {state: html for each in saved for state, html in each.panels[place].items()})
+        SavedPanel(place, fields, {state: html for each in saved for state, html in each.panels[place].items()})
         for place, fields in places.items()
     ]
 

@@ -23,8 +23,8 @@ from memviz.analysis.sums import sum_by
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
 from memviz.figures.packed_timeline import Packed, as_sent, pack, pack_spans, pack_times
 from memviz.trace.model import DeviceTrace, Ints8, Trace
-from memviz.ui.explore.timeline_pieces import groups_piece
 from memviz.ui.html.plain import plain
+from memviz.ui.payloads.timeline_pieces import groups_piece
 from memviz.ui.saved.spans import SavedSpans, all_spans, largest_spans
 from memviz.units import duration_text
 

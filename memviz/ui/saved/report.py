@@ -12,9 +12,9 @@ from memviz.analysis.overview import overview
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted
+from memviz.headlines.names import counted, trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
-from memviz.ui.compare.compare_state import LETTERS, Side
+from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut
 from memviz.ui.saved.compare import SavedComparison, saved_comparison
@@ -61,7 +61,7 @@ def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
 
 def _side(number: int, trace: Trace, device: DeviceTrace) -> Side:
     name = LETTERS[number]
-    return Side(name, Opened(name, trace.about.source, device.name, (device.name,)), trace, device)
+    return side_of(name, Opened(name, trace_name(trace.about.source), device.name, (device.name,)), trace, device)
 
 
 def _title(sides: Sequence[Pair]) -> Headline:

@@ -27,7 +27,7 @@ _NEEDS_THE_SERVER = ("csv", "take")
 
 
 @dataclass(frozen=True)
-class Panel:
+class SavedPanel:
     place: str
     """The element's id."""
     fields: tuple[str, ...]
@@ -76,6 +76,6 @@ class Texts:
         return list(self._numbers)
 
 
-def panel_data(panel: Panel, texts: Texts) -> dict[str, object]:
+def panel_data(panel: SavedPanel, texts: Texts) -> dict[str, object]:
     views = {"|".join(state): texts.number(html) for state, html in panel.views.items()}
     return {"place": panel.place, "fields": panel.fields, "views": views}

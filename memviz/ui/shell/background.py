@@ -16,7 +16,7 @@ class Stopped(MemvizError):
     """Nobody wants the answer any more."""
 
 
-class Work:
+class BackgroundWork:
     def __init__(self, task: Task, gate: threading.Semaphore) -> None:
         self.share = 0.0
         self._task = task
@@ -71,10 +71,10 @@ class Workshop:
         """More `at_once`, of all visitors together, would only make each of them wait longer."""
         self._gate = threading.Semaphore(at_once)
         self._lock = threading.Lock()
-        self._running: dict[str, Work] = {}
+        self._running: dict[str, BackgroundWork] = {}
 
-    def begin(self, visitor: str, task: Task) -> Work:
-        work = Work(task, self._gate)
+    def begin(self, visitor: str, task: Task) -> BackgroundWork:
+        work = BackgroundWork(task, self._gate)
         with self._lock:
             before, self._running[visitor] = self._running.get(visitor), work
         if before is not None:
@@ -87,7 +87,7 @@ class Workshop:
         if work is not None:
             work.stop()
 
-    def ended(self, visitor: str, work: Work) -> None:
+    def ended(self, visitor: str, work: BackgroundWork) -> None:
         """Keeps nothing of a visitor who has what they wanted."""
         with self._lock:
             if self._running.get(visitor) is work:

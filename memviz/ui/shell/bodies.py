@@ -17,7 +17,7 @@ _NESTING = re.compile(rb'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 Receive = Callable[[], Awaitable[Message]]
 
 
-class Refused(UsageError):
+class RefusedBody(UsageError):
     """Not what any page would send."""
 
 
@@ -26,7 +26,7 @@ async def whole_body(receive: Receive, most: int, seconds: float = _SECONDS) -> 
     try:
         return await asyncio.wait_for(_taken(receive, most), seconds)
     except TimeoutError:
-        raise Refused("The rest of the request did not come.") from None
+        raise RefusedBody("The rest of the request did not come.") from None
 
 
 async def _taken(receive: Receive, most: int) -> bytes:
@@ -35,7 +35,7 @@ async def _taken(receive: Receive, most: int) -> bytes:
     while more and size < _MOST_DRAINED:
         message = await receive()
         if message["type"] == "http.disconnect":
-            raise Refused("The request broke off.")
+            raise RefusedBody("The request broke off.")
         piece = message.get("body", b"")
         size += len(piece)
         if size > most:
@@ -44,7 +44,7 @@ async def _taken(receive: Receive, most: int) -> bytes:
             pieces.append(piece)
         more = message.get("more_body", False)
     if size > most:
-        raise Refused(f"The request has more than {most:,} bytes.")
+        raise RefusedBody(f"The request has more than {most:,} bytes.")
     return b"".join(pieces)
 
 

@@ -27,5 +27,9 @@ class Context:
         return self.of(session.current)
 
 
+def open_trace(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
+    return Opened.of(store.add(trace, pinned=pinned), trace)
+
+
 def timeline_key(opened: Opened) -> str:
     return f"{opened.key}/{opened.device}"

@@ -18,8 +18,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from memviz.ui.shell.bodies import Refused, deepest, whole_body
-from memviz.ui.shell.exports import Exports, drop
+from memviz.ui.shell.bodies import RefusedBody, deepest, whole_body
+from memviz.ui.shell.exports import Exports, drop, not_kept
+from memviz.ui.shell.gradio_uploads import drop_leftovers
 from memviz.ui.shell.known_names import (
     SETTING,
     host_of,
@@ -32,8 +33,6 @@ from memviz.ui.shell.known_names import (
 )
 from memviz.ui.shell.open_pages import OpenPages
 from memviz.ui.shell.sound import sound, sound_text
-from memviz.ui.upload.arriving import not_kept
-from memviz.ui.upload.gradio_uploads import drop_leftovers
 
 _MOST_BODY = 2 << 20
 _DEEPEST = 100
@@ -96,7 +95,7 @@ class Doorway:
             return await self._app(scope, receive, send)
         try:
             body = _sound_body(await whole_body(receive, _MOST_BODY))
-        except Refused as refused:
+        except RefusedBody as refused:
             return await _say(str(refused), 400)(scope, receive, send)
         try:
             await self._app(scope, _again(body, receive), send)
@@ -174,7 +173,7 @@ def _say(words: str, status: int) -> JSONResponse:
 def _sound_body(body: bytes) -> bytes:
     """JSON that everything behind can take: not too deep, and without halves of characters."""
     if deepest(body) > _DEEPEST:
-        raise Refused(f"The request is nested deeper than {_DEEPEST} levels.")
+        raise RefusedBody(f"The request is nested deeper than {_DEEPEST} levels.")
     if not _HALF_A_PAIR.search(body):
         return body
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import secrets
 import shutil
 import threading
@@ -12,20 +13,9 @@ from pathlib import Path
 
 from gradio.utils import get_upload_folder
 
-from memviz.analysis.write_allocations import write_allocations
-from memviz.trace.formats.write_snapshot import write_pickle
-from memviz.trace.model import DeviceTrace, Trace
-from memviz.trace.strip import strip_paths
-from memviz.ui.saved.report import report_page
-
-EXPORTS = {
-    "report": "Report as one HTML page",
-    "allocations": "All allocations as CSV",
-    "snapshot": "Snapshot without paths",
-}
 _FOLDER = "memviz-exports"
 _UNFETCHED_SECONDS = 600
-_LONGEST_NAME = 80
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _root() -> Path:
@@ -90,26 +80,7 @@ class Exports:
                         shutil.rmtree(folder, ignore_errors=True)
 
 
-def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace.about.source.partition(".")[0])
-    # File systems count bytes.
-    name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
-    ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
-    path = new_file(name + ending)
-    try:
-        _write(path, trace, device, kind)
-    except BaseException:
-        drop(path)
-        raise
-    return str(path)
-
-
-def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
-    if kind == "report":
-        path.write_text(report_page([(trace, device)]), encoding="utf-8", errors="replace")
-    elif kind == "allocations":
-        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
-            write_allocations(trace, table)
-    else:
-        with path.open("wb") as file:
-            write_pickle(strip_paths(trace), file)
+def not_kept(error: OSError) -> str:
+    if error.errno in _FULL:
+        return "The disk of the server is full. Try it again later."
+    return f"The server could not keep it ({error.strerror or error})."

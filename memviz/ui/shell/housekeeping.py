@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.ui.upload.gradio_uploads import drop_stale
+from memviz.ui.shell.gradio_uploads import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"
 _KEEP_SECONDS = 3600.0

@@ -1,29 +1,19 @@
-"""The frame around every tab: brand, open traces, what was refused, and the page before anything is open."""
+"""The frame around every tab: brand, open traces, what was refused, and what can be taken away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache
+from collections.abc import Callable, Mapping
 
 from memviz.analysis.comparing.changes import letter
 from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
 from memviz.figures.thumbnail import data_address, thumbnail
-from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.shell.exports import EXPORTS
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.session import Opened, Session
-from memviz.ui.upload.opening import SAMPLE_LIST, SAMPLES, Sample
-from memviz.units import bytes_text, delta_text
+from memviz.units import bytes_text
 
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
-
-RECORD = """# before the model is built
-torch.cuda.memory._record_memory_history()
-model = build(); train(model, steps=3)
-torch.cuda.memory._dump_snapshot("run.pickle")"""
 
 KEYS = (
     ("← →", "pan a tenth"),
@@ -70,15 +60,18 @@ def foot_html() -> Html:
     )
 
 
-def actions_html(session: Session) -> Html:
-    """What can be taken away. The first element tells the page's script which trace the address names."""
+def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
+    """What can be taken away: `exports` are its words, by kind.
+
+    The first element tells the page's script which trace the address names.
+    """
     current = session.current
     if current is None or session.home:
         return Html("")
     pictures = [
         tag("button", f"Timeline as {kind.upper()}", type="button", data_mv_picture=kind) for kind in ("png", "svg")
     ]
-    files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in EXPORTS.items()]
+    files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
     share = tag("button", "Share link", type="button", data_mv_share=True)
     return tag("div", share, menu, class_="mv-actions", data_mv_link=link_name(current))
@@ -177,48 +170,6 @@ def refused_html(session: Session) -> Html:
     ]
     dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")
     return tag("div", *rows, dismiss, class_="mv-band", role="alert")
-
-
-def welcome_html() -> Html:
-    lead = "Every allocation over time, what the peak is made of, and what changed between two runs."
-    return tag("header", tag("h1", "See what fills your GPU."), tag("p", lead, class_="mv-lead"), class_="mv-welcome")
-
-
-def record_html() -> Html:
-    copy = tag("button", "Copy", type="button", data_mv_copy=RECORD)
-    safe = tag("p", "Reading a file never runs code from it. No GPU needed here.", class_="mv-soft")
-    head = tag("h2", "No snapshot yet? Record one", copy)
-    return tag("section", head, tag("pre", RECORD, tabindex="0"), safe, class_="mv-record")
-
-
-def samples_html() -> Html:
-    cards = [_sample(each) for each in SAMPLE_LIST]
-    return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
-
-
-@cache
-def _sample(sample: Sample) -> Html:
-    """Pictures and figures come from the files themselves. The samples never change, so they are drawn once."""
-    traces = [load_trace(SAMPLES / name) for name in sample.files]
-    devices = [chosen_device(trace) for trace in traces]
-    peaks = [timeline(device).peak_bytes for device in devices]
-    width = 520 // len(traces)
-    pictures = [
-        tag("img", src=data_address(thumbnail(trace, device, width=width, height=300, top=max(peaks))), alt="")
-        for trace, device in zip(traces, devices, strict=True)
-    ]
-    change = f"{delta_text(peaks[-1] - peaks[0])}" if len(peaks) > 1 else f"{bytes_text(peaks[0])} peak"
-    return tag(
-        "button",
-        tag("span", *pictures, class_="mv-pictures"),
-        tag("b", sample.title),
-        tag("span", sample.text),
-        tag("small", f"{sample.tab.capitalize()} · {change} · predicted"),
-        type="button",
-        data_act="sample",
-        data_sample=sample.name,
-        class_="mv-sample",
-    )
 
 
 def missing_html() -> Html:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from memviz.analysis.which_device import chosen_device
+from memviz.headlines.names import trace_name
+from memviz.trace.model import Trace
+
 MOST_OPEN = 24
 
 
@@ -16,6 +20,15 @@ class Opened:
     devices: tuple[str, ...]
     sample: str = ""
     """Samples may be named in links, because everybody has them."""
+
+    @staticmethod
+    def of(key: str, trace: Trace) -> Opened:
+        return Opened(
+            key,
+            trace_name(trace.about.source),
+            chosen_device(trace).name,
+            tuple(device.name for device in trace.devices),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 from gradio.context import LocalContext
 
 from memviz.ui.shell.session import Session
-from memviz.ui.upload.opening import remembered
 
 
 class Windows:
@@ -39,7 +38,7 @@ class Windows:
         for name, session in self._others(asking):
             if browser and self._browsers.get(name) == browser:
                 opened |= {each.key: each for each in session.opened if each.key not in opened}
-        return remembered(tuple(opened.values()))
+        return [[trace.key, trace.sample] for trace in opened.values()]
 
     def is_open_elsewhere(self, key: str) -> bool:
         return any(session.of(key) is not None for _, session in self._others(_asking()))

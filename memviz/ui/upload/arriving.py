@@ -7,7 +7,6 @@ a header): then they are kept as they came, and unpacked as they are read.
 
 from __future__ import annotations
 
-import errno
 import io
 import tempfile
 import threading
@@ -18,12 +17,12 @@ from typing import IO, Any, Protocol
 
 from memviz.errors import TraceError
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED
+from memviz.ui.shell.exports import not_kept
 
 _PIECE = 4 << 20
 _PACKED_PIECE = 1 << 18
 _PACKED_MORE = 1 << 16
 """Packed, a file may be a little larger than it was."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 _TIGHTEST = 200
@@ -39,12 +38,6 @@ class Gate(Protocol):
 
 class TooMuch(Exception):
     """More came than was announced."""
-
-
-def not_kept(error: OSError) -> str:
-    if error.errno in _FULL:
-        return "The disk of the server is full. Try it again later."
-    return f"The server could not keep it ({error.strerror or error})."
 
 
 class Arriving(io.BufferedIOBase):

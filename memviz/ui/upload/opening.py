@@ -3,64 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from memviz.analysis.which_device import chosen_device
 from memviz.errors import TraceError
 from memviz.trace.load import load_trace
-from memviz.trace.model import Trace
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.session import Opened, Refused, Session
 from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.samples import SAMPLES, OfferedSample
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces"
 Say = Callable[[float, str], None]
 _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
-
-
-@dataclass(frozen=True)
-class Sample:
-    name: str
-    title: str
-    text: str
-    files: tuple[str, ...]
-    tab: str
-
-
-SAMPLE_LIST = (
-    Sample(
-        "training",
-        "What is the peak made of?",
-        "Three training steps of a small GPT, recorded from the first byte.",
-        ("training.pickle.gz",),
-        "explore",
-    ),
-    Sample(
-        "checkpointing",
-        "What does checkpointing save?",
-        "The same steps without and with activation checkpointing, on one scale.",
-        ("training.pickle.gz", "training-checkpointed.pickle.gz"),
-        "compare",
-    ),
-    Sample(
-        "out-of-memory",
-        "Why did it run out of memory?",
-        "144 MiB did not fit, although more than that was reserved and free.",
-        ("out-of-memory.pickle.gz",),
-        "what-if",
-    ),
-    Sample(
-        "late-start",
-        "What if recording started late?",
-        "What was live before the first event is still counted.",
-        ("late-start.pickle.gz",),
-        "explore",
-    ),
-)
-
-
-def sample_named(name: str) -> Sample | None:
-    return next((each for each in SAMPLE_LIST if each.name == name), None)
 
 
 def open_files(
@@ -75,7 +29,7 @@ def open_files(
             say(share, f"Reading {name}, {100 * done // max(total, 1)} %")
 
         try:
-            session = session.with_opened(opened(store, load_trace(path, progress=progress, is_wanted=is_wanted)))
+            session = session.with_opened(open_trace(store, load_trace(path, progress=progress, is_wanted=is_wanted)))
         except TraceError as error:
             session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
     return session
@@ -96,17 +50,17 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
     if trace is None or session.of(key):
         return session
     still = tuple(each for each in session.refused if each.name != trace.about.source)
-    return replace(session, refused=still).with_opened(_described(trace, key))
+    return replace(session, refused=still).with_opened(Opened.of(key, trace))
 
 
-def open_sample(store: TraceStore, session: Session, sample: Sample) -> Session:
+def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> Session:
     """Those of its files that are not open yet. Each visitor has a copy, so that nobody can close another's."""
     session = session.without_refused()
     keys = []
     for name in sample.files:
         known = next((each for each in session.opened if each.sample == name), None)
         if known is None or store.get(known.key) is None:
-            known = replace(opened(store, load_trace(SAMPLES / name)), sample=name)
+            known = replace(open_trace(store, load_trace(SAMPLES / name)), sample=name)
             session = session.with_opened(known)
         keys.append(known.key)
     compared = tuple(keys) if len(keys) > 1 else session.compared
@@ -119,21 +73,5 @@ def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | 
     for key, sample in (each for each in kept if len(each) == 2):
         trace = store.get(key)
         if trace is not None and session.of(key) is None:
-            session = session.with_opened(replace(_described(trace, key), sample=sample))
+            session = session.with_opened(replace(Opened.of(key, trace), sample=sample))
     return session
-
-
-def remembered(opened: Sequence[Opened]) -> list[list[str]]:
-    return [[each.key, each.sample] for each in opened]
-
-
-def opened(store: TraceStore, trace: Trace, *, pinned: bool = False) -> Opened:
-    return _described(trace, store.add(trace, pinned=pinned))
-
-
-def _described(trace: Trace, key: str) -> Opened:
-    name = trace.about.source
-    for ending in (".gz", ".pickle", ".pkl", ".json"):
-        name = name.removesuffix(ending)
-    names = tuple(each.name for each in trace.devices)
-    return Opened(key, name, chosen_device(trace).name, names)

@@ -23,13 +23,12 @@ from memviz.figures.raster import View, column_instants
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.explore.timeline_pieces import piece
-from memviz.ui.shell.context import timeline_key
+from memviz.ui.payloads.timeline_pieces import piece
+from memviz.ui.shell.context import open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.turns import Turn, Turns
 from memviz.ui.upload.arriving import Arriving
-from memviz.ui.upload.opening import opened
 from memviz.ui.upload.outbox import Outbox
+from memviz.ui.upload.turns import Turn, Turns
 from memviz.units import bytes_text
 
 _COLUMNS = 1200
@@ -50,7 +49,7 @@ class Busy(Exception):
     """Too many files are on their way."""
 
 
-class TooLarge(Exception):
+class FileTooLarge(Exception):
     """With the sentence that says so."""
 
 
@@ -145,7 +144,7 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
         self._go_on()
-        found = opened(self._store, trace)
+        found = open_trace(self._store, trace)
         self._stored = found.key
         # `cancel` may have come between the two, and found nothing to take away.
         if self._cancelled.is_set():
@@ -189,7 +188,7 @@ class Readings:
 
     def begin(self, name: str, size: int, *, packed: bool, visitor: str = "") -> str:
         if self.most_bytes is not None and size > self.most_bytes:
-            raise TooLarge(
+            raise FileTooLarge(
                 f"It has {bytes_text(size)}; this page takes {bytes_text(self.most_bytes)}. On your own machine there "
                 "is no limit: python app.py."
             )

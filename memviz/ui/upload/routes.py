@@ -19,10 +19,11 @@ from starlette.types import Message
 
 from memviz.errors import UsageError
 from memviz.ui.shell.bodies import whole_body
+from memviz.ui.shell.exports import not_kept
 from memviz.ui.shell.sound import sound_text
-from memviz.ui.shell.visitors import visitor_of
-from memviz.ui.upload.arriving import Arriving, TooMuch, not_kept
-from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.upload.arriving import Arriving, TooMuch
+from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
+from memviz.ui.upload.visitors import visitor_of
 
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
@@ -122,7 +123,7 @@ async def _begin(request: Request) -> Response:
     name, visitor = name.replace("\\", "/").rsplit("/", 1)[-1], visitor_of(request.scope)
     try:
         ticket = _readings(request).begin(name, size, packed=packed, visitor=visitor)
-    except TooLarge as fault:
+    except FileTooLarge as fault:
         return _refusal(str(fault), 413)
     except Busy:
         return _refusal("Too many files are being read here right now. Open it again in a moment.", 429)

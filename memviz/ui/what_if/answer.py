@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import gradio as gr
 import numpy as np
 
 from memviz.allocator.recorded_settings import settings_of
@@ -13,13 +12,19 @@ from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import what_if
 from memviz.trace.model import Action, DeviceTrace, Trace
-from memviz.ui.compare.compare_state import CompareView, Side
-from memviz.ui.compare.linked_timelines import linked_values
-from memviz.ui.explore.segments import map_value
+from memviz.ui.payloads.linked_timelines import LinkedTrace, linked_values
+from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.shell.context import Context
-from memviz.ui.shell.session import MOST_OPEN, Opened, Session
-from memviz.ui.what_if.answer_html import (
-    Found,
+from memviz.ui.shell.session import Session
+from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
+from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.maps import MapSide, map_sides
+from memviz.ui.what_if.question import ParsedQuestion, Question, parse_question
+from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
+from memviz.ui.what_if.settings_form import KnownMemory
+from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.verdict import (
+    Answer,
     blocks_html,
     keep_html,
     save_html,
@@ -27,42 +32,14 @@ from memviz.ui.what_if.answer_html import (
     segments_head_html,
     what_if_html,
 )
-from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
-from memviz.ui.what_if.kept_replays import Replays, Terms
-from memviz.ui.what_if.maps import MapSide, map_sides
-from memviz.ui.what_if.question import Asked, Understood, understood
-from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
-from memviz.ui.what_if.settings_form import Had
 
 _LONGEST_UNASKED = 200_000
 _SEARCH_PARTS = 6
 """How many times as long as an answer a search takes, about."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a visitor sees on this tab. Plain and frozen: every change is a new one."""
-
-    key: str = ""
-    asked: Asked = Asked()
-    turn: int = 0
-    """Grows where the page itself fills the form in."""
-    with_blocks: bool = False
-    left: tuple[tuple[str, Asked], ...] = ()
-    """What was asked of other traces, by key, for whoever comes back to them."""
-
-    def turned_to(self, key: str) -> tuple[Shown, bool]:
-        """And whether nothing was asked of that trace yet."""
-        left = dict(self.left)
-        if self.key:
-            left[self.key] = self.asked
-        asked = left.pop(key, None)
-        kept = tuple(left.items())[-MOST_OPEN:]
-        return Shown(key, asked or Asked(), self.turn + 1, self.with_blocks, kept), asked is None
-
-
 PARTS = (
-    "shown",
+    "state",
     "waiting",
     "verdict",
     "form",
@@ -91,113 +68,103 @@ EMPTY: dict[str, Any] = {
 }
 
 
-def values(**given: Any) -> list[Any]:
-    """One for each of `PARTS`; what is not given stays as it is."""
-    return [given.get(name, gr.skip()) for name in PARTS]
+def terms_of(parsed: ParsedQuestion) -> Terms:
+    return Terms(parsed.card, parsed.release, parsed.overhead_bytes)
 
 
-def skipped() -> list[Any]:
-    return [gr.skip()] * len(PARTS)
-
-
-def terms_of(meant: Understood) -> Terms:
-    return Terms(meant.card, meant.release, meant.overhead_bytes)
-
-
-class Answers:
+class WhatIfAnswers:
     def __init__(self, context: Context, replays: Replays) -> None:
         self.context = context
         self.replays = replays
 
-    def find(self, key: str, meant: Understood, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
-        assert meant.settings is not None
+    def find(self, key: str, parsed: ParsedQuestion, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
+        assert parsed.settings is not None
         parts = 1 + _SEARCH_PARTS if searches else 1
-        asked = self.replays.what_if(key, meant.settings, terms_of(meant), part_of(progress, 0, parts))
+        outcome = self.replays.what_if(key, parsed.settings, terms_of(parsed), part_of(progress, 0, parts))
         if searches:
-            return asked, self.replays.search(key, meant.settings, terms_of(meant), rest_of(progress, 1, parts))
-        return asked, self.replays.known_search(key, terms_of(meant))
+            return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, 1, parts))
+        return outcome, self.replays.known_search(key, terms_of(parsed))
 
-    def drawn(self, shown: Shown, found: Found) -> dict[str, Any]:
+    def drawn(self, state: WhatIfState, answer: Answer) -> dict[str, Any]:
         """By the names of `PARTS`."""
-        if not found.has_history:
-            return {**EMPTY, "verdict": what_if_html(found)}
-        device, asked = found.device, found.what_if
-        label = plot_label(asked, str(what_if(asked, found.searched)))
+        if not answer.has_history:
+            return {**EMPTY, "verdict": what_if_html(answer)}
+        device, outcome = answer.device, answer.what_if
+        label = plot_label(outcome, str(what_if(outcome, answer.searched)))
         return {
             "waiting": "",
-            "verdict": what_if_html(found),
-            "plot": plot_value(device, asked, at=found.at, label=label),
-            "head": segments_head_html(found.at, matters=True),
-            "maps": self._maps(shown.key, found),
-            "table": search_html(found, found.searched),
-            "blocks": blocks_html(shown.with_blocks),
+            "verdict": what_if_html(answer),
+            "plot": plot_value(device, outcome, at=answer.at, label=label),
+            "head": segments_head_html(answer.at, matters=True),
+            "maps": self._maps(state.key, answer),
+            "table": search_html(answer, answer.searched),
+            "blocks": blocks_html(state.with_blocks),
             "save": save_html(),
             "keep": keep_html(),
-            **self._timelines(shown, asked, device),
+            **self._timelines(state, outcome, device),
         }
 
-    def had(self, key: str) -> Had:
+    def known_memory(self, key: str) -> KnownMemory:
         """What the process could have, where the recording shows it: it ran out, or memory was short."""
         pair = self.context.find(key)
         if pair is None or not _shows_a_limit(pair[1]):
-            return Had(None)
+            return KnownMemory(None)
         memory = self.replays.begun(key).source.freed.memory
-        return Had(None) if memory is None else Had(memory.least, is_exact=memory.least == memory.most)
+        return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
-    def answered(self, shown: Shown) -> tuple[Trace, DeviceTrace, WhatIf] | None:
+    def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
         """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
-        pair, meant = self.context.find(shown.key), understood(shown.asked)
-        if pair is None or meant.settings is None:
+        pair, parsed = self.context.find(state.key), parse_question(state.question)
+        if pair is None or parsed.settings is None:
             return None
-        return *pair, self.replays.what_if(shown.key, meant.settings, terms_of(meant))
+        return *pair, self.replays.what_if(state.key, parsed.settings, terms_of(parsed))
 
-    def file(self, shown: Shown, kind: str) -> str | None:
-        answered = self.answered(shown)
+    def file(self, state: WhatIfState, kind: str) -> str | None:
+        answered = self.answered(state)
         if answered is None:
             return None
         if kind == "snapshot":
             return snapshot_file(answered[2].replayed)
-        return page_file(*answered, self.replays.known_search(shown.key, terms_of(understood(shown.asked))))
+        return page_file(*answered, self.replays.known_search(state.key, terms_of(parse_question(state.question))))
 
-    def kept(self, shown: Shown, session: Session, *, compared: bool) -> Session:
+    def kept(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """With the replay as one more open trace."""
-        answered = self.answered(shown)
+        answered = self.answered(state)
         if answered is None:
             return session
-        recording = shown.key.partition("/")[0]
+        recording = state.key.partition("/")[0]
         return with_replay(self.context.store, session, recording, answered[2].replayed, compared=compared)
 
-    def moved(self, shown: Shown, at: str) -> list[Any]:
-        """The maps at an event that was chosen on the plot."""
-        answered = self.answered(shown)
+    def moved(self, state: WhatIfState, at: str) -> dict[str, Any]:
+        """Head and maps at an event that was chosen on the plot."""
+        answered = self.answered(state)
         if answered is None or not at.lstrip("-").isdigit():
-            return [gr.skip(), gr.skip()]
-        _, device, asked = answered
+            return {}
+        _, device, outcome = answered
         event_number = min(max(int(at), -1), len(device.events) - 1)
-        found = Found(device, asked, None, event_number)
-        matters = event_number == moment_that_matters(device, asked)
-        return [segments_head_html(event_number, matters=matters), self._maps(shown.key, found)]
+        answer = Answer(device, outcome, None, event_number)
+        matters = event_number == moment_that_matters(device, outcome)
+        return {"head": segments_head_html(event_number, matters=matters), "maps": self._maps(state.key, answer)}
 
-    def _maps(self, key: str, found: Found) -> dict[str, Any]:
-        return {"maps": [self._map(key, each) for each in map_sides(found)]}
+    def _maps(self, key: str, answer: Answer) -> dict[str, Any]:
+        return {"maps": [self._map(key, each) for each in map_sides(answer)]}
 
     def _map(self, key: str, side: MapSide) -> dict[str, Any]:
         name = key if side.is_recording else self.replays.key_of(side.replayed)
-        return {"caption": side.caption, "map": map_value(side.device, name, {"at": side.at})}
+        return {"caption": side.caption, "map": map_value(side.device, name, at=side.at)}
 
-    def _timelines(self, shown: Shown, asked: WhatIf, device: DeviceTrace) -> dict[str, Any]:
-        pair = self.context.find(shown.key)
-        if not shown.with_blocks or pair is None or asked.replayed is asked.recorded:
+    def _timelines(self, state: WhatIfState, outcome: WhatIf, device: DeviceTrace) -> dict[str, Any]:
+        pair = self.context.find(state.key)
+        if not state.with_blocks or pair is None or outcome.replayed is outcome.recorded:
             return {"recorded": {}, "replayed": {}}
-        ours = asked.replayed
-        name = self.replays.key_of(ours).partition("/")[0]
-        trace, replayed = ours.trace, ours.trace.devices[0]
-        key = shown.key.partition("/")[0]
-        sides = (
-            Side("A", Opened(key, "as recorded", device.name, (device.name,)), *pair),
-            Side("B", Opened(name, trace.about.label, replayed.name, (replayed.name,)), trace, replayed),
+        ours = outcome.replayed
+        key, label = self.replays.key_of(ours), ours.trace.about.label
+        recorded, after = linked_values(
+            (
+                LinkedTrace("A", state.key, "as recorded", *pair),
+                LinkedTrace("B", key, label, ours.trace, ours.trace.devices[0]),
+            )
         )
-        recorded, after = linked_values(sides, CompareView())
         return {"recorded": recorded, "replayed": after}
 
 
@@ -207,9 +174,9 @@ def _shows_a_limit(device: DeviceTrace) -> bool:
     return device.kind == "gpu" and len(device.events) <= _LONGEST_UNASKED and bool(gives_back.any())
 
 
-def first_question(trace: Trace, device: DeviceTrace, had: Had) -> Asked:
+def first_question(trace: Trace, device: DeviceTrace, known: KnownMemory) -> Question:
     """Segments that expand, in the memory that the process had where that is known."""
     recorded, _ = settings_of(trace, device)
-    memory = had.memory
-    asked = Asked(memory=f"{memory >> 20:,} MiB" if memory else "")
-    return asked.with_settings(replace(recorded, expandable_segments=True))
+    memory = known.memory
+    question = Question(memory=f"{memory >> 20:,} MiB" if memory else "")
+    return question.with_settings(replace(recorded, expandable_segments=True))

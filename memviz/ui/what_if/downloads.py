@@ -7,16 +7,16 @@ from dataclasses import replace
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import WhatIf
+from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.exports import new_file
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text
 
-_ENDINGS = (".gz", ".pickle", ".pkl", ".json")
 _LONGEST = 80
 
 
@@ -27,7 +27,7 @@ def page_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search
 
 
 def snapshot_file(replayed: Replayed) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in _stem(replayed.trace))
+    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(replayed.trace.about.source))
     path = new_file(f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle")
     with path.open("wb") as file:
         write_pickle(replayed.trace, file)
@@ -43,7 +43,7 @@ def with_replay(store: TraceStore, session: Session, recording: str, replayed: R
             session = session.choosing(each.key)
             break
     else:
-        session = session.with_opened(opened(store, trace))
+        session = session.with_opened(open_trace(store, trace))
     if compared and session.of(recording) is not None:
         return replace(session, compared=(recording, session.chosen))
     return session
@@ -53,11 +53,6 @@ def _named(replayed: Replayed) -> Trace:
     """In a list it has to be told from its recording; under which settings stands there too."""
     where = "" if replayed.memory is None else f" in {bytes_text(replayed.memory)}"
     about = replayed.trace.about
-    return replace(replayed.trace, about=replace(about, source=f"replay of {_stem(replayed.trace)}{where}"))
-
-
-def _stem(trace: Trace) -> str:
-    name = trace.about.source
-    for ending in _ENDINGS:
-        name = name.removesuffix(ending)
-    return name
+    return replace(
+        replayed.trace, about=replace(about, source=f"replay of {trace_name(replayed.trace.about.source)}{where}")
+    )

@@ -52,7 +52,7 @@ class Terms:
 
 
 @dataclass
-class _Kept:
+class _CachedResult:
     result: Any
     bytes: int
     name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
@@ -62,7 +62,7 @@ class Replays:
     def __init__(self, context: Context, most_bytes: int = GiB) -> None:
         self._context = context
         self._most_bytes = most_bytes
-        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._kept: OrderedDict[Hashable, _CachedResult] = OrderedDict()
         self._lock = threading.Lock()
         context.store.on_drop(self._forget)
 
@@ -164,7 +164,7 @@ class Replays:
             if self._context.find(_of_trace(key)) is None:
                 # It was closed while this was worked out.
                 return
-            self._kept[key] = _Kept(result, held_bytes(trace) if trace else 0)
+            self._kept[key] = _CachedResult(result, held_bytes(trace) if trace else 0)
             total = sum(each.bytes for each in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:

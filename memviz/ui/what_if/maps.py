@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from memviz.allocator.replayed import Replayed
 from memviz.trace.model import DeviceTrace
-from memviz.ui.what_if.answer_html import Found, caption
 from memviz.ui.what_if.reserved_plot import event_in
+from memviz.ui.what_if.verdict import Answer, caption
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,21 @@ class MapSide:
     caption: str
 
 
-def map_sides(found: Found) -> list[MapSide]:
+def map_sides(answer: Answer) -> list[MapSide]:
     """One or two. Behind its end a replay shows nothing."""
-    asked = found.what_if
-    ran_out = asked.base.oom is not None and found.at <= asked.base.oom.event
-    left, ours = asked.base if ran_out else asked.recorded, asked.replayed
-    has_more = ours is not left and (ours.oom is None or found.at <= ours.oom.event)
-    return [_side(each, found) for each in ([left, ours] if has_more else [left])]
+    outcome = answer.what_if
+    ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
+    left, ours = outcome.base if ran_out else outcome.recorded, outcome.replayed
+    has_more = ours is not left and (ours.oom is None or answer.at <= ours.oom.event)
+    return [_side(each, answer) for each in ([left, ours] if has_more else [left])]
 
 
-def _side(replayed: Replayed, found: Found) -> MapSide:
-    is_recording = replayed is found.what_if.recorded
+def _side(replayed: Replayed, answer: Answer) -> MapSide:
+    is_recording = replayed is answer.what_if.recorded
     return MapSide(
         replayed=replayed,
         is_recording=is_recording,
-        device=found.device if is_recording else replayed.trace.devices[0],
-        at=found.at if is_recording else event_in(replayed, found.at),
+        device=answer.device if is_recording else replayed.trace.devices[0],
+        at=answer.at if is_recording else event_in(replayed, answer.at),
         caption=caption(replayed, is_recording=is_recording),
     )

@@ -26,7 +26,7 @@ _SHARE = "per_process_memory_fraction"
 
 
 @dataclass(frozen=True)
-class Asked:
+class Question:
     """Texts as typed. Empty is PyTorch's default, and memory without end."""
 
     memory: str = ""
@@ -41,7 +41,7 @@ class Asked:
     """Other keys, as they stand in PYTORCH_CUDA_ALLOC_CONF."""
     release: str = f"{NEWEST[0]}.{NEWEST[1]}"
 
-    def with_settings(self, settings: Settings) -> Asked:
+    def with_settings(self, settings: Settings) -> Question:
         known: dict[str, Any] = dict.fromkeys(_KEYS, "")
         rest = []
         for part in _parts(settings.to_text()):
@@ -55,7 +55,7 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Understood:
+class ParsedQuestion:
     settings: Settings | None
     """None where something was refused."""
     card: CardMemory | None
@@ -66,30 +66,30 @@ class Understood:
     """By field; PyTorch's own words where it would have refused."""
 
 
-def asked_of(form: Mapping[str, Any]) -> Asked:
+def question_of(form: Mapping[str, Any]) -> Question:
     """From a browser: only known fields, only short texts."""
-    values: dict[str, Any] = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Asked)}
+    values: dict[str, Any] = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Question)}
     values["expandable"] = form.get("expandable") is True
-    return Asked(**values)
+    return Question(**values)
 
 
-def understood(asked: Asked) -> Understood:
-    release = _release(asked.release)
+def parse_question(question: Question) -> ParsedQuestion:
+    release = _release(question.release)
     faults: dict[str, str] = {}
-    card, overhead = _card(asked, faults), _overhead(asked, faults)
-    settings = _settings(asked, release, faults)
+    card, overhead = _card(question, faults), _overhead(question, faults)
+    settings = _settings(question, release, faults)
     if settings is not None and card is None and settings.per_process_memory_fraction < 1:
         faults["more"] = f"{_SHARE} is a share of the card's memory: say how large the card is."
-    return Understood(None if faults else settings, card, release, overhead, faults)
+    return ParsedQuestion(None if faults else settings, card, release, overhead, faults)
 
 
-def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Settings | None:
+def _settings(question: Question, release: Release, faults: dict[str, str]) -> Settings | None:
     """Each field by itself first, so that a refusal stands where it belongs."""
-    texts = {name: f"{key}:{getattr(asked, name)}" for name, key in _KEYS.items() if getattr(asked, name)}
-    if asked.expandable:
+    texts = {name: f"{key}:{getattr(question, name)}" for name, key in _KEYS.items() if getattr(question, name)}
+    if question.expandable:
         texts["expandable"] = f"{_EXPANDABLE}:True"
-    if asked.more:
-        texts["more"] = asked.more
+    if question.more:
+        texts["more"] = question.more
     for name, text in texts.items():
         try:
             parse_settings(text, release)
@@ -104,18 +104,18 @@ def _settings(asked: Asked, release: Release, faults: dict[str, str]) -> Setting
         return None
 
 
-def _card(asked: Asked, faults: dict[str, str]) -> CardMemory | None:
-    if asked.card.isdigit():
-        card = CardMemory(int(asked.card) * GiB, _overhead(asked, faults))
+def _card(question: Question, faults: dict[str, str]) -> CardMemory | None:
+    if question.card.isdigit():
+        card = CardMemory(int(question.card) * GiB, _overhead(question, faults))
         if not card.usable_bytes:
             faults["overhead"] = f"A card of {card.name} has nothing left then. Name a larger card, or less than that."
         return card
-    memory = _bytes(asked.memory, "memory", faults) if asked.memory else None
+    memory = _bytes(question.memory, "memory", faults) if question.memory else None
     return None if memory is None else CardMemory(memory, 0)
 
 
-def _overhead(asked: Asked, faults: dict[str, str]) -> int:
-    return _bytes(asked.overhead or "0", "overhead", faults) or 0
+def _overhead(question: Question, faults: dict[str, str]) -> int:
+    return _bytes(question.overhead or "0", "overhead", faults) or 0
 
 
 def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:

@@ -15,7 +15,7 @@ HEADS = ("reserved", "retries", "smallest card", "ends", "settings")
 
 
 @dataclass(frozen=True)
-class Row:
+class RankedRow:
     settings: str
     """To paste behind `PYTORCH_CUDA_ALLOC_CONF=`; empty for PyTorch's defaults."""
     remark: str
@@ -40,35 +40,35 @@ class Row:
         return bytes_text(self.reserved_bytes)
 
 
-def rows(found: WhatIf, searched: Search) -> Iterator[Row]:
+def rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
     """The recording has a row of its own where no replay in the table does what is recorded."""
     if not any(each.is_as_recorded for each in searched.tried):
-        yield _recording(found, searched.is_placed_anew)
+        yield _recording(outcome, searched.is_placed_anew)
     for each in searched.tried:
-        yield Row(
+        yield RankedRow(
             settings=each.text,
             remark=_remark(each),
             reserved_bytes=each.peak_reserved_bytes,
             retries=count_text(each.retries),
             fits_on=each.smallest_card.name if each.smallest_card else "none",
             fits=each.fits,
-            ends=_ends(each.oom, found, each.reserved_on_card_bytes),
+            ends=_ends(each.oom, outcome, each.reserved_on_card_bytes),
             tried=each,
         )
 
 
-def about_rows(found: WhatIf, searched: Search) -> str:
+def about_rows(outcome: WhatIf, searched: Search) -> str:
     """What the figures beside each other have in common."""
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
         how += ", and each starts with what was live before the first event placed into empty memory"
-    why = "" if any(each.is_as_recorded for each in searched.tried) else _why(found, searched)
+    why = "" if any(each.is_as_recorded for each in searched.tried) else _why(outcome, searched)
     return f"{how}.{why}"
 
 
-def _why(found: WhatIf, searched: Search) -> str:
+def _why(outcome: WhatIf, searched: Search) -> str:
     """Of the recording's own row."""
-    reason = found.parted or found.why_not_as_recorded
+    reason = outcome.parted or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
         return " The recording had besides what was cached before its first event."
     return f" The recording differs: {reason}." if reason else ""
@@ -80,27 +80,27 @@ def _remark(tried: Tried) -> str:
     return "the recorded settings, replayed" if tried.is_recorded else ""
 
 
-def _recording(found: WhatIf, is_late: bool) -> Row:
+def _recording(outcome: WhatIf, is_late: bool) -> RankedRow:
     """On a card, with how the recorded settings end there from where memory lay."""
-    base, failed = found.base, found.recorded.oom
-    on_card = found.card is not None and (is_late or not found.parted)
-    return Row(
-        settings=found.recorded.settings.to_text(),
+    base, failed = outcome.base, outcome.recorded.oom
+    on_card = outcome.card is not None and (is_late or not outcome.parted)
+    return RankedRow(
+        settings=outcome.recorded.settings.to_text(),
         remark="the recording",
-        reserved_bytes=found.recorded_peak_bytes,
-        retries=count_text(found.recorded.retries),
-        fits_on=found.smallest_card.name if found.smallest_card and found.replayed is base else "\N{EN DASH}",
+        reserved_bytes=outcome.recorded_peak_bytes,
+        retries=count_text(outcome.recorded.retries),
+        fits_on=outcome.smallest_card.name if outcome.smallest_card and outcome.replayed is base else "\N{EN DASH}",
         fits=base.oom is None if on_card else None,
-        ends=_ends(base.oom, found, base.peak_reserved_bytes)
+        ends=_ends(base.oom, outcome, base.peak_reserved_bytes)
         if on_card
         else (f"ran out {at_event(failed)}" if failed else "\N{EN DASH}"),
         tried=None,
     )
 
 
-def _ends(oom: RanOut | None, found: WhatIf, reserved_bytes: int) -> str:
+def _ends(oom: RanOut | None, outcome: WhatIf, reserved_bytes: int) -> str:
     if oom is not None:
         return f"stops {at_event(oom)}"
-    if found.card is None:
+    if outcome.card is None:
         return "runs to its end"
-    return f"fits, {bytes_text(found.card.usable_bytes - reserved_bytes)} to spare"
+    return f"fits, {bytes_text(outcome.card.usable_bytes - reserved_bytes)} to spare"

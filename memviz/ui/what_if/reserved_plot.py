@@ -18,9 +18,9 @@ from memviz.units import bytes_text, count_text
 COLUMNS = 900
 
 
-def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> dict[str, Any]:
-    replays = lines(device, found)
-    limit = found.card.usable_bytes if found.card else None
+def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> dict[str, Any]:
+    replays = lines(device, outcome)
+    limit = outcome.card.usable_bytes if outcome.card else None
     by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
     axes = {"event": _axis(by_event)}
     if has_times(device):
@@ -33,17 +33,17 @@ def plot_value(device: DeviceTrace, found: WhatIf, *, at: int, label: str) -> di
         "limit": limit,
         "at": at,
         "names": [each.name for each in replays],
-        "stops": _stops(found),
+        "stops": _stops(outcome),
         "axes": axes,
     }
 
 
-def lines(device: DeviceTrace, found: WhatIf) -> list[ReplayedBytes]:
+def lines(device: DeviceTrace, outcome: WhatIf) -> list[ReplayedBytes]:
     """What is asked for, and what it is compared with; neither where it does what is recorded, which has its line."""
-    ours, rival = found.replayed, found.rival
-    drawn = [] if ours is found.base and not found.parted else [_line(device, ours, _called(ours, found))]
-    if rival is not ours and found.why_not_as_recorded:
-        drawn.append(_line(device, rival, _called(rival, found)))
+    ours, rival = outcome.replayed, outcome.rival
+    drawn = [] if ours is outcome.base and not outcome.parted else [_line(device, ours, _called(ours, outcome))]
+    if rival is not ours and outcome.why_not_as_recorded:
+        drawn.append(_line(device, rival, _called(rival, outcome)))
     return drawn
 
 
@@ -51,31 +51,31 @@ def _line(device: DeviceTrace, replayed: Replayed, name: str) -> ReplayedBytes:
     return ReplayedBytes(name, reserved_after_events(replayed, len(device.events)), replayed.oom is not None)
 
 
-def _called(replayed: Replayed, found: WhatIf) -> str:
-    if replayed.settings != found.recorded.settings:
+def _called(replayed: Replayed, outcome: WhatIf) -> str:
+    if replayed.settings != outcome.recorded.settings:
         return in_words(replayed.settings)
-    if replayed is not found.base:
+    if replayed is not outcome.base:
         return "recorded settings, same start"
-    return f"recorded settings, {'same limit' if found.card else 'without limit'}"
+    return f"recorded settings, {'same limit' if outcome.card else 'without limit'}"
 
 
-def _stops(found: WhatIf) -> list[dict[str, Any]]:
+def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
     """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
-    ended = {each.oom.event: each for each in (found.rival, found.replayed, found.base) if each.oom is not None}
+    ended = {each.oom.event: each for each in (outcome.rival, outcome.replayed, outcome.base) if each.oom is not None}
     return [
         {
             "event": event,
             "reserved": each.peak_reserved_bytes,
-            "text": f"out of memory, {_when(event)}{_whose(each, found) if len(ended) > 1 else ''}",
+            "text": f"out of memory, {_when(event)}{_whose(each, outcome) if len(ended) > 1 else ''}",
         }
         for event, each in sorted(ended.items())
     ]
 
 
-def _whose(replayed: Replayed, found: WhatIf) -> str:
-    if replayed is found.base and not found.parted:
+def _whose(replayed: Replayed, outcome: WhatIf) -> str:
+    if replayed is outcome.base and not outcome.parted:
         return " as recorded"
-    return f" with {in_words(replayed.settings) if replayed is found.replayed else _called(replayed, found)}"
+    return f" with {in_words(replayed.settings) if replayed is outcome.replayed else _called(replayed, outcome)}"
 
 
 def _when(event: int) -> str:
@@ -93,12 +93,12 @@ def _axis(lines: ReservedLines) -> dict[str, Any]:
     }
 
 
-def moment_that_matters(device: DeviceTrace, found: WhatIf) -> int:
+def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
     """Where memory runs out; else the first event at which the recording reserves its most."""
-    for each in (found.base, found.replayed, found.recorded):
+    for each in (outcome.base, outcome.replayed, outcome.recorded):
         if each.oom is not None:
             return min(each.oom.event, len(device.events) - 1)
-    return int(reserved_after_events(found.recorded, len(device.events)).argmax()) - 1
+    return int(reserved_after_events(outcome.recorded, len(device.events)).argmax()) - 1
 
 
 def event_in(replayed: Replayed, event: int) -> int:
@@ -106,7 +106,7 @@ def event_in(replayed: Replayed, event: int) -> int:
     return int(np.searchsorted(replayed.sources, event, side="right")) - 1
 
 
-def plot_label(found: WhatIf, answer: str) -> str:
+def plot_label(outcome: WhatIf, answer: str) -> str:
     """For those who do not see it."""
-    ours = found.replayed
+    ours = outcome.replayed
     return f"{answer} Reserved at most {bytes_text(ours.peak_reserved_bytes)}. The table below has the figures."

@@ -12,7 +12,7 @@ from memviz.allocator.context import A100
 from memviz.allocator.what_if import CARD_BYTES, CardMemory
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.what_if.links import what_if_query
-from memviz.ui.what_if.question import ANY_CARD, RELEASES, Asked, Understood
+from memviz.ui.what_if.question import ANY_CARD, RELEASES, ParsedQuestion, Question
 from memviz.units import bytes_text, parse_bytes
 
 
@@ -55,7 +55,7 @@ _RELEASE = "Which keys there are and how they are read. Where memory is placed h
 
 
 @dataclass(frozen=True)
-class Had:
+class KnownMemory:
     """What the process could have, where the recording shows it."""
 
     memory: int | None
@@ -63,22 +63,22 @@ class Had:
     """It ran out, and the driver said how much was free. Otherwise it got so much, and was refused more."""
 
 
-def form_value(asked: Asked, meant: Understood, had: Had, *, version: str) -> dict[str, Any]:
+def form_value(question: Question, parsed: ParsedQuestion, known: KnownMemory, *, version: str) -> dict[str, Any]:
     """The form itself is drawn anew only with another `version`, so that nobody is interrupted while typing."""
-    conf = meant.settings.to_text() if meant.settings is not None else None
+    conf = parsed.settings.to_text() if parsed.settings is not None else None
     pasted = pasted_html(environment(conf)) if conf is not None else ""
     return {
         "version": version,
-        "html": form_html(asked, had),
-        "faults": dict(meant.faults),
-        "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(asked))},
+        "html": form_html(question, known),
+        "faults": dict(parsed.faults),
+        "parts": {"pasted": pasted, "link": tag("i", data_mv_query=what_if_query(question))},
     }
 
 
-def form_html(asked: Asked, had: Had) -> Html:
-    fields = [_memory(asked, had), _overhead(asked), tag("hr"), _switch(asked)]
-    fields += [_knob(each, getattr(asked, each.field)) for each in _KNOBS]
-    fields += [_more(asked), _release(asked)]
+def form_html(question: Question, known: KnownMemory) -> Html:
+    fields = [_memory(question, known), _overhead(question), tag("hr"), _switch(question)]
+    fields += [_knob(each, getattr(question, each.field)) for each in _KNOBS]
+    fields += [_more(question), _release(question)]
     buttons = (
         tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
         tag("button", "Find the best", type="button", data_act="best"),
@@ -98,10 +98,10 @@ def pasted_html(line: str) -> Html:
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
-def _memory(asked: Asked, had: Had) -> Html:
-    cards = [tag("option", "of any card", value=ANY_CARD, selected=not asked.card)]
-    cards += [_card_option(size >> 30, asked) for size in CARD_BYTES]
-    chosen = f"{_usable(int(asked.card), asked)}" if asked.card.isdigit() else asked.memory
+def _memory(question: Question, known: KnownMemory) -> Html:
+    cards = [tag("option", "of any card", value=ANY_CARD, selected=not question.card)]
+    cards += [_card_option(size >> 30, question) for size in CARD_BYTES]
+    chosen = f"{_usable(int(question.card), question)}" if question.card.isdigit() else question.memory
     field = tag(
         "input",
         type="text",
@@ -114,44 +114,46 @@ def _memory(asked: Asked, had: Had) -> Html:
     )
     card = tag("select", *cards, name_="card", data_fills="memory", aria_label="Card")
     row = tag("div", field, card, class_="mv-combo mv-memory")
-    return tag("div", tag("h3", "Memory for this process"), row, _fault("memory"), _had(had), class_="mv-field")
+    return tag(
+        "div", tag("h3", "Memory for this process"), row, _fault("memory"), _known_memory(known), class_="mv-field"
+    )
 
 
-def _had(had: Had) -> Html:
-    if had.memory is None:
+def _known_memory(known: KnownMemory) -> Html:
+    if known.memory is None:
         return Html("")
-    words = f"{bytes_text(had.memory)} is what it had when it ran out: reserved then, and free on the device."
-    if not had.is_exact:
-        words = (
-            f"{bytes_text(had.memory)} is what it had at least: it got that, was refused more, and gave back its cache."
-        )
-    return tag("p", words)
+    words = "when it ran out: reserved then, and free on the device."
+    if not known.is_exact:
+        words = "at least: it got that, was refused more, and gave back its cache."
+    return tag("p", f"{bytes_text(known.memory)} is what it had {words}")
 
 
-def _card_option(gib: int, asked: Asked) -> Html:
-    usable = _usable(gib, asked)
+def _card_option(gib: int, question: Question) -> Html:
+    usable = _usable(gib, question)
     words = f"{gib} GiB card, {usable.removesuffix(' GiB')} usable"
-    return tag("option", words, value=str(gib), data_usable=usable, selected=asked.card == str(gib))
+    return tag("option", words, value=str(gib), data_usable=usable, selected=question.card == str(gib))
 
 
-def _usable(gib: int, asked: Asked) -> str:
+def _usable(gib: int, question: Question) -> str:
     try:
-        overhead = parse_bytes(asked.overhead.replace(",", "") or "0")
+        overhead = parse_bytes(question.overhead.replace(",", "") or "0")
     except ValueError:
         overhead = 0
     usable = CardMemory(gib << 30, overhead).usable_bytes / (1 << 30)
     return f"{usable:.2f}".rstrip("0").rstrip(".") + " GiB"
 
 
-def _overhead(asked: Asked) -> Html:
-    field = tag("input", type="text", name_="overhead", value=asked.overhead, size="8", aria_label="Taken from a card")
+def _overhead(question: Question) -> Html:
+    field = tag(
+        "input", type="text", name_="overhead", value=question.overhead, size="8", aria_label="Taken from a card"
+    )
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
     words = tag("p", *sentence, f" Files do not say. Known is {A100.text}.")
     return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
 
 
-def _switch(asked: Asked) -> Html:
-    box = tag("input", type="checkbox", name_="expandable", checked=asked.expandable, role="switch")
+def _switch(question: Question) -> Html:
+    box = tag("input", type="checkbox", name_="expandable", checked=question.expandable, role="switch")
     label = tag("label", tag("code", "expandable_segments"), box)
     return tag("div", label, tag("p", _EXPANDABLE), _fault("expandable"), class_="mv-field")
 
@@ -170,12 +172,12 @@ def _combo(field: str, value: str, off: str, usual: Sequence[str]) -> Html:
     return tag("span", box, tag("select", *options, data_for=field, aria_label="Usual values"), class_="mv-combo")
 
 
-def _more(asked: Asked) -> Html:
+def _more(question: Question) -> Html:
     box = tag(
         "input",
         type="text",
         name_="more",
-        value=asked.more,
+        value=question.more,
         placeholder="large_segment_size_mb:40",
         autocomplete="off",
         spellcheck="false",
@@ -184,9 +186,9 @@ def _more(asked: Asked) -> Html:
     return tag("div", label, tag("p", _MORE), _fault("more"), class_="mv-field")
 
 
-def _release(asked: Asked) -> Html:
+def _release(question: Question) -> Html:
     names = [f"{major}.{minor}" for major, minor in RELEASES]
-    options = [tag("option", f"torch {each}", value=each, selected=each == asked.release) for each in names]
+    options = [tag("option", f"torch {each}", value=each, selected=each == question.release) for each in names]
     label = tag("label", tag("code", "allocator rules of"), tag("select", *options, name_="release"))
     return tag("div", label, tag("p", _RELEASE), class_="mv-field")
 

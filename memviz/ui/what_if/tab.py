@@ -17,20 +17,21 @@ from memviz.errors import MemvizError
 from memviz.trace.model import DeviceTrace
 from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm, told
+from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.shell.background import Stopped, Work, Workshop
+from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import IN_PARTS
-from memviz.ui.what_if.answer import EMPTY, Answers, Shown, first_question, skipped, terms_of, values
-from memviz.ui.what_if.answer_html import Found, refusal_html, waiting_html
+from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question, terms_of
 from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.links import asked_in
-from memviz.ui.what_if.question import asked_of, understood
+from memviz.ui.what_if.links import question_in
+from memviz.ui.what_if.question import parse_question, question_of
 from memviz.ui.what_if.reserved_plot import moment_that_matters
 from memviz.ui.what_if.settings_form import form_value
+from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.verdict import Answer, refusal_html, waiting_html
 
 ID = "what-if"
 LABEL = "What if"
@@ -43,7 +44,7 @@ _SAVE = "() => document.querySelector('#what-if-saved a, a#what-if-saved, #what-
 
 
 @dataclass(frozen=True)
-class Open:
+class FollowedTrace:
     """What of the session this tab shows."""
 
     key: str = ""
@@ -66,10 +67,10 @@ class WhatIfTab:
     saved: gr.DownloadButton
     timelines: tuple[MemoryTimeline, MemoryTimeline]
     trace: gr.State
-    """An `Open`. A change of it answers anew, if the tab is being looked at."""
+    """A `FollowedTrace`. A change of it answers anew, if the tab is being looked at."""
     looked_at: gr.State
-    shown: gr.State
-    answers: Answers
+    state: gr.State
+    answers: WhatIfAnswers
 
     @property
     def outputs(self) -> list[Any]:
@@ -77,13 +78,13 @@ class WhatIfTab:
 
     @property
     def answer(self) -> list[Any]:
-        parts = [self.shown, self.waiting, self.verdict, self.form, self.plot, self.head, self.maps, self.table]
+        parts = [self.state, self.waiting, self.verdict, self.form, self.plot, self.head, self.maps, self.table]
         return [*parts, self.blocks, self.save, self.keep, *self.timelines]
 
 
 def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
     replays = Replays(context)
-    answers = Answers(context, replays)
+    answers = WhatIfAnswers(context, replays)
     waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
     with gr.Row(elem_classes="mv-what-if"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):
@@ -111,19 +112,19 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
         keep,
         saved,
         timelines=(lines[0], lines[1]),
-        trace=gr.State(Open()),
+        trace=gr.State(FollowedTrace()),
         looked_at=gr.State(False),
-        shown=gr.State(Shown()),
+        state=gr.State(WhatIfState()),
         answers=answers,
     )
-    _Wiring(context, parts).wire(session, tabs)
+    _WhatIfEvents(context, parts).wire(session, tabs)
     return parts
 
 
-def kept(parts: WhatIfTab, session: Session, shown: Shown, event: gr.EventData) -> tuple[Session, str | None]:
+def kept(parts: WhatIfTab, session: Session, state: WhatIfState, event: gr.EventData) -> tuple[Session, str | None]:
     """The session with the replay that is shown as one more open trace, and the tab that shows it, if there is one."""
     tab = "compare" if clicked(event).get("act") == "compare" else "explore"
-    after = parts.answers.kept(shown, session, compared=tab == "compare")
+    after = parts.answers.kept(state, session, compared=tab == "compare")
     return after, tab if after != session else None
 
 
@@ -133,16 +134,25 @@ def show(session: Session, tab: str | None) -> list[Any]:
     `tab` is the one that the page turns to by itself, of which Gradio tells nobody.
     """
     key = timeline_key(session.current) if session.current is not None else ""
-    return [tab == ID if tab else gr.skip(), Open(key, tab == ID)]
+    return [tab == ID if tab else gr.skip(), FollowedTrace(key, tab == ID)]
 
 
-def asking(session: Session, query: Mapping[str, str]) -> Shown:
+def asking(session: Session, query: Mapping[str, str]) -> WhatIfState:
     """What a link asks of the trace that is open, as if it had been asked before."""
     assert session.current is not None
-    return Shown(left=((timeline_key(session.current), asked_in(query)),))
+    return WhatIfState(left=((timeline_key(session.current), question_in(query)),))
 
 
-class _Wiring:
+def _values(**given: Any) -> list[Any]:
+    """One for each of `PARTS`; what is not given stays as it is."""
+    return [given.get(name, gr.skip()) for name in PARTS]
+
+
+def _skipped() -> list[Any]:
+    return [gr.skip()] * len(PARTS)
+
+
+class _WhatIfEvents:
     """Which event asks what. It keeps replays for a while, and of a visitor only the work under way.
 
     Each answer begins with a part: Gradio empties the outputs of a generator that yields nothing.
@@ -156,82 +166,87 @@ class _Wiring:
 
     def wire(self, session: gr.State, tabs: gr.Tabs) -> None:
         parts = self.parts
-        parts.trace.change(self._follow, [parts.trace, parts.shown, parts.looked_at], parts.answer, **IN_PARTS)
-        tabs.select(self._turn, [parts.trace, parts.shown], [parts.looked_at, *parts.answer], **IN_PARTS)
-        parts.form.input(self._changed, parts.shown, parts.answer, **IN_PARTS)
-        parts.form.click(self._pressed, parts.shown, parts.answer, **IN_PARTS)
-        parts.table.click(self._used, parts.shown, parts.answer, **IN_PARTS)
+        parts.trace.change(self._follow, [parts.trace, parts.state, parts.looked_at], parts.answer, **IN_PARTS)
+        tabs.select(self._turn, [parts.trace, parts.state], [parts.looked_at, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, parts.state, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, parts.state, parts.answer, **IN_PARTS)
+        parts.table.click(self._used, parts.state, parts.answer, **IN_PARTS)
         parts.waiting.click(self._cancel, None, parts.waiting, **IN_PARTS)
-        parts.plot.select(self._moved, parts.shown, [parts.head, parts.maps], **IN_PARTS)
-        parts.blocks.click(self._blocks, parts.shown, parts.answer, **IN_PARTS)
-        parts.save.click(self._save, parts.shown, parts.saved, **IN_PARTS).then(None, js=_SAVE)
+        parts.plot.select(self._moved, parts.state, [parts.head, parts.maps], **IN_PARTS)
+        parts.blocks.click(self._blocks, parts.state, parts.answer, **IN_PARTS)
+        parts.save.click(self._save, parts.state, parts.saved, **IN_PARTS).then(None, js=_SAVE)
 
-    def _follow(self, trace: Open, shown: Shown, looked_at: bool, request: gr.Request) -> Iterator[list[Any]]:
-        yield skipped()
+    def _follow(
+        self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
+    ) -> Iterator[list[Any]]:
+        yield _skipped()
         if looked_at:
-            yield from self._opened(trace.key, shown, request)
+            yield from self._opened(trace.key, state, request)
 
-    def _turn(self, trace: Open, shown: Shown, event: gr.SelectData, request: gr.Request) -> Iterator[list[Any]]:
+    def _turn(
+        self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
+    ) -> Iterator[list[Any]]:
         looked_at = event.value == LABEL
-        yield [looked_at, *skipped()]
+        yield [looked_at, *_skipped()]
         if looked_at:
-            for each in self._opened(trace.key, shown, request):
+            for each in self._opened(trace.key, state, request):
                 yield [gr.skip(), *each]
 
-    def _opened(self, key: str, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+    def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
-        if shown.key != key:
-            turned, is_first = shown.turned_to(key)
+        if state.key != key:
+            turned, is_first = state.turned_to(key)
             yield from self._answer(turned, request, is_first=is_first, is_another=True)
 
-    def _changed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        asked = asked_of(told(event))
-        is_redrawn = asked.card != shown.asked.card or asked.overhead != shown.asked.overhead
-        turned = replace(shown, asked=asked, turn=shown.turn + (is_redrawn and asked.card.isdigit()))
+    def _changed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        question = question_of(form_fields(event))
+        is_redrawn = question.card != state.question.card or question.overhead != state.question.overhead
+        turned = replace(state, question=question, turn=state.turn + (is_redrawn and question.card.isdigit()))
         yield from self._answer(turned, request)
 
-    def _pressed(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        form = told(event)
-        turned, finds_best = replace(shown, asked=asked_of(form)), form.get("act") == "best"
+    def _pressed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        form = form_fields(event)
+        turned, finds_best = replace(state, question=question_of(form)), form.get("act") == "best"
         yield from self._answer(turned, request, is_pressed=True, searches=finds_best)
         if finds_best:
             yield from self._advised(turned, request)
 
-    def _advised(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
+    def _advised(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """What a search found best goes into the form."""
-        meant = understood(shown.asked)
-        found = self.answers.replays.known_search(shown.key, terms_of(meant))
-        if found is not None and found.advised.settings != meant.settings:
-            asked = shown.asked.with_settings(found.advised.settings)
-            yield from self._answer(replace(shown, asked=asked, turn=shown.turn + 1), request, is_pressed=True)
+        parsed = parse_question(state.question)
+        found = self.answers.replays.known_search(state.key, terms_of(parsed))
+        if found is not None and found.advised.settings != parsed.settings:
+            question = state.question.with_settings(found.advised.settings)
+            yield from self._answer(replace(state, question=question, turn=state.turn + 1), request, is_pressed=True)
 
-    def _used(self, shown: Shown, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
-        yield skipped()
+    def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
+        yield _skipped()
         try:
             settings = parse_settings(clicked(event).get("settings", ""))
         except MemvizError:
             return
-        turned = replace(shown, asked=shown.asked.with_settings(settings), turn=shown.turn + 1)
+        turned = replace(state, question=state.question.with_settings(settings), turn=state.turn + 1)
         yield from self._answer(turned, request, is_pressed=True)
 
     def _cancel(self, request: gr.Request) -> str:
         self.workshop.stop(_visitor(request))
         return ""
 
-    def _save(self, shown: Shown, event: gr.EventData) -> str | None:
-        return self.answers.file(shown, clicked(event).get("act", ""))
+    def _save(self, state: WhatIfState, event: gr.EventData) -> str | None:
+        return self.answers.file(state, clicked(event).get("act", ""))
 
-    def _blocks(self, shown: Shown, request: gr.Request) -> Iterator[list[Any]]:
-        yield from self._answer(replace(shown, with_blocks=not shown.with_blocks), request, is_pressed=True)
+    def _blocks(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
+        yield from self._answer(replace(state, with_blocks=not state.with_blocks), request, is_pressed=True)
 
-    def _moved(self, shown: Shown, event: gr.EventData) -> list[Any]:
-        return self.answers.moved(shown, str(told(event).get("at", "")))
+    def _moved(self, state: WhatIfState, event: gr.EventData) -> list[Any]:
+        moved = self.answers.moved(state, str(form_fields(event).get("at", "")))
+        return [moved.get(name, gr.skip()) for name in ("head", "maps")]
 
     # -- answering
 
     def _answer(
         self,
-        shown: Shown,
+        state: WhatIfState,
         request: gr.Request,
         *,
         is_first: bool = False,
@@ -239,44 +254,46 @@ class _Wiring:
         is_pressed: bool = False,
         searches: bool = False,
     ) -> Iterator[list[Any]]:
-        pair = self.context.find(shown.key)
+        pair = self.context.find(state.key)
         if pair is None:
-            yield values(shown=shown, **EMPTY)
+            yield _values(state=state, **EMPTY)
             return
         device = pair[1]
         if is_first:
-            shown = replace(shown, asked=first_question(*pair, self.answers.had(shown.key)))
-        meant = understood(shown.asked)
-        form = form_value(shown.asked, meant, self.answers.had(shown.key), version=f"{shown.key} {shown.turn}")
-        yield values(shown=shown, form=form, **(EMPTY if is_another else {}))
-        if meant.settings is None:
+            state = replace(state, question=first_question(*pair, self.answers.known_memory(state.key)))
+        parsed = parse_question(state.question)
+        form = form_value(
+            state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
+        )
+        yield _values(state=state, form=form, **(EMPTY if is_another else {}))
+        if parsed.settings is None:
             return
         if len(device.events) > _LONG and not is_pressed:
             words = refusal_html("Press Replay: this recording is long, and replaying it takes a while.")
-            yield values(form=form, verdict=words)
+            yield _values(form=form, verdict=words)
             return
         searches = searches or len(device.events) <= _SEARCHED_UNASKED
         work = self.workshop.begin(
-            _visitor(request), lambda progress: self.answers.find(shown.key, meant, searches, progress)
+            _visitor(request), lambda progress: self.answers.find(state.key, parsed, searches, progress)
         )
         # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
-        for part in self._work(work, shown, device):
-            yield values(form=form, **part)
+        for part in self._work(work, state, device):
+            yield _values(form=form, **part)
         self.workshop.ended(_visitor(request), work)
 
-    def _work(self, work: Work, shown: Shown, device: DeviceTrace) -> Iterator[dict[str, Any]]:
+    def _work(self, work: BackgroundWork, state: WhatIfState, device: DeviceTrace) -> Iterator[dict[str, Any]]:
         while not work.is_done(_SHOWN_AFTER_SECONDS):
             if work.is_stopped:
                 return
             yield {"waiting": waiting_html(work.share, events=len(device.events))}
         try:
-            asked, searched = work.result()
+            outcome, searched = work.result()
         except Stopped:
             return
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        yield self.answers.drawn(shown, Found(device, asked, searched, moment_that_matters(device, asked)))
+        yield self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
 
 
 def _visitor(request: gr.Request) -> str:

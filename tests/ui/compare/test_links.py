@@ -7,8 +7,8 @@ from urllib.parse import parse_qsl
 import pytest
 
 from memviz.analysis.comparing.align import PEAK, Way
-from memviz.ui.compare.compare_state import CompareView
-from memviz.ui.compare.links import compare_query, compare_session, compare_view
+from memviz.ui.compare.links import compare_query, compare_session, compare_state_of
+from memviz.ui.compare.state import CompareState
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.session import Opened, Session
 from tests.ui.compared_runs import run, sides
@@ -25,11 +25,11 @@ def no_sample(_: Session, __: str) -> None:
 @pytest.mark.parametrize(
     "view",
     [
-        CompareView(),
-        CompareView(other=OPENED[2].key, by="module", sort="name"),
-        CompareView(way=PEAK, axis="time", overlay=True),
-        CompareView(way=Way("step", number=3)),
-        CompareView(way=Way("annotation", name="a & b=c")),
+        CompareState(),
+        CompareState(other=OPENED[2].key, by="module", sort="name"),
+        CompareState(way=PEAK, axis="time", overlay=True),
+        CompareState(way=Way("step", number=3)),
+        CompareState(way=Way("annotation", name="a & b=c")),
     ],
 )
 def test_what_a_link_says_is_what_it_restores(view):
@@ -37,11 +37,11 @@ def test_what_a_link_says_is_what_it_restores(view):
     session = compare_session(SESSION, query, no_sample)
     assert session is not None
     assert session.compared == tuple(each.key for each in OPENED)
-    assert (session.current, compare_view(session, query)) == (OPENED[0], view)
+    assert (session.current, compare_state_of(session, query)) == (OPENED[0], view)
 
 
 def test_nothing_of_a_trace_is_in_it_that_opens_it():
-    query = compare_query(THREE, CompareView(other=OPENED[2].key))
+    query = compare_query(THREE, CompareState(other=OPENED[2].key))
     assert not [each.key for each in OPENED if each.key in query]
 
 
@@ -64,4 +64,4 @@ def test_samples_are_opened_by_their_names():
 
 def test_nonsense_is_left_out():
     nonsense = {"by": "x", "sort": "x", "align": "x", "axis": "x", "overlay": "x", "other": "AB", "step": "x"}
-    assert compare_view(SESSION, nonsense) == CompareView()
+    assert compare_state_of(SESSION, nonsense) == CompareState()

@@ -8,13 +8,12 @@ import pytest
 
 from memviz.analysis.comparing.align import Way
 from memviz.trace.model import About, Trace
-from memviz.ui.compare.compare_state import CompareView, changed, sides_of
 from memviz.ui.compare.empty import compare_empty_html, offer_html
+from memviz.ui.compare.state import CompareState, changed, sides_of
 from memviz.ui.compare.tab import draw
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import opened
 from tests.traces import alloc, frame, trace_of
 from tests.ui.compared_runs import run, sides
 from tests.ui.page import HOSTILE, elements, tags, words
@@ -23,25 +22,25 @@ from tests.ui.page import HOSTILE, elements, tags, words
 @pytest.mark.parametrize(
     ("data", "expected"),
     [
-        ({"act": "by", "value": "stack"}, CompareView(by="stack")),
-        ({"act": "by", "value": "nonsense"}, CompareView()),
-        ({"act": "sort", "value": "name"}, CompareView(sort="name")),
-        ({"act": "rows"}, CompareView(every_row=True)),
-        ({"act": "align", "value": "step", "number": "3"}, CompareView(way=Way("step", number=3))),
-        ({"act": "align", "value": "annotation", "name": "x"}, CompareView(way=Way("annotation", name="x"))),
-        ({"act": "align", "value": "nonsense"}, CompareView()),
-        ({"act": "axis", "value": "time"}, CompareView(axis="time")),
-        ({"act": "overlay", "value": "overlay"}, CompareView(overlay=True)),
-        ({"act": "other", "key": "key2"}, CompareView(other="key2")),
+        ({"act": "by", "value": "stack"}, CompareState(by="stack")),
+        ({"act": "by", "value": "nonsense"}, CompareState()),
+        ({"act": "sort", "value": "name"}, CompareState(sort="name")),
+        ({"act": "rows"}, CompareState(every_row=True)),
+        ({"act": "align", "value": "step", "number": "3"}, CompareState(way=Way("step", number=3))),
+        ({"act": "align", "value": "annotation", "name": "x"}, CompareState(way=Way("annotation", name="x"))),
+        ({"act": "align", "value": "nonsense"}, CompareState()),
+        ({"act": "axis", "value": "time"}, CompareState(axis="time")),
+        ({"act": "overlay", "value": "overlay"}, CompareState(overlay=True)),
+        ({"act": "other", "key": "key2"}, CompareState(other="key2")),
     ],
 )
 def test_a_click_is_taken_if_it_is_one_of_the_choices(data, expected):
-    assert changed(CompareView(), data) == expected
+    assert changed(CompareState(), data) == expected
 
 
 def test_the_other_trace_is_the_second_unless_another_was_chosen():
     three = sides(run(1), run(2), run(3))
-    assert [CompareView(other=key).number_of_other(three) for key in ("", "key2", "key0", "gone")] == [1, 2, 1, 1]
+    assert [CompareState(other=key).number_of_other(three) for key in ("", "key2", "key0", "gone")] == [1, 2, 1, 1]
 
 
 # -- the whole tab
@@ -55,12 +54,12 @@ def context() -> Context:
 def session(context: Context, *traces: Trace) -> Session:
     made = Session()
     for trace in traces:
-        made = made.with_opened(opened(context.store, trace))
+        made = made.with_opened(open_trace(context.store, trace))
     return made
 
 
 def test_with_one_trace_the_tab_says_what_to_add(context):
-    drawing = draw(context, session(context, run(1)), CompareView())
+    drawing = draw(context, session(context, run(1)), CompareState())
     assert "Add a trace to compare hand-made with." in words(drawing[1])
     assert elements(drawing[2], "button", data_act="sample")[0]["data-sample"] == "checkpointing"
     assert drawing[3:5] == ["", ""]
@@ -73,7 +72,7 @@ def test_what_is_open_already_can_be_chosen():
 
 
 def test_with_two_traces_every_part_is_drawn(context):
-    drawing = draw(context, session(context, run(1), run(2)), CompareView())
+    drawing = draw(context, session(context, run(1), run(2)), CompareState())
     assert drawing[1:3] == ["", ""]
     assert "peaks 1.00 MiB higher" in words(drawing[3])
     assert [bool(each) for each in drawing[5:13]] == [True, True, *[False] * 6]
@@ -82,8 +81,8 @@ def test_with_two_traces_every_part_is_drawn(context):
 
 def test_what_was_drawn_is_not_drawn_again(context):
     current = session(context, run(1), run(2))
-    first = draw(context, current, CompareView())
-    again = draw(context, current, CompareView(), first[0])
+    first = draw(context, current, CompareState())
+    again = draw(context, current, CompareState(), first[0])
     assert len(again) == len(first)
     assert all(isinstance(each, dict) and each["__type__"] == "update" for each in again)
 
@@ -95,7 +94,7 @@ def test_a_closed_trace_leaves_the_comparison(context):
 
 
 def test_aligned_by_a_step_that_another_set_lacks_is_aligned_by_start(context):
-    drawing = draw(context, session(context, run(1), run(2)), CompareView(way=Way("step", number=5)))
+    drawing = draw(context, session(context, run(1), run(2)), CompareState(way=Way("step", number=5)))
     assert "Align start" in words(drawing[4])
 
 
@@ -103,7 +102,7 @@ def test_text_from_a_trace_is_read_as_it_stands(context):
     frames = [frame(HOSTILE, f"{HOSTILE}.py", 1)]
     hostile = [replace(trace_of([alloc(1, n, frames=frames)]), about=About("measured", source=HOSTILE)) for n in (5, 9)]
     for by in ("site", "stack"):
-        drawing = draw(context, session(context, *hostile), CompareView(by=by))
+        drawing = draw(context, session(context, *hostile), CompareState(by=by))
         text = "".join(each for each in drawing if isinstance(each, str))
         assert "script" not in tags(text)
         assert HOSTILE in words(text)

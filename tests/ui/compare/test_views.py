@@ -14,17 +14,18 @@ from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
 from memviz.headlines.headline import Headline
 from memviz.trace.model import About, Trace
-from memviz.ui.compare.compare_state import CompareView, linked_name
+from memviz.ui.compare.answer import overlay_value
 from memviz.ui.compare.controls import Controls, controls_html
-from memviz.ui.compare.linked_timelines import linked_values, overlay_value
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
+from memviz.ui.compare.state import CompareState
 from memviz.ui.compare.verdict import compare_verdict_html
+from memviz.ui.payloads.linked_timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.compared_runs import found, run, sides
 from tests.ui.page import elements, rows, tags, words
 
-_AS_OPENED = CompareView()
+_AS_OPENED = CompareState()
 _BAR = "Peak, live by category, then cached up to reserved"
 
 
@@ -163,7 +164,7 @@ def test_what_is_open_besides_can_be_added():
 # -- above the timelines
 
 
-def controls(view: CompareView = _AS_OPENED, *, timed: bool = True) -> str:
+def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
     pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
     names = tuple(f"run-{i}" for i in range(2))
     order = colouring(*pairs[0]).labels
@@ -178,7 +179,7 @@ def test_the_legend_lights_a_category_in_all():
 
 
 def test_ways_to_align_are_buttons_with_their_reason():
-    text = controls(CompareView(way=Way("step", number=1)))
+    text = controls(CompareState(way=Way("step", number=1)))
     options = elements(text, "button", data_act="align")
     assert [(each["data-value"], each.get("data-number"), each["aria-pressed"]) for each in options] == [
         ("start", None, "false"),
@@ -196,7 +197,7 @@ def test_without_times_the_axis_says_why():
 
 
 def test_over_each_other_the_legend_says_what_lies_between():
-    text = words(controls(CompareView(overlay=True)))
+    text = words(controls(CompareState(overlay=True)))
     assert "A run-0 B run-1 B above A B below A" in text
 
 
@@ -205,7 +206,7 @@ def test_over_each_other_the_legend_says_what_lies_between():
 
 def test_linked_timelines_share_their_scale_ruler_and_name():
     chosen = sides(run(6, reserved=8), run(9, reserved=12))
-    first, second = linked_values(chosen, CompareView())
+    first, second = linked_values(chosen)
     shared = ("linked", "top", "ruler", "axis", "plain", "band")
     assert {key: first[key] for key in shared} == {key: second[key] for key in shared}
     assert (first["top"], first["ruler"]) == (12 * MiB * 1.06, {"bytes": 6 * MiB, "text": "A 6.00 MiB"})
@@ -215,5 +216,5 @@ def test_linked_timelines_share_their_scale_ruler_and_name():
 
 
 def test_the_overlay_waits_for_as_many_as_there_are():
-    value = overlay_value(sides(run(1), run(2)), CompareView(overlay=True))
+    value = overlay_value(sides(run(1), run(2)), CompareState(overlay=True))
     assert (value["count"], value["other"], value["shown"]) == (2, 1, True)

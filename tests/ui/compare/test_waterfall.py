@@ -12,9 +12,9 @@ import pytest
 
 from memviz.figures.packed_timeline import unpack
 from memviz.trace.model import Trace
-from memviz.ui.compare.changes_csv import changes_csv
+from memviz.ui.compare.downloads import changes_csv, comparison_file
 from memviz.ui.compare.waterfall import Surroundings, Waterfall, waterfall, waterfall_html
-from memviz.ui.components.waterfall import file, lit
+from memviz.ui.components.waterfall import lit
 from tests.traces import MiB, alloc, frame, trace_of
 from tests.ui.compared_runs import found, run
 from tests.ui.page import elements, rows, words
@@ -132,6 +132,6 @@ def test_a_formula_in_a_name_stays_text_in_the_csv():
 
 def test_the_comparison_is_one_page_without_addresses():
     pairs = [(trace, trace.devices[0]) for trace in (run(1), run(2))]
-    made = file(pairs, "html", "site")
+    made = comparison_file(pairs, "html", "site")
     assert made["name"] == "comparison.html"
     assert "src=" not in made["text"].partition("<script")[0]

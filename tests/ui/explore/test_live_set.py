@@ -10,9 +10,9 @@ import pytest
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.purpose.dominant import Breakdown, Dominant
 from memviz.analysis.range_summary import Some, Within
-from memviz.ui.explore.explore_state import Look
-from memviz.ui.explore.groups_csv import groups_csv
+from memviz.ui.explore.downloads import groups_csv
 from memviz.ui.explore.live_set import FEW_ROWS, head_html, moment_words_html, ordered, table_html, within_html
+from memviz.ui.explore.state import ExploreState
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -34,7 +34,7 @@ def found() -> Breakdown:
 
 
 def test_a_row_says_place_kind_blocks_bytes_and_share(found):
-    assert rows(table_html(found, Look())) == [
+    assert rows(table_html(found, ExploreState())) == [
         ["Site", "Category", "", "Blocks", "Bytes ↓", "of 4.00 MiB"],
         ["model.py:3 forward", "activation 67 %", "", "2", "3.00 MiB", "75 %"],
         ["train.py:9 step", "optimizer state", "", "7", "1.00 MiB", "25 %"],
@@ -43,13 +43,13 @@ def test_a_row_says_place_kind_blocks_bytes_and_share(found):
 
 
 def test_bars_begin_at_zero_on_one_scale(found):
-    styles = [each["style"] for each in elements(table_html(found, Look()), "i", class_="mv-kind")]
+    styles = [each["style"] for each in elements(table_html(found, ExploreState()), "i", class_="mv-kind")]
     assert [style.partition(";")[0] for style in styles] == ["width:100.00%", "width:33.33%"]
 
 
 def test_by_category_the_name_is_the_category():
     by_category = table(("gradient", 10, 1, "gradient", 10), by="category")
-    assert rows(table_html(by_category, Look()))[:2] == [
+    assert rows(table_html(by_category, ExploreState()))[:2] == [
         ["Category", "", "Blocks", "Bytes ↓", "of 10 B"],
         ["gradient", "", "1", "10 B", "100 %"],
     ]
@@ -57,14 +57,16 @@ def test_by_category_the_name_is_the_category():
 
 def test_rows_light_what_they_name(found):
     lit = [
-        (each["data-light-by"], each["data-light-group"]) for each in elements(table_html(found, Look()), "tr") if each
+        (each["data-light-by"], each["data-light-group"])
+        for each in elements(table_html(found, ExploreState()), "tr")
+        if each
     ]
     assert lit == [("site", "key model.py:3 forward"), ("site", "key train.py:9 step")]
-    assert len(elements(table_html(found, Look()), "button", data_keep="")) == 2
+    assert len(elements(table_html(found, ExploreState()), "button", data_keep="")) == 2
 
 
 def test_a_group_without_end_to_its_name_is_not_lit():
-    html = table_html(table(("x" * 5000, 10, 1, "unknown", 10)), Look())
+    html = table_html(table(("x" * 5000, 10, 1, "unknown", 10)), ExploreState())
     assert not [each for each in elements(html, "tr") if each]
     assert len(html) < 6000
 
@@ -81,33 +83,33 @@ def test_a_group_without_end_to_its_name_is_not_lit():
 )
 def test_heads_sort(found, sort, is_rising, first):
     assert ordered(found, sort, is_rising=is_rising)[0].label.startswith(first)
-    html = table_html(found, Look(sort=sort, is_rising=is_rising))
+    html = table_html(found, ExploreState(sort=sort, is_rising=is_rising))
     assert elements(html, "th", aria_sort="ascending" if is_rising else "descending")
 
 
 def test_what_is_not_shown_is_one_row_and_nothing_is_lost():
     many = table(*((f"f.py:{i} f", 1000 - i, 1, "unknown", 1000 - i) for i in range(FEW_ROWS + 10)))
-    shown = rows(table_html(many, Look()))
+    shown = rows(table_html(many, ExploreState()))
     rest = sum(1000 - i for i in range(FEW_ROWS, FEW_ROWS + 10))
     assert len(shown) == FEW_ROWS + 3
     assert shown[-2][:1] + shown[-2][3:4] == ["everything else, 10 more", "10"]
-    assert elements(table_html(many, Look()), "span", title=f"{rest:,} B")
-    assert elements(table_html(many, Look()), "button", data_act="more")
+    assert elements(table_html(many, ExploreState()), "span", title=f"{rest:,} B")
+    assert elements(table_html(many, ExploreState()), "button", data_act="more")
 
 
 def test_more_rows_are_shown_when_asked_for():
     many = table(*((f"f.py:{i} f", 1000 - i, 1, "unknown", 1000 - i) for i in range(500)))
-    shown = rows(table_html(many, Look(is_long=True)))
+    shown = rows(table_html(many, ExploreState(is_long=True)))
     assert len(shown) == 203
-    assert not elements(table_html(many, Look(is_long=True)), "button", data_act="more")
+    assert not elements(table_html(many, ExploreState(is_long=True)), "button", data_act="more")
 
 
 def test_nothing_live_says_so():
-    assert words(table_html(table(), Look())) == "Nothing is live here."
+    assert words(table_html(table(), ExploreState())) == "Nothing is live here."
 
 
 def test_the_table_names_what_a_download_asks_for(found):
-    html = table_html(found, Look(), download={"key": "k", "event": "5"})
+    html = table_html(found, ExploreState(), download={"key": "k", "event": "5"})
     assert elements(html, "button", data_csv="", data_key="k", data_event="5")
 
 
@@ -126,14 +128,14 @@ def test_a_range_says_what_came_went_and_stayed():
 
 
 def test_the_head_has_the_tabs_and_for_the_live_set_the_switch():
-    live, never = head_html(Look(by="line")), head_html(Look(tab="never"))
+    live, never = head_html(ExploreState(by="line")), head_html(ExploreState(tab="never"))
     assert [each["data-value"] for each in elements(live, "button", role="tab", aria_selected="true")] == ["live"]
     assert [each["data-value"] for each in elements(live, "button", aria_pressed="true")] == ["line"]
     assert words(never) == "Live set Segments Events Never freed"
 
 
 def test_names_from_a_file_stay_text():
-    html = table_html(table((f"{HOSTILE}.py:3 {HOSTILE}", 10, 1, "unknown", 10)), Look())
+    html = table_html(table((f"{HOSTILE}.py:3 {HOSTILE}", 10, 1, "unknown", 10)), ExploreState())
     assert "b" not in tags(html)
     assert f"{HOSTILE}.py:3 {HOSTILE}" in words(html)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.leaks import Growth, GrowthRow
 from memviz.analysis.purpose.dominant import Breakdown, Dominant
-from memviz.ui.explore.explore_state import Look
 from memviz.ui.explore.never_freed import churn_html, growth_html, kept_html, never_freed_html
+from memviz.ui.explore.state import ExploreState
 from tests.traces import MiB
 from tests.ui.page import HOSTILE, elements, rows, tags, words
 
@@ -16,13 +16,13 @@ NO_GROWTH = Growth("site", (), (), (), ())
 
 def test_what_is_kept_is_a_table():
     groups = Groups("site", (Group("k", "model.py:3 forward", MiB, 2),), MiB, 2)
-    html = kept_html(Breakdown(groups, {"k": Dominant("parameter", MiB)}), Look(tab="never"), {"key": "k"})
+    html = kept_html(Breakdown(groups, {"k": Dominant("parameter", MiB)}), ExploreState(tab="never"), {"key": "k"})
     assert words(html).startswith("2 allocations made here are alive at the end 1.00 MiB.")
     assert rows(html)[-1] == ["Never freed CSV", "", "", "2", "1,048,576 B", "100 %"]
 
 
 def test_nothing_kept_says_so():
-    html = kept_html(Breakdown(NO_GROUPS, {}), Look(), None)
+    html = kept_html(Breakdown(NO_GROUPS, {}), ExploreState(), None)
     assert words(html) == "Everything that was made here was freed again, or asked to be."
 
 
@@ -67,6 +67,6 @@ def test_no_churn_says_so():
 def test_names_from_a_file_stay_text():
     groups = Groups("site", (Group(HOSTILE, HOSTILE, 5, 1),), 5, 1)
     grown = Growth("site", (HOSTILE, "b"), (1, 3), (GrowthRow(HOSTILE, HOSTILE, (1, 3)),), (0, 0))
-    html = never_freed_html(Breakdown(groups, {HOSTILE: Dominant("unknown", 5)}), grown, groups, Look())
+    html = never_freed_html(Breakdown(groups, {HOSTILE: Dominant("unknown", 5)}), grown, groups, ExploreState())
     assert "b" not in tags(html)
     assert words(html).count(HOSTILE) == 5

@@ -18,10 +18,10 @@ from memviz.runner.request import Request
 from memviz.runner.run import run_of
 from memviz.ui.run import published_tables as run_tables
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.for_programs import RunFailed, run_asked
-from memviz.ui.run.form import Asked
+from memviz.ui.run.form import RunRequests
 from memviz.ui.run.limits import AT_HOME, run_limits
-from memviz.ui.run.published_tables import Tables
+from memviz.ui.run.programs import UnfinishedRun, run_asked
+from memviz.ui.run.published_tables import PublishedTables
 from memviz.ui.run.results import results_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
@@ -38,10 +38,10 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
     made.close()
 
 
-def asked(*names: str) -> Asked:
+def asked(*names: str) -> RunRequests:
     split = (("split_feed_forward", {"splits": "2"}),)
     requests = [Request("feed_forward", SMALL, split if number else (), numerics=False) for number in range(len(names))]
-    return Asked(tuple(requests), names)
+    return RunRequests(tuple(requests), names)
 
 
 def over(answers: RunAnswers, begun: OrderStatus) -> OrderStatus:
@@ -144,7 +144,7 @@ def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatc
         yield from ({"case": str(number)} for number in range(3))
 
     monkeypatch.setattr(run_tables, "rows_of", rows_of)
-    tables = Tables()
+    tables = PublishedTables()
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(list(tables.rows("flat")))) for _ in range(3)]
     for each in threads:
@@ -158,7 +158,7 @@ def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatc
 
 def test_a_table_that_was_left_half_way_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_tables, "rows_of", lambda seed: iter([{"case": "0"}, {"case": "1"}]))
-    tables = Tables()
+    tables = PublishedTables()
     rows = tables.rows("flat")
     assert next(rows) == ([{"case": "0"}], False)
     rows.close()  # type: ignore[attr-defined]
@@ -189,7 +189,7 @@ def test_a_program_that_goes_away_frees_the_device(fake: FakeAnswers) -> None:
         waits = asyncio.create_task(run_asked(fake, "done", {}, [], card="", owner="bob"))
         await asyncio.sleep(0.2)
         there[0] = False
-        with pytest.raises(RunFailed):
+        with pytest.raises(UnfinishedRun):
             await gone
         return await waits
 
@@ -220,7 +220,7 @@ def test_runs_of_one_program_wait_for_each_other_and_none_is_lost(fake: FakeAnsw
 
 def test_nobody_is_told_of_an_order_after_they_left(fake: FakeAnswers) -> None:
     there = [True]
-    begun = fake.begin(Asked((Request("endless"),), ("a",)), "ann")
+    begun = fake.begin(RunRequests((Request("endless"),), ("a",)), "ann")
     followed = fake.follow(begun.id, lambda: there[0])
     assert next(followed).id == begun.id
     there[0] = False

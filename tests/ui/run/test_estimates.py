@@ -12,7 +12,7 @@ import pytest
 from memviz.runner.jobs.order import Variant
 from memviz.runner.request import Request
 from memviz.ui.run.answer import RunAnswers
-from memviz.ui.run.form import Asked
+from memviz.ui.run.form import RunRequests
 from memviz.ui.run.limits import AT_HOME
 from memviz.ui.shell.store import TraceStore
 from tests.runner.processes import wait_until
@@ -29,8 +29,8 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunAnswers]:
     made.close()
 
 
-def asked(**settings: str) -> Asked:
-    return Asked((Request("feed_forward", {**SMALL, **settings}, numerics=False),), ("Baseline",))
+def asked(**settings: str) -> RunRequests:
+    return RunRequests((Request("feed_forward", {**SMALL, **settings}, numerics=False),), ("Baseline",))
 
 
 def last(found: Iterator[Variant]) -> Variant | None:
@@ -70,7 +70,7 @@ def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> Non
 
 
 def test_a_run_ends_it_and_while_one_runs_there_is_none(answers: RunAnswers) -> None:
-    slow = Asked((Request("gpt2", {"layers": "12"}, numerics=False),), ("slow",))
+    slow = RunRequests((Request("gpt2", {"layers": "12"}, numerics=False),), ("slow",))
     question = answers.estimate(slow, "ann")
     next(question)
     told: list[Variant | None] = []
@@ -85,6 +85,6 @@ def test_a_run_ends_it_and_while_one_runs_there_is_none(answers: RunAnswers) -> 
 
 
 def test_what_could_only_be_measured_is_not_estimated(answers: RunAnswers, tmp_path: Path) -> None:
-    measured = Asked((Request("feed_forward", SMALL, on="cuda"),), ("a",))
+    measured = RunRequests((Request("feed_forward", SMALL, on="cuda"),), ("a",))
     assert list(answers.estimate(measured, "ann")) == []
-    assert list(answers.estimate(Asked(measured.requests, ("a",), {"run": "no"}), "ann")) == []
+    assert list(answers.estimate(RunRequests(measured.requests, ("a",), {"run": "no"}), "ann")) == []

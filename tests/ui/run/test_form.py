@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs.bounds import most_bytes
-from memviz.ui.run.form import Asked, asked_of, changed, filled, place_of
-from memviz.ui.run.form_html import form_html, form_value
+from memviz.ui.run.form import RunRequests, changed, form_fields_of, place_of, requests_of
+from memviz.ui.run.form_html import form_html, form_value, refused_html
 from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.stories import story_fields
 from tests.ui.page import elements, words
@@ -59,12 +59,12 @@ LISTING: dict[str, Any] = {
 }
 
 
-def asked(**fields: Any) -> Asked:
+def asked(**fields: Any) -> RunRequests:
     spelled = {key.replace("__", ":"): value for key, value in fields.items()}
-    return asked_of(filled({"workload": "tiny", "card": "NVIDIA Y", **spelled}, LISTING), LISTING)
+    return requests_of(form_fields_of({"workload": "tiny", "card": "NVIDIA Y", **spelled}, LISTING), LISTING)
 
 
-def runs(found: Asked) -> list[tuple[str, dict[str, str], dict[str, dict[str, str]]]]:
+def runs(found: RunRequests) -> list[tuple[str, dict[str, str], dict[str, dict[str, str]]]]:
     pairs = zip(found.labels, found.requests, strict=True)
     return [
         (label, dict(each.settings), {name: dict(knobs) for name, knobs in each.optimizations}) for label, each in pairs
@@ -72,14 +72,14 @@ def runs(found: Asked) -> list[tuple[str, dict[str, str], dict[str, dict[str, st
 
 
 def test_every_field_that_can_be_wrong_has_a_place_for_its_fault() -> None:
-    form = filled({"workload": "tiny", "o:split": True}, LISTING)
+    form = form_fields_of({"workload": "tiny", "o:split": True}, LISTING)
     html = form_html(form, LISTING)
     for name in ("w:batch", "w:mode", "o:split:parts", "warmup", "steps", "optimizer"):
         assert f'data-fault="{name}"' in html
 
 
 def test_the_optimizer_stands_in_the_open() -> None:
-    html = form_html(filled({"workload": "tiny"}, LISTING), LISTING)
+    html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
     assert html.index('name="optimizer"') < html.index("The step, and what its peak counts")
     assert "no optimizer, gradients add up" in html
 
@@ -87,7 +87,7 @@ def test_the_optimizer_stands_in_the_open() -> None:
 def test_what_the_workload_decides_is_no_field_of_an_optimization() -> None:
     """Its own default would be shown there while the workload's number runs."""
     listing = {**LISTING, "optimizations": [optimization("flat", knob("micro_batches", 4), knob("joined", 1))]}
-    html = form_html(filled({"workload": "tiny"}, listing), listing)
+    html = form_html(form_fields_of({"workload": "tiny"}, listing), listing)
     assert ("o:flat:joined" in html, "o:flat:micro_batches" in html) == (True, False)
 
 
@@ -186,7 +186,9 @@ def test_what_does_not_go_is_said_where_it_stands(fields: dict[str, Any], faults
 
 def test_only_what_the_listing_names_is_taken() -> None:
     """Fields come from a browser; a file of one's own is for the command line."""
-    found = asked_of(filled({"workload": "/etc/evil.py:main", "o:rm": True, "o:rm:f": "1"}, LISTING), LISTING)
+    found = requests_of(
+        form_fields_of({"workload": "/etc/evil.py:main", "o:rm": True, "o:rm:f": "1"}, LISTING), LISTING
+    )
     assert [(each.workload, each.optimizations) for each in found.requests] == [("tiny", ())]
 
 
@@ -197,7 +199,7 @@ def test_a_card_and_the_step_are_handed_on() -> None:
 
 
 def test_the_form_shows_what_there_is_and_escapes_it() -> None:
-    form = filled({"workload": "other", "o:split": True, "o:split:only": "<i>"}, LISTING)
+    form = form_fields_of({"workload": "other", "o:split": True, "o:split:only": "<i>"}, LISTING)
     html = form_html(form, LISTING)
     assert "Another &lt;model&gt;." in html
     assert 'value="&lt;i&gt;"' in html
@@ -208,14 +210,24 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
 
 
 def test_the_button_counts() -> None:
-    form = filled({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
-    value = form_value(form, asked_of(form, LISTING), LISTING, version="1")
+    form = form_fields_of({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
+    value = form_value(form, requests_of(form, LISTING), LISTING, version="1")
     assert value["parts"]["count"] == "3 variants"
     assert words(value["parts"]["buttons"]) == "Predict 3 variants"
-    measured = filled({"workload": "tiny", "on": "cuda"}, LISTING)
+    measured = form_fields_of({"workload": "tiny", "on": "cuda"}, LISTING)
     assert (
-        words(form_value(measured, asked_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"]) == "Measure"
+        words(form_value(measured, requests_of(measured, LISTING), LISTING, version="1")["parts"]["buttons"])
+        == "Measure"
     )
+
+
+def test_what_is_said_and_what_has_no_field_stand_above_the_button() -> None:
+    form = form_fields_of({"workload": "tiny"}, LISTING)
+    refused = replace(requests_of(form, LISTING), faults={"run": "Too many.", "knobs": "Too large.", "w:batch": "x"})
+    value = form_value(form, refused, LISTING, version="1", said=refused_html("Nothing was run."))
+    assert words(value["parts"]["buttons"]) == "Nothing was run. Too many. Too large. Predict"
+    assert [field for field in ("run", "knobs") if elements(value["html"], "p", data_fault=field)] == []
+    assert elements(value["html"], "p", data_fault="w:batch")
 
 
 def test_a_thousand_values_are_counted_and_not_made() -> None:
@@ -226,7 +238,7 @@ def test_a_thousand_values_are_counted_and_not_made() -> None:
 
 def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
     def drawn(text: str) -> tuple[int, list[str | None]]:
-        html = form_html(filled({"workload": "other", "w:way": text}, LISTING), LISTING)
+        html = form_html(form_fields_of({"workload": "other", "w:way": text}, LISTING), LISTING)
         boxes = elements(html, "input", name="w:way", type="checkbox")
         return len(elements(html, "select", name="w:way")), [each["value"] for each in boxes if "checked" in each]
 
@@ -273,7 +285,9 @@ def test_strangers_on_a_space_get_less_than_whoever_is_at_home() -> None:
     for usual, environment in ((AT_HOME, {}), (ON_A_SPACE, {"SPACE_ID": "a/b"})):
         assert run_limits(environment) == replace(usual, memory_bytes=most_bytes(environment))
     assert ON_A_SPACE.variants < AT_HOME.variants and ON_A_SPACE.seconds < AT_HOME.seconds
-    assert len(asked_of(filled({"workload": "tiny", "w:batch": "1,2,3,4"}, LISTING), LISTING, 3).requests) == 0
+    assert (
+        len(requests_of(form_fields_of({"workload": "tiny", "w:batch": "1,2,3,4"}, LISTING), LISTING, 3).requests) == 0
+    )
 
 
 def test_a_story_leaves_where_it_runs_as_it_was_chosen() -> None:

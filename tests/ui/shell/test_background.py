@@ -1,4 +1,4 @@
-"""Work beside the page's own threads: it can be ended, says how far it is, and hands on what it raises."""
+"""BackgroundWork beside the page's own threads: it can be ended, says how far it is, and hands on what it raises."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.background import Stopped, Work, Workshop
+from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
 
 
 def test_a_new_question_ends_the_one_before() -> None:
@@ -36,7 +36,7 @@ def test_work_says_how_far_it_is_and_hands_on_what_it_raises() -> None:
         progress(1, 2)
         raise UsageError("no")
 
-    work = Work(half, gate)
+    work = BackgroundWork(half, gate)
     with pytest.raises(UsageError, match="no"):
         work.result()
     assert (work.share, work.is_done(0)) == (0.5, True)

@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.context import Context
+from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.exports import Exports, new_file
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
 from memviz.ui.shell.open_pages import OpenPages
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.windows import Windows
-from memviz.ui.upload.opening import opened
 from memviz.ui.upload.reading import Readings
 from memviz.ui.what_if.kept_replays import Replays
 from tests.ui.asked_trace import growing
@@ -49,7 +48,7 @@ class Page:
 
     def visited(self, name: str) -> str:
         """The key of the trace that this visitor has open."""
-        found = opened(self.store, growing())
+        found = open_trace(self.store, growing())
         self.state_holder.session_data[name] = SimpleNamespace(state_data={1: Session().with_opened(found), 2: "x"})
         self.state_holder.time_last_used[name] = datetime.datetime.now()
         self._queue.pending_messages_per_session[name] = self._queue.pending_event_ids_session[name] = {}

@@ -10,22 +10,14 @@ from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.explore.verdict import facts, verdict_html
 from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.context import Context, open_trace, timeline_key
 from memviz.ui.shell.links import link_name, named, view_state
-from memviz.ui.shell.page_frame import actions_html, refused_html, samples_html, traces_html
+from memviz.ui.shell.page_frame import actions_html, refused_html, traces_html
 from memviz.ui.shell.session import Opened, Refused, Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import (
-    SAMPLE_LIST,
-    SAMPLES,
-    arrived,
-    open_files,
-    open_sample,
-    opened,
-    remembered,
-    reopened,
-    sample_named,
-)
+from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
+from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named
+from memviz.ui.upload.welcome import samples_html
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
 
 EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
@@ -111,7 +103,7 @@ def test_a_device_is_chosen_only_where_there_is_one() -> None:
 def test_a_refused_file_leaves_what_is_open(store: TraceStore, tmp_path) -> None:
     bad = tmp_path / "bad.pickle"
     bad.write_bytes(b"hello")
-    session = open_sample(store, Session(), SAMPLE_LIST[0])
+    session = open_sample(store, Session(), OFFERED_SAMPLES[0])
     after = open_files(store, session, [str(bad)], silent)
     assert after.opened == session.opened
     assert [each.name for each in after.refused] == ["bad.pickle"]
@@ -129,15 +121,15 @@ def test_samples_open_once(store: TraceStore) -> None:
 
 
 def test_a_browser_finds_again_what_the_store_still_has(store: TraceStore) -> None:
-    session = open_sample(store, open_sample(store, Session(), SAMPLE_LIST[0]), SAMPLE_LIST[2])
+    session = open_sample(store, open_sample(store, Session(), OFFERED_SAMPLES[0]), OFFERED_SAMPLES[2])
     store.drop(session.opened[0].key)
-    again = reopened(store, remembered(session.opened))
+    again = reopened(store, [[trace.key, trace.sample] for trace in session.opened])
     assert again.opened == session.opened[1:]
     assert reopened(store, [["guessed", ""], ["x"]]) == Session()
 
 
 def test_keys_lead_to_a_trace_and_a_device(store: TraceStore) -> None:
-    context, one = Context(store), opened(store, small())
+    context, one = Context(store), open_trace(store, small())
     found = context.find(timeline_key(one))
     assert found is not None
     assert found[1].name == "0"
@@ -169,7 +161,9 @@ def test_a_link_restores_what_it_says_and_nothing_else() -> None:
 def test_the_list_names_every_open_trace(store: TraceStore) -> None:
     context = Context(store)
     session = (
-        Session().with_opened(opened(store, small("one.pickle"))).with_opened(opened(store, small(f"{EVIL}.pickle")))
+        Session()
+        .with_opened(open_trace(store, small("one.pickle")))
+        .with_opened(open_trace(store, small(f"{EVIL}.pickle")))
     )
     html = traces_html(session, context.of)
     assert "<b>one</b>" in html
@@ -181,15 +175,18 @@ def test_the_list_names_every_open_trace(store: TraceStore) -> None:
 
 def test_samples_are_labelled_as_predicted() -> None:
     html = samples_html()
-    for sample in SAMPLE_LIST:
+    for sample in OFFERED_SAMPLES:
         assert sample.title in html
         assert all((SAMPLES / name).is_file() for name in sample.files)
-    assert html.count("predicted") == len(SAMPLE_LIST)
+    assert html.count("predicted") == len(OFFERED_SAMPLES)
 
 
 def test_actions_belong_to_a_trace() -> None:
-    assert actions_html(Session()) == ""
-    assert 'data-mv-link="sample:x"' in actions_html(Session().with_opened(replace(A, sample="x")))
+    exports = {"report": "As one page"}
+    assert actions_html(Session(), exports) == ""
+    html = actions_html(Session().with_opened(replace(A, sample="x")), exports)
+    assert 'data-mv-link="sample:x"' in html
+    assert "As one page" in html
 
 
 def test_a_refusal_is_text() -> None:
@@ -240,7 +237,7 @@ def two_devices() -> Trace:
 
 
 def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first(store: TraceStore) -> None:
-    assert opened(store, two_devices()).device == "1"
+    assert open_trace(store, two_devices()).device == "1"
 
 
 def test_the_note_on_another_devices_failure_leads_to_it() -> None:
@@ -253,9 +250,9 @@ def test_the_note_on_another_devices_failure_leads_to_it() -> None:
 
 
 def test_a_lone_trace_is_no_a(store: TraceStore) -> None:
-    context, alone = Context(store), Session().with_opened(opened(store, small()))
+    context, alone = Context(store), Session().with_opened(open_trace(store, small()))
     assert "mv-badge" not in traces_html(alone, context.of)
-    both = alone.with_opened(opened(store, small()))
+    both = alone.with_opened(open_trace(store, small()))
     assert traces_html(both, context.of).count("mv-badge") == 2
 
 

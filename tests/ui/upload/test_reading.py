@@ -16,11 +16,11 @@ import pytest
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
 from memviz.trace.load import read_trace
+from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.shell.turns import Turns
-from memviz.ui.upload.opening import opened
 from memviz.ui.upload.outbox import Outbox
-from memviz.ui.upload.reading import Busy, Reading, Readings, TooLarge
+from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
+from memviz.ui.upload.turns import Turns
 from tests.traces import alloc, free, snapshot
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
@@ -114,11 +114,11 @@ def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest
     assert reading is not None
 
     def opened_too_late(*given: Any) -> Any:
-        found = opened(*given)
+        found = open_trace(*given)
         readings.drop(ticket)
         return found
 
-    monkeypatch.setattr("memviz.ui.upload.reading.opened", opened_too_late)
+    monkeypatch.setattr("memviz.ui.upload.reading.open_trace", opened_too_late)
     reading.begin()
     reading.arriving.add(RAW)
     reading.arriving.end()
@@ -147,7 +147,7 @@ def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
 
 def test_limits_are_said_before_anything_is_sent():
     readings = Readings(TraceStore(), most_bytes=1 << 20)
-    with pytest.raises(TooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
+    with pytest.raises(FileTooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
         readings.begin("run.pickle", 2 << 20, packed=True)
 
 

@@ -9,14 +9,15 @@ from memviz.trace.load import load_trace
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.upload.opening import reopened
-from memviz.ui.what_if.answer import Answers, Shown
+from memviz.ui.what_if.answer import WhatIfAnswers
 from memviz.ui.what_if.kept_replays import Replays
-from memviz.ui.what_if.question import Asked
+from memviz.ui.what_if.question import Question
+from memviz.ui.what_if.state import WhatIfState
 from tests.ui.asked_trace import EXPANDABLE, SMALL, growing
 
 
-def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[Answers, Shown]:
-    return Answers(context, replays), Shown(key, Asked(memory="120 MiB", expandable=True))
+def answers_and_shown(context: Context, replays: Replays, key: str) -> tuple[WhatIfAnswers, WhatIfState]:
+    return WhatIfAnswers(context, replays), WhatIfState(key, Question(memory="120 MiB", expandable=True))
 
 
 def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, replays: Replays, key: str) -> None:
@@ -37,10 +38,10 @@ def test_the_replay_is_opened_once_as_a_trace_of_its_own(context: Context, repla
 
 def test_without_an_answer_nothing_is_opened_or_saved(context: Context, replays: Replays, key: str) -> None:
     answers, shown = answers_and_shown(context, replays, key)
-    refused = replace(shown, asked=Asked(max_split="2"))
+    refused = replace(shown, question=Question(max_split="2"))
     assert answers.kept(refused, Session(), compared=True) == Session()
     assert answers.file(refused, "snapshot") is None
-    assert answers.file(Shown("gone/0"), "page") is None
+    assert answers.file(WhatIfState("gone/0"), "page") is None
 
 
 def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(context: Context, replays: Replays, key: str) -> None:
@@ -53,8 +54,8 @@ def test_the_saved_replay_is_a_snapshot_that_says_what_it_is(context: Context, r
 
 
 def test_whoever_comes_back_to_a_trace_finds_the_form_as_it_was_left() -> None:
-    asked = Asked(max_split="64")
-    other, is_new = Shown("a/0", asked, with_blocks=True).turned_to("b/0")
-    assert (other.key, other.asked, other.with_blocks, is_new) == ("b/0", Asked(), True, True)
+    asked = Question(max_split="64")
+    other, is_new = WhatIfState("a/0", asked, with_blocks=True).turned_to("b/0")
+    assert (other.key, other.question, other.with_blocks, is_new) == ("b/0", Question(), True, True)
     back, is_new = other.turned_to("a/0")
-    assert (back.key, back.asked, is_new) == ("a/0", asked, False)
+    assert (back.key, back.question, is_new) == ("a/0", asked, False)

@@ -15,15 +15,16 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.shell.context import Context, timeline_key
-from memviz.ui.upload.opening import SAMPLES, opened
-from memviz.ui.what_if.answer import EMPTY, PARTS, Answers, Shown, first_question
-from memviz.ui.what_if.answer_html import Found, refusal_html, search_html, waiting_html, what_if_html
+from memviz.ui.shell.context import Context, open_trace, timeline_key
+from memviz.ui.upload.samples import SAMPLES
+from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question
 from memviz.ui.what_if.kept_replays import Replays, Terms
-from memviz.ui.what_if.question import Asked, asked_of, understood
+from memviz.ui.what_if.question import Question, parse_question, question_of
 from memviz.ui.what_if.reserved_plot import event_in, moment_that_matters, plot_value
 from memviz.ui.what_if.saved_page import what_if_page
-from memviz.ui.what_if.settings_form import Had, form_value
+from memviz.ui.what_if.settings_form import KnownMemory, form_value
+from memviz.ui.what_if.state import WhatIfState
+from memviz.ui.what_if.verdict import Answer, refusal_html, search_html, waiting_html, what_if_html
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
 from tests.traces import alloc, block, event, frame, segment, trace_of
@@ -40,8 +41,8 @@ def text(html: str) -> str:
 
 
 def test_a_form_is_read_as_pytorch_would() -> None:
-    meant = understood(
-        Asked(expandable=True, max_split="128", roundup="[256:1,512:2]", more="large_segment_size_mb:40")
+    meant = parse_question(
+        Question(expandable=True, max_split="128", roundup="[256:1,512:2]", more="large_segment_size_mb:40")
     )
     assert meant.settings is not None
     assert meant.settings.to_text().startswith(
@@ -53,41 +54,45 @@ def test_a_form_is_read_as_pytorch_would() -> None:
 @pytest.mark.parametrize(
     ("asked", "field", "words"),
     [
-        (Asked(max_split="2"), "max_split", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
-        (Asked(threshold="1.2"), "threshold", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
-        (Asked(roundup="3"), "roundup", "For roundups, the divisions has to be power of 2 "),
-        (Asked(more="nonsense:1"), "more", "Unrecognized key 'nonsense' in CUDA allocator config."),
+        (Question(max_split="2"), "max_split", "CachingAllocator option max_split_size_mb too small, must be >= 20"),
+        (Question(threshold="1.2"), "threshold", "garbage_collect_threshold is invalid, set it in (0.0, 1.0)"),
+        (Question(roundup="3"), "roundup", "For roundups, the divisions has to be power of 2 "),
+        (Question(more="nonsense:1"), "more", "Unrecognized key 'nonsense' in CUDA allocator config."),
         (
-            Asked(expandable=True, release="2.0"),
+            Question(expandable=True, release="2.0"),
             "expandable",
             "Unrecognized CachingAllocator option: expandable_segments",
         ),
-        (Asked(max_split="30", more="large_segment_size_mb:40"), "more", "CachingAllocator option max_split_size_mb"),
-        (Asked(more="per_process_memory_fraction:0.5"), "more", "say how large the card is"),
-        (Asked(memory="lots"), "memory", "'lots' is not a size"),
-        (Asked(memory="0"), "memory", "No process runs in nothing."),
-        (Asked(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
+        (
+            Question(max_split="30", more="large_segment_size_mb:40"),
+            "more",
+            "CachingAllocator option max_split_size_mb",
+        ),
+        (Question(more="per_process_memory_fraction:0.5"), "more", "say how large the card is"),
+        (Question(memory="lots"), "memory", "'lots' is not a size"),
+        (Question(memory="0"), "memory", "No process runs in nothing."),
+        (Question(card="4", overhead="5 GiB"), "overhead", "A card of 4 GiB has nothing left then."),
     ],
 )
-def test_refusals_stand_at_their_field_in_pytorchs_words(asked: Asked, field: str, words: str) -> None:
-    meant = understood(asked)
+def test_refusals_stand_at_their_field_in_pytorchs_words(asked: Question, field: str, words: str) -> None:
+    meant = parse_question(asked)
     assert meant.settings is None
     assert words in meant.faults[field]
-    assert form_value(asked, meant, Had(None), version="1")["parts"]["pasted"] == ""
+    assert form_value(asked, meant, KnownMemory(None), version="1")["parts"]["pasted"] == ""
 
 
 @pytest.mark.parametrize(
     ("asked", "card"),
     [
-        (Asked(), None),
-        (Asked(memory="1,060 MiB"), CardMemory(1060 * MiB, 0)),
-        (Asked(memory="1060"), CardMemory(1060 * MiB, 0)),
-        (Asked(memory="23.5 GiB", card="24"), CardMemory(24 * GiB)),
-        (Asked(card="24", overhead="1 GiB"), CardMemory(24 * GiB, GiB)),
+        (Question(), None),
+        (Question(memory="1,060 MiB"), CardMemory(1060 * MiB, 0)),
+        (Question(memory="1060"), CardMemory(1060 * MiB, 0)),
+        (Question(memory="23.5 GiB", card="24"), CardMemory(24 * GiB)),
+        (Question(card="24", overhead="1 GiB"), CardMemory(24 * GiB, GiB)),
     ],
 )
-def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Asked, card: CardMemory | None) -> None:
-    assert understood(asked).card == card
+def test_memory_is_what_was_typed_or_what_a_card_leaves(asked: Question, card: CardMemory | None) -> None:
+    assert parse_question(asked).card == card
 
 
 def test_settings_go_into_the_form_and_come_out_the_same() -> None:
@@ -95,37 +100,37 @@ def test_settings_go_into_the_form_and_come_out_the_same() -> None:
         "expandable_segments:True,max_split_size_mb:64,roundup_power2_divisions:[64:8,128:2],"
         "large_segment_size_mb:40,pinned_use_background_threads:True"
     )
-    asked = Asked(max_split="21").with_settings(settings)
-    assert understood(asked).settings == settings
-    assert understood(asked.with_settings(Settings())).settings == Settings()
+    asked = Question(max_split="21").with_settings(settings)
+    assert parse_question(asked).settings == settings
+    assert parse_question(asked.with_settings(Settings())).settings == Settings()
 
 
 def test_a_browser_may_say_anything() -> None:
-    asked = asked_of({"memory": "x" * 9999, "expandable": "no", "evil": 1, "max_split": " 64 "})
+    asked = question_of({"memory": "x" * 9999, "expandable": "no", "evil": 1, "max_split": " 64 "})
     assert (len(asked.memory), asked.expandable, asked.max_split) == (400, False, "64")
 
 
 def test_what_is_typed_is_text_in_the_form() -> None:
-    asked = Asked(memory=EVIL, max_split=f'"{EVIL}', more=EVIL, overhead=EVIL)
-    assert "<img" not in form_value(asked, understood(asked), Had(5 * GiB), version="1")["html"]
+    asked = Question(memory=EVIL, max_split=f'"{EVIL}', more=EVIL, overhead=EVIL)
+    assert "<img" not in form_value(asked, parse_question(asked), KnownMemory(5 * GiB), version="1")["html"]
 
 
 def test_what_cards_lose_is_read_although_none_is_chosen() -> None:
-    assert understood(Asked(memory="2 GiB", overhead="1 GiB")).overhead_bytes == GiB
-    assert "'some' is not a size" in understood(Asked(overhead="some")).faults["overhead"]
+    assert parse_question(Question(memory="2 GiB", overhead="1 GiB")).overhead_bytes == GiB
+    assert "'some' is not a size" in parse_question(Question(overhead="some")).faults["overhead"]
 
 
 def test_the_line_to_paste_survives_a_shell() -> None:
-    def pasted(asked: Asked) -> str:
-        parts = form_value(asked, understood(asked), Had(None), version="1")["parts"]
+    def pasted(asked: Question) -> str:
+        parts = form_value(asked, parse_question(asked), KnownMemory(None), version="1")["parts"]
         return text(parts["pasted"].replace("<wbr></wbr>", "").replace("<wbr>", ""))
 
-    assert 'Copy PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[1:1,' in pasted(Asked(roundup="[256:1,>:4]"))
-    assert pasted(Asked(expandable=True)).endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
+    assert 'Copy PYTORCH_CUDA_ALLOC_CONF="roundup_power2_divisions:[1:1,' in pasted(Question(roundup="[256:1,>:4]"))
+    assert pasted(Question(expandable=True)).endswith("PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True")
 
 
 def test_cards_say_what_a_process_gets() -> None:
-    html = form_value(Asked(card="24"), understood(Asked(card="24")), Had(None), version="1")["html"]
+    html = form_value(Question(card="24"), parse_question(Question(card="24")), KnownMemory(None), version="1")["html"]
     assert '<option value="24" data-usable="23.5 GiB" selected>24 GiB card, 23.5 usable</option>' in html
     assert 'value="23.5 GiB"' in html
 
@@ -182,11 +187,11 @@ def test_a_closed_trace_is_not_replayed(replays: Replays) -> None:
 # -- what is said
 
 
-def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, terms: Terms = SMALL, **more: Any) -> Found:
+def found(replays: Replays, key: str, settings: Settings = EXPANDABLE, terms: Terms = SMALL, **more: Any) -> Answer:
     pair = replays.find(key)
     assert pair is not None
     asked = replays.what_if(key, settings, terms)
-    return Found(pair[1], asked, more.get("searched"), moment_that_matters(pair[1], asked))
+    return Answer(pair[1], asked, more.get("searched"), moment_that_matters(pair[1], asked))
 
 
 def test_the_answer_stands_first_with_its_facts_and_how_exact_it_is(replays: Replays, key: str) -> None:
@@ -262,13 +267,13 @@ def test_events_of_the_recording_are_found_in_the_replay(replays: Replays, key: 
 
 
 def test_an_answer_has_every_part(context: Context, replays: Replays, key: str) -> None:
-    answers, meant = Answers(context, replays), understood(Asked(memory="120 MiB", expandable=True))
+    answers, meant = WhatIfAnswers(context, replays), parse_question(Question(memory="120 MiB", expandable=True))
     asked, searched = answers.find(key, meant, True, lambda done, total: None)
     pair = context.find(key)
     assert pair is not None
-    shown = Found(pair[1], asked, searched, 18)
-    parts = answers.drawn(Shown(key, with_blocks=True), shown)
-    assert parts.keys() == set(PARTS) - {"shown", "form"}
+    shown = Answer(pair[1], asked, searched, 18)
+    parts = answers.drawn(WhatIfState(key, with_blocks=True), shown)
+    assert parts.keys() == set(PARTS) - {"state", "form"}
     assert [each["caption"] for each in parts["maps"]["maps"]] == [
         "PyTorch's default settings, limit 120 MiB",
         "Expandable segments, limit 120 MiB",
@@ -278,16 +283,17 @@ def test_an_answer_has_every_part(context: Context, replays: Replays, key: str) 
 
 
 def test_behind_the_end_of_a_replay_only_the_recording_is_shown(context: Context, replays: Replays, key: str) -> None:
-    answers = Answers(context, replays)
-    shown = Shown(key, Asked(memory="35 MiB", expandable=True))
-    head, maps = answers.moved(shown, "18")
+    answers = WhatIfAnswers(context, replays)
+    shown = WhatIfState(key, Question(memory="35 MiB", expandable=True))
+    moved = answers.moved(shown, "18")
+    head, maps = moved["head"], moved["maps"]
     assert "chosen on the plot" in head
     assert [each["caption"] for each in maps["maps"]] == ["As recorded"]
-    assert answers.moved(shown, "evil")[0]["__type__"] == "update"
+    assert answers.moved(shown, "evil") == {}
 
 
-def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[Had, Asked]:
-    had = Answers(context, replays).had(timeline_key(opened(context.store, trace)))
+def asked_first(context: Context, replays: Replays, trace: Trace) -> tuple[KnownMemory, Question]:
+    had = WhatIfAnswers(context, replays).known_memory(timeline_key(open_trace(context.store, trace)))
     return had, first_question(trace, trace.devices[0], had)
 
 
@@ -299,7 +305,7 @@ def test_the_first_question_is_about_segments_that_expand_in_the_memory_it_had(
     with pytest.raises(Exception, match="Tried to allocate"):
         run.malloc(80 * MiB)
     had, asked = asked_first(context, replays, run.trace())
-    assert (had, asked) == (Had(100 * MiB), Asked(memory="100 MiB", expandable=True))
+    assert (had, asked) == (KnownMemory(100 * MiB), Question(memory="100 MiB", expandable=True))
     assert asked_first(context, replays, growing())[1].memory == ""
 
 
@@ -310,17 +316,17 @@ def test_a_recording_that_was_short_of_memory_is_asked_about_in_what_it_had_at_l
     run.cached(60 * MiB)
     run.malloc(80 * MiB)
     had, asked = asked_first(context, replays, run.trace())
-    assert (had, asked.memory) == (Had(80 * MiB, is_exact=False), "80 MiB")
-    assert "80.0 MiB is what it had at least" in text(form_value(asked, understood(asked), had, version="")["html"])
+    assert (had, asked.memory) == (KnownMemory(80 * MiB, is_exact=False), "80 MiB")
+    assert "80.0 MiB is what it had at least" in text(form_value(asked, parse_question(asked), had, version="")["html"])
 
 
 def test_without_history_only_that_is_said(context: Context, replays: Replays) -> None:
-    key = timeline_key(opened(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
-    answers = Answers(context, replays)
-    asked, searched = answers.find(key, understood(Asked()), True, lambda done, total: None)
+    key = timeline_key(open_trace(context.store, trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])])))
+    answers = WhatIfAnswers(context, replays)
+    asked, searched = answers.find(key, parse_question(Question()), True, lambda done, total: None)
     pair = context.find(key)
     assert pair is not None
-    parts = answers.drawn(Shown(key), Found(pair[1], asked, searched, -1))
+    parts = answers.drawn(WhatIfState(key), Answer(pair[1], asked, searched, -1))
     assert text(parts["verdict"]).startswith("There is nothing to replay.")
     assert {name: parts[name] for name in EMPTY if name != "verdict"} == {
         name: value for name, value in EMPTY.items() if name != "verdict"
@@ -332,7 +338,7 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
     names = {"frames": [frame(EVIL)]}
     trace = trace_of([event("segment_alloc", a, 20 * MiB, **names), alloc(a, 5 * MiB, **names)], [])
     evil = replace(trace, about=replace(trace.about, source=EVIL))
-    key = timeline_key(opened(context.store, evil))
+    key = timeline_key(open_trace(context.store, evil))
     shown = found(replays, key, EXPANDABLE, Terms())
     page = what_if_page(evil, shown.device, shown.what_if)
     assert "<img" not in what_if_html(shown)
@@ -341,18 +347,18 @@ def test_text_from_a_trace_is_text_everywhere(context: Context, replays: Replays
 
 def test_pinned_memory_is_refused_in_words(context: Context, replays: Replays) -> None:
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
-    one = opened(context.store, trace)
+    one = open_trace(context.store, trace)
     with pytest.raises(MemvizError, match="Pinned memory has another allocator"):
         replays.begun(f"{one.key}/host0")
 
 
 def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: Replays) -> None:
-    key = timeline_key(opened(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
+    key = timeline_key(open_trace(context.store, load_trace(SAMPLES / "out-of-memory.pickle.gz")))
     pair = context.find(key)
     assert pair is not None
-    meant = understood(first_question(*pair, Answers(context, replays).had(key)))
-    asked, _ = Answers(context, replays).find(key, meant, False, lambda done, total: None)
-    said = text(what_if_html(Found(pair[1], asked, None, moment_that_matters(pair[1], asked))))
+    meant = parse_question(first_question(*pair, WhatIfAnswers(context, replays).known_memory(key)))
+    asked, _ = WhatIfAnswers(context, replays).find(key, meant, False, lambda done, total: None)
+    said = text(what_if_html(Answer(pair[1], asked, None, moment_that_matters(pair[1], asked))))
     assert said.startswith(
         "In 2,400 MiB this run stops at event 5,754. Expandable segments would carry it through, with 216 MiB to spare."
     )

@@ -9,7 +9,7 @@ from typing import Any
 
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
-from memviz.ui.explore.event_rows import Chosen, EventFilter, chosen_events, event_rows
+from memviz.ui.payloads.event_rows import EventFilter, EventSelection, chosen_events, event_rows
 
 _HERE = Path(__file__).parent
 MOST_ROWS = 400
@@ -18,7 +18,7 @@ _LONGEST_TEXT = 200
 
 
 class EventList(Component):
-    """`value` is what `memviz.ui.explore.event_rows.list_value` makes."""
+    """`value` is what `memviz.ui.payloads.event_rows.list_value` makes."""
 
     script = _HERE / "event_list.js"
     looks = _HERE / "event_list.css"
@@ -50,7 +50,7 @@ def place_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     return event_place
 
 
-def _chosen(find: Find, request: Request) -> tuple[Trace, DeviceTrace, Chosen]:
+def _chosen(find: Find, request: Request) -> tuple[Trace, DeviceTrace, EventSelection]:
     trace, device = trace_asked_for(find, request)
     return trace, device, chosen_events(trace, device, _filter(request))
 

@@ -19,7 +19,7 @@ const TITLED = [SITE, ANNOTATION, STREAM];
 const WIDE = 620;
 
 /** @typedef {(number | string)[]} Line */
-/** What memviz.ui.explore.event_rows.list_value makes.
+/** What memviz.ui.payloads.event_rows.list_value makes.
  * @typedef {{ key: string, at: number, count: number, actions: [action: number, name: string, count: number][], has_times: boolean, has_annotations: boolean, many_streams: boolean, many_pools: boolean }} Value */
 /** `from`: the least width of the list at which it is shown.
  * @typedef {{ name: string, cell: number, width: string, number?: boolean, code?: boolean, from: (value: Value) => number }} Column */

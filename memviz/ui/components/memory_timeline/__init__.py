@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.figures.packed_timeline import as_sent
 from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
-from memviz.ui.explore.timeline_pieces import piece
+from memviz.ui.payloads.timeline_pieces import piece
 
 _HERE = Path(__file__).parent
 

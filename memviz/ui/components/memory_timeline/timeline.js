@@ -26,7 +26,7 @@ const FIRST_MEANING = "category";
 /** @typedef {import("./data.js").Light} Light */
 /** Where to start, in events: -1 is before the first.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
-/** What memviz.ui.explore.timeline.timeline_value makes; README.md says what each means.
+/** What memviz.ui.payloads.timeline_value.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,

@@ -30,7 +30,7 @@ class PlainForm(Component):
         return json.dumps(value) if isinstance(value, dict) else ""
 
 
-def told(event: gr.EventData) -> dict[str, Any]:
+def form_fields(event: gr.EventData) -> dict[str, Any]:
     """The fields by name. They come from a browser: texts and booleans only."""
     data = event._data if isinstance(event._data, dict) else {}
     return {str(key): value if isinstance(value, bool) else str(value) for key, value in data.items()}

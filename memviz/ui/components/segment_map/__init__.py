@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
-from memviz.ui.explore.segments import moment_of
+from memviz.ui.payloads.segment_view import moment_of
 
 _HERE = Path(__file__).parent
 

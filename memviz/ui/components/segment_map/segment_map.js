@@ -16,7 +16,7 @@ const KEYS_HELP = "Left and right walk the blocks, up and down change the row, E
 
 /** @typedef {import("./layout.js").Layout} Layout */
 /** @typedef {import("../base.js").Point} Point */
-/** What memviz.ui.explore.segments_tab.map_value makes.
+/** What memviz.ui.payloads.segment_view.map_value makes.
  * @typedef {{ key: string, events: number, at: number, pin: number, colour: string }} Value */
 /** @typedef {{ at?: number, pin?: number, colour?: string }} State */
 
@@ -165,7 +165,7 @@ export class SegmentMap extends Component {
     this.drawn = moment;
     this.cursor = NOTHING;
     this.title.textContent = answer.title;
-    // Both are made by memviz.ui.explore.segments, which escapes every text.
+    // Both are made by memviz.ui.payloads.segment_view, which escapes every text.
     this.figures.innerHTML = answer.figures;
     if (answer.table) this.table.innerHTML = answer.table;
     this.plot.setAttribute("aria-label", `The allocator's segments. ${answer.title}`);

@@ -8,7 +8,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.ui.components.component import Component, Find, Request, served
-from memviz.ui.explore.segments import moment_in_replay
+from memviz.ui.payloads.segment_view import moment_in_replay
 
 _HERE = Path(__file__).parent
 

@@ -6,16 +6,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from memviz.analysis.comparing.changes import changes
 from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.packed_timeline import Packed, as_sent, pack_rows
-from memviz.ui.compare.changes_csv import changes_csv
 from memviz.ui.components.component import Find, Request, served
 from memviz.ui.components.panel import Panel
-from memviz.ui.saved.report import report_page
 
+MakeFile = Callable[[Sequence[Pair], str, str], dict[str, Any]]
+"""From the compared traces, the kind of file and the grouping to its name, type and text."""
 _MOST_SIDES = 8
 
 
@@ -24,8 +23,8 @@ class WaterfallTable(Panel):
 
     script = Path(__file__).parent / "waterfall.js"
 
-    def __init__(self, find: Find, **options: Any) -> None:
-        super().__init__(server_functions=[rows_server(find), file_server(find)], **options)
+    def __init__(self, find: Find, make_file: MakeFile, **options: Any) -> None:
+        super().__init__(server_functions=[rows_server(find), file_server(find, make_file)], **options)
 
 
 def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
@@ -43,22 +42,13 @@ def lit(sides: Sequence[Pair], by: str, row: str) -> list[Packed]:
     return [pack_rows(alikes.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
 
 
-def file_server(find: Find) -> Callable[[Any], dict[str, Any]]:
+def file_server(find: Find, make_file: MakeFile) -> Callable[[Any], dict[str, Any]]:
     @served
     def compared_file(request: Request) -> dict[str, Any]:
         """{kind, sides, by} -> a file's name, type and text."""
-        return file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
+        return make_file(_sides(find, request), str(request.get("kind")), str(request.get("by")))
 
     return compared_file
-
-
-def file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
-    if kind == "html":
-        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
-    if kind == "csv":
-        text = changes_csv(changes(sides, by))
-        return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}
-    raise UsageError(f"A comparison cannot be saved as {kind!r}.")
 
 
 def _sides(find: Find, request: Request) -> list[Pair]:

@@ -340,16 +340,6 @@ def moment_in_replay(trace: Trace, device: DeviceTrace, request: dict[str, Any])
     return {**answer, "title": answer["title"].partition(" · ")[2]}
 
 
-def map_value(device: DeviceTrace, key: str, chosen: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "key": key,
-        "events": len(device.events),
-        "at": _event(device, chosen.get("at")),
-        "pin": chosen["pin"] if isinstance(chosen.get("pin"), int) else -1,
-        "colour": str(chosen.get("colour") or "category"),
-    }
-
-
-def _event(device: DeviceTrace, wanted: Any) -> int:
-    event = wanted if isinstance(wanted, int) else timeline(device).peak_event
-    return min(max(event, -1), len(device.events) - 1)
+def map_value(device: DeviceTrace, key: str, *, at: int, pin: int = -1, colour: str = "category") -> dict[str, object]:
+    """What the map is given; it asks for the rest by itself."""
+    return {"key": key, "events": len(device.events), "at": at, "pin": pin, "colour": colour}

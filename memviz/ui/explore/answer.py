@@ -20,14 +20,16 @@ from memviz.analysis.purpose.dominant import Breakdown, breakdown
 from memviz.analysis.range_summary import Some, Within, within
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints8, Trace
-from memviz.ui.explore.explore_state import Chosen, Look, chosen_of
 from memviz.ui.explore.find import found_html, refused_query_html
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html
 from memviz.ui.explore.live_set import head_html, moment_words_html, table_html, within_html
 from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
 from memviz.ui.explore.source_lines import source_line
+from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from memviz.ui.html.markup import Html, tag
+from memviz.ui.payloads.event_rows import list_value
+from memviz.ui.payloads.segment_view import map_value
 
 MOMENT = frozenset({"head", "found", "live", "inspector"})
 """Due after another moment or range was chosen."""
@@ -40,7 +42,7 @@ FOUND = frozenset({"found"})
 
 
 @dataclass(frozen=True)
-class Half:
+class Details:
     """None stands for what is not due."""
 
     head: Html | None
@@ -57,7 +59,7 @@ class Half:
 class _View:
     trace: Trace
     device: DeviceTrace
-    look: Look
+    state: ExploreState
     chosen: Chosen
     during: Within | None
     """Where a range is chosen."""
@@ -72,14 +74,14 @@ class _View:
         return not len(self.device.events)
 
 
-def lower_half(
-    trace: Trace, device: DeviceTrace, key: str, look: Look, *, said: Mapping[str, Any], due: frozenset[str]
-) -> Half:
+def details(
+    trace: Trace, device: DeviceTrace, key: str, state: ExploreState, *, said: Mapping[str, Any], due: frozenset[str]
+) -> Details:
     """`said` is what the timeline's `select` said last, of this trace or of another one."""
     chosen = chosen_of(said, key, device)
     during = within(device, *chosen.range) if chosen.range else None
-    view = _View(trace, device, look, chosen, during)
-    return Half(
+    view = _View(trace, device, state, chosen, during)
+    return Details(
         head=_head(view) if "head" in due else None,
         found=_found(view) if "found" in due else None,
         live=_live(view, due) if "live" in due else None,
@@ -87,41 +89,52 @@ def lower_half(
     )
 
 
+def segments_value(device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
+    """Of the chosen moment; the map follows the timeline by itself then."""
+    chosen = chosen_of(said, key, device)
+    return map_value(device, key, at=chosen.at, pin=chosen.pin, colour=str(said.get("colour") or "category"))
+
+
+def events_value(trace: Trace, device: DeviceTrace, key: str, said: Mapping[str, Any]) -> dict[str, object]:
+    """Of the chosen moment; the list follows the timeline by itself then."""
+    return list_value(trace, device, key, chosen_of(said, key, device).at)
+
+
 def _head(view: _View) -> Html:
-    if view.look.tab != "live":
-        return head_html(view.look)
+    if view.state.tab != "live":
+        return head_html(view.state)
     rows = live_rows(view.device, view.event)
     live = Some(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
-    return head_html(view.look, moment_words, within_html(view.during) if view.during else Html(""))
+    return head_html(view.state, moment_words, within_html(view.during) if view.during else Html(""))
 
 
 def _found(view: _View) -> Html:
-    if not view.look.query:
+    if not view.state.query:
         return Html("")
     try:
-        return found_html(sites_found(view.trace, view.device, view.look.query, view.event), view.look.query)
+        return found_html(sites_found(view.trace, view.device, view.state.query, view.event), view.state.query)
     except UsageError as error:
         return refused_query_html(str(error))
 
 
 def _live(view: _View, due: frozenset[str]) -> Html | None:
-    if view.look.tab == "live":
+    if view.state.tab == "live":
         return tag("div", *_live_set(view), data_trace=view.chosen.key)
-    if view.look.tab == "never":
+    if view.state.tab == "never":
         return tag("div", _never_freed(view), data_trace=view.chosen.key) if "end" in due else None
     return tag("div", data_trace=view.chosen.key)
 
 
 def _live_set(view: _View) -> list[Html]:
-    trace, device, look, key = view.trace, view.device, view.look, view.chosen.key
+    trace, device, state, key = view.trace, view.device, view.state, view.chosen.key
     rows = live_rows(device, view.event)
-    by = "site" if look.by == "stack" else look.by
-    path = _path(trace, look.path_of(key)) if look.by == "stack" else ()
-    asked = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
-    download = {**asked, "name": f"live-at-{max(view.event, 0)}-by-{by}.csv"}
-    parts = [table_html(breakdown(trace, device, rows_below(trace, device, rows, path), by), look, download=download)]
-    if look.by == "stack":
+    by = "site" if state.by == "stack" else state.by
+    path = _path(trace, state.path_of(key)) if state.by == "stack" else ()
+    request = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
+    download = {**request, "name": f"live-at-{max(view.event, 0)}-by-{by}.csv"}
+    parts = [table_html(breakdown(trace, device, rows_below(trace, device, rows, path), by), state, download=download)]
+    if state.by == "stack":
         parts.insert(0, icicle_html(trace, stack_breakdown(trace, device, rows, path)))
     return parts
 
@@ -139,7 +152,7 @@ def _never_freed(view: _View) -> Html:
     kept = breakdown(trace, device, never_freed_rows(device), "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
-    return never_freed_html(kept, growth(trace, device), churn, view.look, download=download)
+    return never_freed_html(kept, growth(trace, device), churn, view.state, download=download)
 
 
 def never_freed_rows(device: DeviceTrace) -> Ints8:
@@ -151,17 +164,17 @@ def never_freed_rows(device: DeviceTrace) -> Ints8:
 def _inspector(view: _View) -> Html:
     if view.chosen.pin >= 0:
         return allocation_html(view.trace, allocation(view.trace, view.device, view.chosen.pin), source_line)
-    found = moment(view.trace, view.device, view.event)
-    return moment_html(found, of_range=view.during is not None, is_still=view.is_still)
+    at = moment(view.trace, view.device, view.event)
+    return moment_html(at, of_range=view.during is not None, is_still=view.is_still)
 
 
-def full_table(trace: Trace, device: DeviceTrace, asked: Mapping[str, str]) -> Breakdown:
-    """All rows of a table that the page shows the largest of. What is asked comes from a browser."""
-    by = asked.get("by", "site")
-    if asked.get("what") == "never":
+def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) -> Breakdown:
+    """All rows of a table that the page shows the largest of. The request comes from a browser."""
+    by = request.get("by", "site")
+    if request.get("what") == "never":
         return breakdown(trace, device, never_freed_rows(device), by)
-    event = asked.get("event", "")
+    event = request.get("event", "")
     if not event.removeprefix("-").isdecimal() or len(event) > 18:
         raise UsageError("A moment is the number of an event.")
     rows = live_rows(device, int(event))
-    return breakdown(trace, device, rows_below(trace, device, rows, parse_path(trace, asked.get("path", ""))), by)
+    return breakdown(trace, device, rows_below(trace, device, rows, parse_path(trace, request.get("path", ""))), by)

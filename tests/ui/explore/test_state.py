@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.ui.explore.explore_state import Chosen, Look, chosen_of
+from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from tests.traces import alloc, free, trace_of
 
 KEY = "abc/0"
@@ -47,18 +47,18 @@ def test_what_a_browser_says_is_bounded(device, said, chosen):
 @pytest.mark.parametrize(
     ("data", "look"),
     [
-        ({"act": "tab", "value": "never"}, Look(tab="never")),
-        ({"act": "by", "value": "module"}, Look(by="module")),
-        ({"act": "sort", "value": "count"}, Look(sort="count")),
-        ({"act": "sort", "value": "name"}, Look(sort="name", is_rising=True)),
-        ({"act": "sort", "value": "bytes"}, Look(is_rising=True)),
-        ({"act": "more"}, Look(is_long=True)),
-        ({"act": "zoom", "lightGroup": "1,2", "lightBy": "path"}, Look(path="1,2", path_key=KEY)),
-        ({"act": "zoom", "lightGroup": "1,2", "value": "1"}, Look(path="1", path_key=KEY)),
+        ({"act": "tab", "value": "never"}, ExploreState(tab="never")),
+        ({"act": "by", "value": "module"}, ExploreState(by="module")),
+        ({"act": "sort", "value": "count"}, ExploreState(sort="count")),
+        ({"act": "sort", "value": "name"}, ExploreState(sort="name", is_rising=True)),
+        ({"act": "sort", "value": "bytes"}, ExploreState(is_rising=True)),
+        ({"act": "more"}, ExploreState(is_long=True)),
+        ({"act": "zoom", "lightGroup": "1,2", "lightBy": "path"}, ExploreState(path="1,2", path_key=KEY)),
+        ({"act": "zoom", "lightGroup": "1,2", "value": "1"}, ExploreState(path="1", path_key=KEY)),
     ],
 )
 def test_a_click_changes_one_thing(data, look):
-    assert Look().clicked(data, KEY) == look
+    assert ExploreState().clicked(data, KEY) == look
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_a_click_changes_one_thing(data, look):
     [{}, {"act": "tab", "value": "<b>"}, {"act": "by"}, {"act": "sort", "value": "__class__"}, {"act": "drop"}],
 )
 def test_what_is_no_control_changes_nothing(data):
-    assert Look().clicked(data, KEY) == Look()
+    assert ExploreState().clicked(data, KEY) == ExploreState()
 
 
 def test_a_path_belongs_to_its_trace():
-    look = Look().clicked({"act": "zoom", "lightGroup": "1,2"}, KEY)
+    look = ExploreState().clicked({"act": "zoom", "lightGroup": "1,2"}, KEY)
     assert (look.path_of(KEY), look.path_of("other/0")) == ("1,2", "")
 
 
 def test_a_query_is_bounded():
-    assert Look().finding(f"  {'x' * 999}").query == "x" * 198
+    assert ExploreState().finding(f"  {'x' * 999}").query == "x" * 198

@@ -11,14 +11,30 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
-from memviz.ui.explore.details import ALL, FOUND, MOMENT, PIN, TABLE, Half, full_table, lower_half, never_freed_rows
-from memviz.ui.explore.explore_state import Look
+from memviz.ui.explore.answer import (
+    ALL,
+    FOUND,
+    MOMENT,
+    PIN,
+    TABLE,
+    Details,
+    details,
+    events_value,
+    full_table,
+    never_freed_rows,
+    segments_value,
+)
+from memviz.ui.explore.state import ExploreState
+from memviz.ui.explore.tab import maps
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
 from tests.real import real_files, requires_real
 from tests.traces import MiB, alloc, frame, free, trace_of
 from tests.ui.page import elements, words
 
 KEY = "abc/0"
-START = Look()
+START = ExploreState()
 MAIN, MODEL = frame("main", "/p/train.py", 1), frame("forward", "/p/model.py", 3)
 
 
@@ -30,8 +46,8 @@ def trace() -> Trace:
     )
 
 
-def half(trace: Trace, look: Look = START, due: frozenset[str] = ALL, **said) -> Half:
-    return lower_half(trace, trace.devices[0], KEY, look, said={"key": KEY, **said}, due=due)
+def half(trace: Trace, look: ExploreState = START, due: frozenset[str] = ALL, **said) -> Details:
+    return details(trace, trace.devices[0], KEY, look, said={"key": KEY, **said}, due=due)
 
 
 def test_it_begins_at_the_peak_with_the_live_set_by_stack(trace):
@@ -60,21 +76,21 @@ def test_a_pin_is_inspected(trace):
 
 @pytest.mark.parametrize("by", ["site", "category", "module", "line"])
 def test_other_groupings_are_the_table_alone(trace, by):
-    html = half(trace, Look(by=by)).live
+    html = half(trace, ExploreState(by=by)).live
     assert "mv-icicle" not in html
     assert {each["data-light-by"] for each in elements(html, "tr") if each} == {by}
 
 
 def test_zoomed_in_the_table_holds_what_is_below(trace):
     box = elements(half(trace).live, "button", data_act="zoom")[2]
-    look = Look().clicked({"act": "zoom", "lightGroup": box["data-light-group"]}, KEY)
+    look = ExploreState().clicked({"act": "zoom", "lightGroup": box["data-light-group"]}, KEY)
     found = half(trace, look)
     assert "Live CSV 1 3,145,728 B 100 %" in words(found.live)
     assert "2 allocations · 4.00 MiB" in words(found.head)
 
 
 def test_a_path_of_another_trace_leads_nowhere(trace):
-    look = Look(path="0,99", path_key=KEY)
+    look = ExploreState(path="0,99", path_key=KEY)
     assert half(trace, look).live == half(trace).live
 
 
@@ -90,31 +106,31 @@ def test_a_path_of_another_trace_leads_nowhere(trace):
     ],
 )
 def test_only_what_is_due_is_made(trace, due, tab, parts):
-    found = half(trace, Look(tab=tab), due)
+    found = half(trace, ExploreState(tab=tab), due)
     assert {name for name in ("head", "found", "live", "inspector") if getattr(found, name) is not None} == parts
 
 
 @pytest.mark.parametrize("tab", ["segments", "events"])
 def test_the_other_tabs_empty_it(trace, tab):
-    found = half(trace, Look(tab=tab), TABLE)
+    found = half(trace, ExploreState(tab=tab), TABLE)
     assert words(found.live) == ""
     assert "aria-pressed" not in found.head
 
 
 def test_never_freed_is_the_end_of_the_trace(trace):
-    html = half(trace, Look(tab="never"), at=0).live
+    html = half(trace, ExploreState(tab="never"), at=0).live
     assert words(html).startswith("1 allocation made here is alive at the end 1.00 MiB.")
 
 
 def test_a_query_is_answered_or_refused_in_place(trace):
-    assert words(half(trace, Look(query="model.py")).found).startswith(
+    assert words(half(trace, ExploreState(query="model.py")).found).startswith(
         "1 allocation at 1 site 3.00 MiB live at event 1"
     )
-    assert "neither a size nor a lifetime" in words(half(trace, Look(query=">lots")).found)
+    assert "neither a size nor a lifetime" in words(half(trace, ExploreState(query=">lots")).found)
 
 
 def test_a_download_is_the_whole_table(trace):
-    button = elements(half(trace, Look(by="line")).live, "button", data_csv="")[0]
+    button = elements(half(trace, ExploreState(by="line")).live, "button", data_csv="")[0]
     asked = {name.removeprefix("data-"): value for name, value in button.items()}
     device = trace.devices[0]
     assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
@@ -140,10 +156,26 @@ def test_every_real_file_has_a_lower_half(path):
     trace = load_trace(path)
     for device in trace.devices:
         last = len(device.events) - 1
-        for look in (Look(), Look(tab="never"), Look(by="category", query="forward")):
+        for look in (ExploreState(), ExploreState(tab="never"), ExploreState(by="category", query="forward")):
             said = {"key": KEY, "at": last // 2, "pin": 0, "range": [0, last]}
-            assert all(part is not None for part in lower_half(trace, device, KEY, look, said=said, due=ALL).panels)
+            assert all(part is not None for part in details(trace, device, KEY, look, said=said, due=ALL).panels)
         live = breakdown(trace, device, live_rows(device, last), "site").groups
         assert live.bytes == timeline(device).end_bytes
         kept = breakdown(trace, device, never_freed_rows(device), "site").groups
         assert kept == never_freed(trace, device)
+
+
+def test_map_and_list_open_at_the_peak_and_follow_what_is_chosen(trace):
+    device = trace.devices[0]
+    assert segments_value(device, KEY, {}) == {"key": KEY, "events": 4, "at": 1, "pin": -1, "colour": "category"}
+    said = {"key": KEY, "at": 99, "pin": 1, "colour": "site"}
+    assert segments_value(device, KEY, said) == {"key": KEY, "events": 4, "at": 3, "pin": 1, "colour": "site"}
+    assert [events_value(trace, device, KEY, one)["at"] for one in ({}, said)] == [1, 3]
+
+
+def test_nothing_is_mapped_or_listed_where_no_trace_is_open():
+    seen = [
+        maps(Context(TraceStore()), Session(), START.clicked({"act": "tab", "value": tab}, KEY), {})
+        for tab in ("segments", "events")
+    ]
+    assert (seen[0][2], seen[1][3]) == ({}, {})

@@ -1,16 +1,30 @@
-"""The table of differences as CSV: every row, every trace, all digits, and the peaks they add up to."""
+"""What leaves Compare as a file: the comparison as a page, and its table of differences."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from io import StringIO
 from typing import Any
 
-from memviz.analysis.comparing.changes import Changes
+from memviz.analysis.comparing.changes import Changes, changes
+from memviz.analysis.comparing.match_allocations import Pair
+from memviz.errors import UsageError
 from memviz.trace.formats.write_tables import safe, write_tables
-from memviz.ui.compare.compare_state import LETTERS
+from memviz.ui.compare.state import LETTERS
+from memviz.ui.saved.report import report_page
+
+
+def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]:
+    if kind == "html":
+        return {"name": "comparison.html", "type": "text/html;charset=utf-8", "text": report_page(sides, by)}
+    if kind == "csv":
+        text = changes_csv(changes(sides, by))
+        return {"name": f"comparison-by-{by}.csv", "type": "text/csv;charset=utf-8", "text": text}
+    raise UsageError(f"A comparison cannot be saved as {kind!r}.")
 
 
 def changes_csv(found: Changes) -> str:
+    """Every row, every trace, all digits, and the peaks they add up to."""
     rows, others = found.rows, range(1, len(found.moments))
     peaks = [moment.live_bytes for moment in found.moments]
     columns: dict[str, list[Any]] = {

@@ -12,7 +12,7 @@ from memviz.headlines.what_if import in_words, what_if
 from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import exact, rounded, when
-from memviz.ui.what_if.ranked_rows import Row, about_rows, rows
+from memviz.ui.what_if.ranked_rows import RankedRow, about_rows, rows
 from memviz.units import bytes_text, count_text, percent_text
 
 _OURS = {
@@ -27,7 +27,7 @@ _OURS = {
 
 
 @dataclass(frozen=True)
-class Found:
+class Answer:
     """What was found out for one question."""
 
     device: DeviceTrace
@@ -41,38 +41,38 @@ class Found:
         return addresses(self.what_if.recorded) > 0
 
 
-def what_if_html(found: Found) -> Html:
-    said = what_if(found.what_if, found.searched)
+def what_if_html(answer: Answer) -> Html:
+    said = what_if(answer.what_if, answer.searched)
     title = tag("h1", said.answer, " ", tag("span", said.reason), class_="mv-verdict")
-    if not found.has_history:
+    if not answer.has_history:
         return tag("header", title)
-    facts = [tag("span", words, " ", tag("b", value)) for words, value in facts_of(found)]
+    facts = [tag("span", words, " ", tag("b", value)) for words, value in facts_of(answer)]
     return tag(
         "header",
         title,
         tag("p", *facts, class_="mv-facts"),
-        *map(_note, _notes(found.what_if)),
+        *map(_note, _notes(answer.what_if)),
     )
 
 
-def facts_of(found: Found) -> list[tuple[str, str]]:
-    asked = found.what_if
-    stopped = asked.base if asked.base.oom is not None else asked.replayed
-    facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(found)
-    words, _, value = exactness(asked.recorded).partition(" exact")
+def facts_of(answer: Answer) -> list[tuple[str, str]]:
+    outcome = answer.what_if
+    stopped = outcome.base if outcome.base.oom is not None else outcome.replayed
+    facts = _at_the_end(stopped, stopped.oom) if stopped.oom else _of_a_whole_run(answer)
+    words, _, value = exactness(outcome.recorded).partition(" exact")
     # "replayed with ..." where it is a figure of a replay, so that nobody takes it for a measurement.
-    provenance, _, how = asked.replayed.trace.about.label.partition(" with ")
-    card = asked.smallest_card or _smallest(found)
+    provenance, _, how = outcome.replayed.trace.about.label.partition(" with ")
+    card = outcome.smallest_card or _smallest(answer)
     sizes = [("smallest card", card.name)] if card else []
-    if stopped is not asked.replayed and asked.replayed.oom is None:
-        sizes.insert(0, ("fragmentation", _fragmentation(asked.replayed)))
+    if stopped is not outcome.replayed and outcome.replayed.oom is None:
+        sizes.insert(0, ("fragmentation", _fragmentation(outcome.replayed)))
     return [*facts, (f"{provenance} with", how), *sizes, (words, f"exact{value}")]
 
 
-def _smallest(found: Found) -> CardMemory | None:
+def _smallest(answer: Answer) -> CardMemory | None:
     """Of a long recording only a search says it."""
-    tried = found.searched.tried if found.searched else ()
-    mine = (each for each in tried if each.settings == found.what_if.replayed.settings)
+    tried = answer.searched.tried if answer.searched else ()
+    mine = (each for each in tried if each.settings == answer.what_if.replayed.settings)
     return next((each.smallest_card for each in mine), None)
 
 
@@ -89,8 +89,8 @@ def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
     return [*facts, ("retries", count_text(replayed.retries))]
 
 
-def _of_a_whole_run(found: Found) -> list[tuple[str, str]]:
-    ours = found.what_if.replayed
+def _of_a_whole_run(answer: Answer) -> list[tuple[str, str]]:
+    ours = answer.what_if.replayed
     return [
         ("live at the peak", bytes_text(ours.peak_requested_bytes)),
         ("allocated", bytes_text(ours.peak_allocated_bytes)),
@@ -105,9 +105,9 @@ def _fragmentation(replayed: Replayed) -> str:
     return f"{bytes_text(unused)}, {percent_text(unused, replayed.peak_reserved_bytes)} of the peak"
 
 
-def _notes(asked: WhatIf) -> list[Note]:
+def _notes(outcome: WhatIf) -> list[Note]:
     """What must be known to believe this, and nothing about the recording that Explore says."""
-    return [each for each in asked.replayed.trace.notes if each.code in _OURS]
+    return [each for each in outcome.replayed.trace.notes if each.code in _OURS]
 
 
 def _note(note: Note) -> Html:
@@ -172,7 +172,7 @@ def caption(replayed: Replayed, *, is_recording: bool) -> str:
     return f"{words[0].upper()}{words[1:]}{limit}"
 
 
-def search_html(found: Found, known: Search | None) -> Html:
+def search_html(answer: Answer, known: Search | None) -> Html:
     """The ranked settings; before a search, what one would do."""
     if known is None:
         words = " replays the settings that matter and ranks them."
@@ -182,46 +182,46 @@ def search_html(found: Found, known: Search | None) -> Html:
     return joined(
         tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
         tag("p", known.advice, class_="mv-advice"),
-        tag("p", about_rows(found.what_if, known), class_="mv-soft"),
-        _table(found, known, live),
+        tag("p", about_rows(answer.what_if, known), class_="mv-soft"),
+        _table(answer, known, live),
     )
 
 
-def _table(found: Found, known: Search, live: int) -> Html:
-    card = found.what_if.card
+def _table(answer: Answer, known: Search, live: int) -> Html:
+    card = answer.what_if.card
     where = f"In {bytes_text(card.usable_bytes)}" if card else "Without limit"
     heads = (("Setting", ""), ("", "mv-scale"), ("Reserved ↑", "mv-number"), ("Retries", "mv-number"))
     head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
-    shown = list(rows(found.what_if, known))
+    shown = list(rows(answer.what_if, known))
     most = max(max(each.reserved_bytes for each in shown), card.usable_bytes if card else 0)
-    body = [_row(each, found, live=live, most=most) for each in shown]
+    body = [_row(each, answer, live=live, most=most) for each in shown]
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table mv-tried")
     return tag("div", table, class_="mv-scroll")
 
 
-def _row(row: Row, found: Found, *, live: int, most: int) -> Html:
-    asked = found.what_if
+def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
+    outcome = answer.what_if
     settings = row.tried.settings if row.tried else None
     return tag(
         "tr",
         tag("td", _name(row)),
-        tag("td", _bar(row, asked.card, live=live, most=most), class_="mv-scale"),
+        tag("td", _bar(row, outcome.card, live=live, most=most), class_="mv-scale"),
         tag("td", rounded(row.reserved_bytes), class_="mv-number"),
         tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
         tag("td", "no card" if row.fits_on == "none" else row.fits_on),
         tag("td", *_fate(row)),
-        aria_current="true" if settings == asked.replayed.settings else None,
+        aria_current="true" if settings == outcome.replayed.settings else None,
     )
 
 
-def _name(row: Row) -> Html:
+def _name(row: RankedRow) -> Html:
     """It may break between two keys. The recording itself cannot be asked for."""
     parts = [joined(part, Html("<wbr>")) for part in row.name.replace(",", ",\0").split("\0")]
     words = joined(tag("code", *parts), tag("small", f" {row.remark}") if row.remark else "")
     return tag("button", words, type="button", data_act="use", data_settings=row.settings) if row.tried else words
 
 
-def _bar(row: Row, card: CardMemory | None, *, live: int, most: int) -> Html:
+def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Html:
     """Light up to what is live at once, dark up to what is reserved; the line is the limit."""
 
     def share(size: int) -> str:
@@ -238,7 +238,7 @@ def _bar(row: Row, card: CardMemory | None, *, live: int, most: int) -> Html:
     )
 
 
-def _fate(row: Row) -> tuple[Html | str, str]:
+def _fate(row: RankedRow) -> tuple[Html | str, str]:
     if row.fits is None:
         return "", row.ends
     sign, kind = ("✓", "mv-good") if row.fits else ("✗", "mv-bad")

@@ -14,7 +14,7 @@ from memviz.figures.packed_timeline import unpack
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.components.segment_map import moment_server
-from memviz.ui.explore.segments import (
+from memviz.ui.payloads.segment_view import (
     MOST_GROUPS,
     FreeSpace,
     SegmentGroup,
@@ -25,7 +25,6 @@ from memviz.ui.explore.segments import (
     segment_view,
     table_html,
 )
-from memviz.ui.explore.segments_tab import show
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
@@ -186,15 +185,6 @@ def open_session(trace: Trace) -> tuple[Context, Session]:
     context = Context(TraceStore())
     key = context.store.add(trace)
     return context, Session().with_opened(Opened(key, "run", "0", ("0",)))
-
-
-def test_the_tab_opens_at_the_peak_and_follows_what_is_chosen():
-    context, session = open_session(two_segments())
-    key = f"{session.chosen}/0"
-    assert show(context, session, {}) == [{"key": key, "events": 4, "at": 2, "pin": -1, "colour": "category"}]
-    chosen = {"at": 99, "pin": 1, "colour": "site"}
-    assert show(context, session, chosen) == [{"key": key, "events": 4, "at": 3, "pin": 1, "colour": "site"}]
-    assert show(context, Session(), {}) == [{}]
 
 
 def test_the_server_answers_for_open_traces_only():

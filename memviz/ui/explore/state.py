@@ -57,7 +57,7 @@ def _bounded(value: int, low: int, high: int) -> int:
 
 
 @dataclass(frozen=True)
-class Look:
+class ExploreState:
     tab: str = "live"
     by: str = "stack"
     sort: str = "bytes"
@@ -73,7 +73,7 @@ class Look:
     def path_of(self, key: str) -> str:
         return self.path if self.path_key == key else ""
 
-    def clicked(self, data: Mapping[str, str], key: str) -> Look:
+    def clicked(self, data: Mapping[str, str], key: str) -> ExploreState:
         """After a click on one of the controls of `live_set`; what is no such control changes nothing."""
         value = data.get("value", "")
         match data.get("act"):
@@ -94,5 +94,5 @@ class Look:
     def _turned(self, sort: str) -> bool:
         return not self.is_rising if sort == self.sort else sort in _RISING_FIRST
 
-    def finding(self, query: str) -> Look:
+    def finding(self, query: str) -> ExploreState:
         return replace(self, query=query[:LONGEST_QUERY].strip())

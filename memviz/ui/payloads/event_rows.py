@@ -93,7 +93,7 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Chosen:
+class EventSelection:
     """The events that pass a filter; all of them where `numbers` is None."""
 
     count: int
@@ -115,18 +115,18 @@ class Chosen:
 class _Recent:
     """The last few filters of one device, so that scrolling through a choice does not choose again."""
 
-    found: OrderedDict[EventFilter, Chosen] = field(default_factory=OrderedDict)
+    found: OrderedDict[EventFilter, EventSelection] = field(default_factory=OrderedDict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
-def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Chosen:
+def chosen_events(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> EventSelection:
     if not wanted:
-        return Chosen(len(device.events))
+        return EventSelection(len(device.events))
     recent = kept(trace, (chosen_events, device.name), _Recent)
     with recent.lock:
         if wanted not in recent.found:
             numbers = np.flatnonzero(_passing(trace, device, wanted))
-            recent.found[wanted] = Chosen(len(numbers), numbers)
+            recent.found[wanted] = EventSelection(len(numbers), numbers)
         recent.found.move_to_end(wanted)
         while len(recent.found) > MOST_CACHED:
             recent.found.popitem(last=False)

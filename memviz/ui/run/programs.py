@@ -1,4 +1,4 @@
-"""A run as programs ask for it: one prediction of one of our workloads, in the same line as everybody's."""
+"""A run as programs ask for it, `/run`: one prediction of one of our workloads, in the same line as everybody's."""
 
 from __future__ import annotations
 
@@ -6,19 +6,68 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import gradio as gr
+
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.as_json import run_json
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.ui.run.answer import RunAnswers
+from memviz.ui.shell.presence import presence
+from memviz.ui.shell.programs import in_words, sound_answer
 
+MOST_WAITING = 96
+"""Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
 _MOST_TEXTS = 100
 _LONGEST_TEXT = 200
 _LARGEST = 1 << 63
 _LOOK_SECONDS = 0.1
 
 
-class RunFailed(MemvizError):
+def build(answers: RunAnswers) -> None:
+    """Endpoints need components for what goes in and out; people never see these."""
+    workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
+    settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
+    asked = [workload, settings, optimizations, card]
+    # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
+    predict = RunEndpoint(answers).run
+    gr.Button().click(predict, asked, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
+
+
+class RunEndpoint:
+    def __init__(self, answers: RunAnswers) -> None:
+        self._answers = answers
+
+    async def run(
+        self,
+        workload: str,
+        settings: dict[str, Any],
+        optimizations: list[dict[str, Any]],
+        card: str,
+        request: gr.Request,
+    ) -> dict[str, Any]:
+        """Predicts the memory of a model with optimizations on a card; as `python -m memviz run --json` does.
+
+        Args:
+            workload: A name, as `feed_forward` or `ltx_video`.
+            settings: Its knobs, as {"batch": 2}.
+            optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
+            card: A part of a card's name, as RTX 4090.
+        """
+        with in_words():
+            found = await run_asked(
+                self._answers,
+                workload,
+                {} if settings is None else settings,
+                [] if optimizations is None else optimizations,
+                card=card or "",
+                owner=request.session_hash or "",
+                is_there=presence(),
+            )
+            return sound_answer(found)
+
+
+class UnfinishedRun(MemvizError):
     """In its own words."""
 
 
@@ -49,7 +98,7 @@ async def run_asked(
     finally:
         answers.scheduler.leave(status.id)
     if variant.run is None or variant.state == "failed":
-        raise RunFailed(variant.phase or "It was ended before it was done.")
+        raise UnfinishedRun(variant.phase or "It was ended before it was done.")
     return run_json(variant.run)
 
 

@@ -1,8 +1,9 @@
-"""The HTML of a comparison for one view of it, for the page and for the files that are saved from it."""
+"""What the Compare tab answers: every part of the page that shows a comparison, as the visitor looks at it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memviz.analysis.comparing.align import START, ways
 from memviz.analysis.comparing.changes import Changes, Telling, changes, says_most
@@ -12,37 +13,63 @@ from memviz.analysis.comparing.setting_differences import setting_differences
 from memviz.analysis.live import has_times
 from memviz.figures.colouring import colouring
 from memviz.headlines.compare import compare
-from memviz.ui.compare.compare_state import CompareView, Side, linked_name
 from memviz.ui.compare.controls import Controls, controls_html
+from memviz.ui.compare.empty import compare_empty_html, offer_html
+from memviz.ui.compare.links import compare_query
 from memviz.ui.compare.scoreboard import Board, scoreboard_html
+from memviz.ui.compare.state import LETTERS, CompareState, Side, sides_of
 from memviz.ui.compare.verdict import compare_verdict_html
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
+from memviz.ui.html.markup import tag
+from memviz.ui.payloads.linked_timelines import linked_name, linked_values
+from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 
 _CATEGORY_FIRST = "by category, because most of it sits in sites that only one of them has"
 
 
+def drawn_parts(context: Context, session: Session, state: CompareState) -> list[Any]:
+    """Empty, offer, top, controls, a timeline for each letter, overlay, differences, and what the address says."""
+    sides = sides_of(context, session)
+    if len(sides) < 2:
+        words = compare_empty_html(session.opened, session.compared)
+        return [words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
+    comparison = Comparison.of(sides, state)
+    timelines = linked_values(sides, comparison.state.way, comparison.state.axis)
+    return [
+        "",
+        "",
+        comparison.top(session),
+        comparison.controls(),
+        *timelines,
+        *[{}] * (len(LETTERS) - len(timelines)),
+        overlay_value(sides, comparison.state),
+        comparison.differences(),
+        tag("i", data_mv_query=compare_query(sides, state)),
+    ]
+
+
 @dataclass(frozen=True)
-class Compared:
+class Comparison:
     """What several parts of the tab need, computed once a drawing."""
 
     sides: tuple[Side, ...]
-    view: CompareView
+    state: CompareState
     other: int
     best: str
     """The grouping that says most."""
-    found: Changes
+    changes: Changes
 
     @staticmethod
-    def of(sides: tuple[Side, ...], view: CompareView) -> Compared:
+    def of(sides: tuple[Side, ...], state: CompareState) -> Comparison:
         pairs = [side.pair for side in sides]
-        other = view.number_of_other(sides)
+        other = state.number_of_other(sides)
         best = says_most(pairs, other)
-        return Compared(sides, _sound(view, sides), other, best, changes(pairs, view.by or best))
+        return Comparison(sides, _sound(state, sides), other, best, changes(pairs, state.by or best))
 
     def top(self, session: Session) -> str:
         pairs = [side.pair for side in self.sides]
-        main = self.found if self.found.by == self.best else changes(pairs, self.best)
+        main = self.changes if self.changes.by == self.best else changes(pairs, self.best)
         settings = setting_differences([side.trace for side in self.sides])
         also = tuple(each for each in session.opened if each.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
@@ -55,7 +82,7 @@ class Compared:
         names = tuple(side.name for side in self.sides)
         return controls_html(
             Controls(
-                self.view,
+                self.state,
                 scores(pairs),
                 self._order(),
                 ways(pairs),
@@ -66,8 +93,8 @@ class Compared:
         )
 
     def differences(self) -> str:
-        fall = waterfall(self.found, self.other, sort=self.view.sort, every_row=self.view.every_row)
-        chosen_for_them = not self.view.by and self.best == "category"
+        fall = waterfall(self.changes, self.other, sort=self.state.sort, every_row=self.state.every_row)
+        chosen_for_them = not self.state.by and self.best == "category"
         around = Surroundings(
             linked_name(self.sides),
             tuple(side.key for side in self.sides),
@@ -81,6 +108,17 @@ class Compared:
         return colouring(*self.sides[0].pair).labels
 
 
-def _sound(view: CompareView, sides: tuple[Side, ...]) -> CompareView:
+def _sound(state: CompareState, sides: tuple[Side, ...]) -> CompareState:
     """Another set of traces may not have the step or annotation that the last one was aligned by."""
-    return view if view.way in ways([side.pair for side in sides]) else replace(view, way=START)
+    return state if state.way in ways([side.pair for side in sides]) else replace(state, way=START)
+
+
+def overlay_value(sides: tuple[Side, ...], state: CompareState) -> dict[str, Any]:
+    names = ", ".join(f"{side.letter} {side.name}" for side in sides)
+    return {
+        "linked": linked_name(sides),
+        "count": len(sides),
+        "other": state.number_of_other(sides),
+        "shown": state.overlay,
+        "label": f"Live bytes of {names} over each other. The table below has the same figures.",
+    }

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from memviz.trace.model import Action, Trace
 from memviz.ui.components.event_list import MOST_ROWS, page_server, place_server
-from memviz.ui.explore.event_rows import (
+from memviz.ui.payloads.event_rows import (
     MOST_CACHED,
     ActionCount,
     EventFilter,
@@ -22,8 +22,8 @@ from memviz.ui.explore.event_rows import (
     action_counts,
     chosen_events,
     event_rows,
+    list_value,
 )
-from memviz.ui.explore.events_tab import show
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
@@ -212,20 +212,18 @@ def open_session(trace: Trace) -> tuple[Context, Session]:
     return context, Session().with_opened(Opened(key, "run", "0", ("0",)))
 
 
-def test_the_tab_gives_length_kinds_and_columns():
-    context, session = open_session(small())
-    (value,) = show(context, session, {"at": 2})
+def test_the_list_is_given_its_length_kinds_and_columns():
+    value = list_value(small(), small().devices[0], "k", 2)
     assert value == {
-        "key": f"{session.chosen}/0",
+        "key": "k",
         "at": 2,
         "count": 6,
-        "actions": [[each.action, each.name, each.count] for each in action_counts(small(), small().devices[0])],
+        "actions": [[count.action, count.name, count.count] for count in action_counts(small(), small().devices[0])],
         "has_times": True,
         "has_annotations": True,
         "many_streams": False,
         "many_pools": False,
     }
-    assert show(context, Session(), {}) == [{}]
 
 
 def test_the_server_gives_pages_and_places():

@@ -1,0 +1,35 @@
+"""Two snapshots as programs compare them: `/diff`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from memviz.analysis.comparing.changes import changes
+from memviz.analysis.groups import GROUPINGS
+from memviz.headlines.as_json import compared_json
+from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
+
+
+def build() -> None:
+    """Endpoints need components for what goes in and out; people never see these."""
+    file, other = gr.File(label="file"), gr.File(label="other")
+    by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
+    top = gr.Number(20, precision=0, label="top")
+    gr.Button().click(diff, [file, other, by, top], gr.JSON(label="answer"), api_name="diff", **READS_FILES)
+
+
+def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, Any]:
+    """From the peak of one snapshot to the peak of another; rows and rest add up to the difference.
+
+    Args:
+        file: The baseline.
+        other: The snapshot to compare with it.
+        by: What a row is.
+        top: How many rows.
+    """
+    with in_words():
+        grouping, rows = grouping_of(by), row_count(top)
+        sides = [open_upload(file), open_upload(other)]
+        return sound_answer(compared_json(sides, changes(sides, grouping, with_kinds=False), rows))

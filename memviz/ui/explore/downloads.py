@@ -1,0 +1,68 @@
+"""What leaves Explore as a file: a report, all allocations, the snapshot without paths, and whole tables."""
+
+from __future__ import annotations
+
+from io import StringIO
+from pathlib import Path
+
+from memviz.analysis.purpose.dominant import Breakdown
+from memviz.analysis.write_allocations import write_allocations
+from memviz.headlines.names import trace_name
+from memviz.trace.formats.write_snapshot import write_pickle
+from memviz.trace.formats.write_tables import safe, write_tables
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.strip import strip_paths
+from memviz.ui.saved.report import report_page
+from memviz.ui.shell.exports import drop, new_file
+
+EXPORTS = {
+    "report": "Report as one HTML page",
+    "allocations": "All allocations as CSV",
+    "snapshot": "Snapshot without paths",
+}
+_LONGEST_NAME = 80
+
+
+def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
+    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(trace.about.source))
+    # File systems count bytes.
+    name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
+    ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
+    path = new_file(name + ending)
+    try:
+        _write(path, trace, device, kind)
+    except BaseException:
+        drop(path)
+        raise
+    return str(path)
+
+
+def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
+    if kind == "report":
+        path.write_text(report_page([(trace, device)]), encoding="utf-8", errors="replace")
+    elif kind == "allocations":
+        with path.open("w", encoding="utf-8", errors="backslashreplace", newline="") as table:
+            write_allocations(trace, table)
+    else:
+        with path.open("wb") as file:
+            write_pickle(strip_paths(trace), file)
+
+
+def groups_csv(found: Breakdown) -> str:
+    """All of a table of groups, to the byte."""
+    groups = found.groups.groups
+    mostly = [found.dominant[each.key] for each in groups]
+    file = StringIO(newline="")
+    write_tables(
+        file,
+        [
+            {
+                found.groups.by: [safe(each.label) for each in groups],
+                "kind": [each.kind for each in mostly],
+                "kind_bytes": [each.bytes for each in mostly],
+                "blocks": [each.count for each in groups],
+                "bytes": [each.bytes for each in groups],
+            }
+        ],
+    )
+    return file.getvalue()

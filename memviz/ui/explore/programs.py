@@ -1,0 +1,76 @@
+"""One snapshot as programs ask for it: `/summary` and `/peak`, and `/report` of one or more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gradio as gr
+
+from memviz.analysis import peak as peaks
+from memviz.analysis.as_json import live_json
+from memviz.analysis.groups import GROUPINGS
+from memviz.errors import UsageError
+from memviz.headlines.as_json import summary_json
+from memviz.ui.saved.report import report_page
+from memviz.ui.shell.exports import drop, new_file
+from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
+
+_MOST_FILES = 24
+
+
+def build() -> None:
+    """Endpoints need components for what goes in and out; people never see these."""
+    file, files = gr.File(label="file"), gr.File(label="files", file_count="multiple")
+    by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
+    top = gr.Number(20, precision=0, label="top")
+    answer, page = gr.JSON(label="answer"), gr.File(label="page")
+    gr.Button().click(summary, [file], answer, api_name="summary", **READS_FILES)
+    gr.Button().click(peak, [file, by, top], answer, api_name="peak", **READS_FILES)
+    gr.Button().click(report, [files], page, api_name="report", **READS_FILES)
+
+
+def summary(file: str) -> dict[str, Any]:
+    """What a PyTorch memory snapshot holds: bytes live at the start, at the peak and at the end, and notes.
+
+    Args:
+        file: A snapshot, a pickle or JSON, plain or gzipped.
+    """
+    with in_words():
+        return sound_answer(summary_json(open_upload(file)[0]))
+
+
+def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
+    """What the peak of a snapshot is made of, largest first; rows and rest add up to the byte.
+
+    Args:
+        file: A snapshot.
+        by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
+        top: How many rows.
+    """
+    with in_words():
+        grouping, rows = grouping_of(by), row_count(top)
+        trace, device = open_upload(file)
+        return sound_answer(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
+
+
+def report(files: list[str]) -> str:
+    """One self-contained HTML page about one or more snapshots, the first as the baseline.
+
+    Args:
+        files: Snapshots.
+    """
+    with in_words():
+        return _report(files)
+
+
+def _report(files: object) -> str:
+    if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
+        raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
+    page = report_page([open_upload(each) for each in files])
+    path = new_file("report.html")
+    try:
+        path.write_text(page, encoding="utf-8", errors="replace")
+    except OSError:
+        drop(path)
+        raise
+    return str(path)
