@@ -18,13 +18,6 @@ from tests.house.repository import ROOT, Outline, outline, outline_of, python_fi
 HEAVY = {"torch", "plotly", "gradio", "pandas"}
 ROW = re.compile(r"^\| `([\w.]+)` \|([^|]*)\|([^|]*)\|$", re.MULTILINE)
 ROOM = re.compile(r"^\| `ui/(\w+)` \|([^|]*)\|$", re.MULTILINE)
-CIRCLES_LEFT = (
-    {"blocks", "caching", "expandable", "pending", "release", "statistics"},
-    {"notes", "replayer"},
-    {"numerics", "verdict"},
-    {"autocast", "compiling", "device", "fake_cuda", "mode", "patches", "tensor_words"},
-)
-"""Of modules that import each other, by their names. No other may be added, and these shall go."""
 
 
 @dataclass(frozen=True)
@@ -178,8 +171,7 @@ def test_a_room_that_imports_a_tab_is_named():
 
 def test_no_modules_import_each_other_in_a_circle():
     short = [{name.rpartition(".")[2] for name in circle} for circle in circles(arrows_of_modules())]
-    new = [circle for circle in short if not any(circle <= known for known in CIRCLES_LEFT)]
-    assert not new, "\n".join(" - ".join(sorted(circle)) for circle in new)
+    assert not short, "\n".join(" - ".join(sorted(circle)) for circle in short)
 
 
 def test_a_circle_is_found():

@@ -1,4 +1,4 @@
-"""Two tensors that should be the same: by how much they are not.
+"""Two tensors that should be the same: by how much they are not, in every measure people use.
 
 Computed in float64, piece by piece, so that a tensor of any size needs little memory besides its own.
 """
@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from memviz.errors import UsageError
+from memviz.runner.output_check.rounding_bounds import tolerances
+from memviz.runner.output_check.ulps import Counted, Ulps, ulps_between
 
 PIECE = 1 << 18
 """Elements at a time: a handful of float64 arrays of 2 MiB, which caches still hold."""
@@ -20,7 +22,7 @@ PIECE = 1 << 18
 
 @dataclass(frozen=True)
 class Difference:
-    """Elements that are not finite on either side are in no figure but `nonfinite_differ`."""
+    """Elements that are not finite on either side count as `nonfinite` and are in no other figure."""
 
     elements: int
     dtypes: tuple[str, str]
@@ -35,8 +37,20 @@ class Difference:
     """Norm of the difference."""
     relative_l2: float
     """That over the reference's norm; infinite where only the reference is zero."""
+    sqnr_db: float
+    """20 log10 of its inverse; infinite for equal values."""
+    cosine: float
+    worst_relative: float
+    """Largest |difference| / max(|reference|, atol), atol being that of torch.testing for the type."""
+    ulps: Ulps | None
+    """None where the types differ or are not floating point."""
+    outside: float
+    """Share of the elements that torch.testing.assert_close would reject at its defaults."""
+    reference_nonfinite: int
+    ours_nonfinite: int
     nonfinite_differ: int
     """Positions where one is finite and the other not, or where they are not the same infinity or both NaN."""
+    reference_std: float
     reference_absmax: float
     reference_l2: float
     relative_absmax: float = field(init=False)
@@ -49,7 +63,7 @@ class Difference:
 def difference(reference: Tensor, ours: Tensor) -> Difference:
     _check(reference, ours)
     first, second = _real(reference.detach()), _real(ours.detach())
-    sums = _DifferenceSums(scale=_scale(first, second))
+    sums = _DifferenceSums(scale=_scale(first, second), tolerance=tolerances(first.dtype, second.dtype))
     for one, other in _pieces(first, second):
         sums.add(one, other)
     return sums.result(first, second)
@@ -113,14 +127,21 @@ class _DifferenceSums:
     """What pieces add up to. Norms and products are kept in units of `scale`."""
 
     scale: float
+    tolerance: tuple[float, float]
     unequal: int = 0
     finite: int = 0
+    outside: int = 0
     absmax: float = 0.0
     abssum: float = 0.0
+    worst: float = 0.0
     squares: float = 0.0
     reference_squares: float = 0.0
+    ours_squares: float = 0.0
+    product: float = 0.0
     reference_absmax: float = 0.0
-    nonfinite_differ: int = 0
+    nonfinite: list[int] = field(default_factory=lambda: [0, 0, 0])
+    spread: _Spread = field(default_factory=lambda: _Spread())
+    ulps: Counted = field(default_factory=Counted)
 
     def add(self, reference: Tensor, ours: Tensor) -> None:
         exact, mine = reference.to(torch.float64), ours.to(torch.float64)
@@ -129,7 +150,8 @@ class _DifferenceSums:
         self.unequal += int(unequal.sum())
         finite = self._count_nonfinite(exact, mine)
         if not bool(finite.all()):
-            exact, mine, unequal = exact[finite], mine[finite], unequal[finite]
+            reference, ours, exact, mine = reference[finite], ours[finite], exact[finite], mine[finite]
+            unequal = unequal[finite]
         if not exact.numel():
             return
         apart = (mine - exact).abs()
@@ -137,28 +159,44 @@ class _DifferenceSums:
             # Whole numbers above 2**53 can differ and still be the same in float64.
             apart = torch.where(unequal, apart.clamp(min=1), apart)
         self._add_elements(exact, apart)
-        self._add_norms(exact, apart)
+        self._add_norms(exact, mine, apart)
+        distances = ulps_between(reference, ours)
+        if distances is not None:
+            self.ulps.add(distances)
 
     def _count_nonfinite(self, exact: Tensor, mine: Tensor) -> Tensor:
         one, other = exact.isfinite(), mine.isfinite()
         same = (exact == mine) | (exact.isnan() & mine.isnan())
-        self.nonfinite_differ += int((~(one & other) & ~same).sum())
+        found = (~one, ~other, ~(one & other) & ~same)
+        self.nonfinite = [count + int(each.sum()) for count, each in zip(self.nonfinite, found, strict=True)]
+        self.outside += int(found[2].sum())
         return one & other
 
     def _add_elements(self, exact: Tensor, apart: Tensor) -> None:
+        rtol, atol = self.tolerance
+        size = exact.abs()
         self.finite += exact.numel()
+        self.outside += int((apart > atol + rtol * size).sum())
         self.absmax = max(self.absmax, float(apart.max()))
         self.abssum += float(apart.sum())
-        self.reference_absmax = max(self.reference_absmax, float(exact.abs().max()))
+        # Whole numbers have no tolerance; beside a zero, their difference counts as it is.
+        self.worst = max(self.worst, float((apart / size.clamp(min=atol or 1.0)).max()))
+        self.reference_absmax = max(self.reference_absmax, float(size.max()))
 
-    def _add_norms(self, exact: Tensor, apart: Tensor) -> None:
+    def _add_norms(self, exact: Tensor, mine: Tensor, apart: Tensor) -> None:
         if self.scale != 1:
-            exact, apart = exact / self.scale, apart / self.scale
+            exact, mine, apart = exact / self.scale, mine / self.scale, apart / self.scale
         self.squares += float(apart @ apart)
         self.reference_squares += float(exact @ exact)
+        self.ours_squares += float(mine @ mine)
+        self.product += float(exact @ mine)
+        self.spread.add(exact)
 
     def result(self, reference: Tensor, ours: Tensor) -> Difference:
         same_type = reference.dtype == ours.dtype
+        relative = _ratio(math.sqrt(self.squares), math.sqrt(self.reference_squares))
+        sizes = math.sqrt(self.reference_squares) * math.sqrt(self.ours_squares)
+        equal = not self.squares and not self.absmax
         return Difference(
             elements=reference.numel(),
             dtypes=(_name(reference.dtype), _name(ours.dtype)),
@@ -167,15 +205,48 @@ class _DifferenceSums:
             absmax=self.absmax,
             absmean=self.abssum / self.finite if self.finite else 0.0,
             l2=math.sqrt(self.squares) * self.scale,
-            relative_l2=_ratio(math.sqrt(self.squares), math.sqrt(self.reference_squares)),
-            nonfinite_differ=self.nonfinite_differ,
+            relative_l2=relative,
+            sqnr_db=_decibels(relative),
+            cosine=1.0 if equal else max(-1.0, min(1.0, self.product / sizes)) if sizes else 0.0,
+            worst_relative=self.worst,
+            ulps=self.ulps.result() if same_type and reference.is_floating_point() else None,
+            outside=self.outside / reference.numel() if reference.numel() else 0.0,
+            reference_nonfinite=self.nonfinite[0],
+            ours_nonfinite=self.nonfinite[1],
+            nonfinite_differ=self.nonfinite[2],
+            reference_std=self.spread.std * self.scale,
             reference_absmax=self.reference_absmax,
             reference_l2=math.sqrt(self.reference_squares) * self.scale,
         )
 
 
+class _Spread:
+    """Standard deviation over pieces, each about its own mean: no small difference of large sums."""
+
+    def __init__(self) -> None:
+        self._count, self._mean, self._squares = 0, 0.0, 0.0
+
+    def add(self, values: Tensor) -> None:
+        count, mean = values.numel(), float(values.mean())
+        shift = mean - self._mean
+        whole = self._count + count
+        self._squares += float((values - mean).square().sum()) + shift * shift * self._count * count / whole
+        self._mean += shift * count / whole
+        self._count = whole
+
+    @property
+    def std(self) -> float:
+        return math.sqrt(self._squares / self._count) if self._count else 0.0
+
+
 def _ratio(part: float, whole: float) -> float:
     return part / whole if whole else math.inf if part else 0.0
+
+
+def _decibels(relative: float) -> float:
+    if not relative:
+        return math.inf
+    return -math.inf if math.isinf(relative) else -20 * math.log10(relative)
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -27,7 +27,7 @@ class Rounding:
     """What rounding may do at one place, all relative to the norm of the result."""
 
     reductions: int
-    """Arithmetic many weights multiply in a row, at most."""
+    """How many weights multiply in a row, at most."""
     expected: float
     """From the type, these reductions and their length."""
     fine: float

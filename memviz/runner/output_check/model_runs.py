@@ -44,7 +44,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class ComparedStep:
-    """Arithmetic a model is run: everything but the model."""
+    """How a model is run: everything but the model."""
 
     inputs: Inputs
     training: bool

@@ -1,4 +1,4 @@
-"""Arithmetic far rounding alone may carry two computations of the same thing apart.
+"""How far rounding alone may carry two computations of the same thing apart.
 
 Nothing here is tuned to a result. A number of type t is stored with a relative error of at most u(t), half its
 machine epsilon; spread evenly over that half unit the error's root mean square is at most u / sqrt(3). Errors of
@@ -22,8 +22,23 @@ from torch import nn
 
 MARGIN = 8.0
 
+_EXACT = (0.0, 0.0)
+_TOLERANCES = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
 _TF32 = 2.0**-11
 """Ten bits are stored, as in float16."""
+
+
+def tolerances(*dtypes: torch.dtype) -> tuple[float, float]:
+    """rtol and atol of torch.testing.assert_close; of two types the larger, types it holds to equality have none."""
+    known = [_TOLERANCES.get(dtype, _EXACT) for dtype in dtypes]
+    return max(rtol for rtol, _ in known), max(atol for _, atol in known)
 
 
 def unit_roundoff(dtype: torch.dtype) -> float:

@@ -1,4 +1,4 @@
-"""Arithmetic much an output can show at all.
+"""How much an output can show at all.
 
 With PyTorch's default initialization a stack of plain layers shrinks its input until its output is almost only the
 last bias. Two such outputs agree to four digits whatever happened before, and their small difference proves nothing.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from memviz.errors import UsageError
 from memviz.runner.output_check import difference as module
 from memviz.runner.output_check.difference import Difference, difference, differences
+from memviz.runner.output_check.ulps import Ulps
 
 FLOATS = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
 
@@ -42,7 +43,15 @@ def test_every_figure_of_a_small_case():
         absmean=0.25,
         l2=1.0,
         relative_l2=0.2,
+        sqnr_db=pytest.approx(20 * math.log10(5)),
+        cosine=pytest.approx(25 / (5 * math.sqrt(26))),
+        worst_relative=pytest.approx(1e5),
+        ulps=Ulps(0x3F800000, ((0, 3), (None, 1))),
+        outside=0.25,
+        reference_nonfinite=0,
+        ours_nonfinite=0,
         nonfinite_differ=0,
+        reference_std=pytest.approx(torch.tensor([3.0, 0.0, 0.0, 4.0]).std(correction=0).item()),
         reference_absmax=4.0,
         reference_l2=5.0,
     )
@@ -54,12 +63,19 @@ def test_a_tensor_does_not_differ_from_itself(values):
     found = difference(tensor, tensor.clone())
     assert found.bitwise
     assert (found.unequal, found.absmax, found.absmean, found.l2, found.relative_l2) == (0, 0, 0, 0, 0)
+    assert (found.sqnr_db, found.cosine, found.worst_relative, found.outside) == (math.inf, 1, 0, 0)
+    assert found.ulps == Ulps(0, ((0, len(values)),))
 
 
 @given(pairs())
 def test_absolute_figures_are_the_same_from_both_sides(both):
     there, back = difference(*both), difference(both[1], both[0])
-    assert (there.absmax, there.absmean, there.unequal) == (back.absmax, back.absmean, back.unequal)
+    assert (there.absmax, there.absmean, there.unequal, there.ulps) == (
+        back.absmax,
+        back.absmean,
+        back.unequal,
+        back.ulps,
+    )
     assert there.l2 == back.l2
 
 
@@ -70,6 +86,7 @@ def test_scaling_both_by_a_power_of_two_scales_absolute_figures_and_no_relative_
     plain, scaled = difference(*exact), difference(*(each * factor for each in exact))
     assert (scaled.absmax, scaled.reference_absmax) == (plain.absmax * factor, plain.reference_absmax * factor)
     assert scaled.relative_l2 == pytest.approx(plain.relative_l2, rel=1e-12)
+    assert scaled.cosine == pytest.approx(plain.cosine, rel=1e-12, abs=1e-12)
 
 
 @given(pairs(), st.randoms(use_true_random=False))
@@ -77,8 +94,14 @@ def test_order_does_not_matter(both, random):
     order = list(range(both[0].numel()))
     random.shuffle(order)
     plain, mixed = difference(*both), difference(both[0][order], both[1][order])
-    assert (plain.absmax, plain.unequal) == (mixed.absmax, mixed.unequal)
+    assert (plain.absmax, plain.unequal, plain.ulps, plain.outside) == (
+        mixed.absmax,
+        mixed.unequal,
+        mixed.ulps,
+        mixed.outside,
+    )
     assert mixed.relative_l2 == pytest.approx(plain.relative_l2, rel=1e-12)
+    assert mixed.reference_std == pytest.approx(plain.reference_std, rel=1e-9, abs=1e-30)
 
 
 @given(pairs())
@@ -87,7 +110,7 @@ def test_pieces_add_up_to_the_whole(both):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "PIECE", 3)
         pieced = difference(*both)
-    for name in ("absmean", "l2", "relative_l2", "reference_l2"):
+    for name in ("absmean", "l2", "relative_l2", "sqnr_db", "cosine", "reference_std", "reference_l2"):
         assert getattr(pieced, name) == pytest.approx(getattr(whole, name), rel=1e-9, abs=1e-30)
         pieced = replace(pieced, **{name: getattr(whole, name)})
     assert pieced == whole
@@ -99,7 +122,7 @@ def test_one_ulp_is_seen_exactly_in_every_type(dtype):
     one = torch.ones(4, dtype=torch.float64).to(dtype)
     other = torch.tensor([1, 1, 1, 1 + eps], dtype=torch.float64).to(dtype)
     found = difference(one, other)
-    assert (found.absmax, found.relative_l2, found.unequal) == (eps, eps / 2, 1)
+    assert (found.absmax, found.relative_l2, found.ulps.max, found.unequal) == (eps, eps / 2, 1, 1)
 
 
 def test_large_float64_values_do_not_overflow_when_squared():
@@ -112,8 +135,9 @@ def test_large_float64_values_do_not_overflow_when_squared():
 def test_what_is_not_finite_is_counted_and_left_out():
     inf, nan = math.inf, math.nan
     found = difference(torch.tensor([1.0, inf, nan, nan, inf]), torch.tensor([2.0, inf, nan, 4.0, -inf]))
-    assert found.nonfinite_differ == 2
+    assert (found.reference_nonfinite, found.ours_nonfinite, found.nonfinite_differ) == (4, 3, 2)
     assert (found.absmax, found.relative_l2, found.reference_absmax) == (1, 1, 1)
+    assert found.outside == pytest.approx(3 / 5)
 
 
 def test_the_sign_of_a_zero_is_a_bit_and_no_difference():
@@ -123,30 +147,45 @@ def test_the_sign_of_a_zero_is_a_bit_and_no_difference():
 
 def test_a_reference_of_zeros_has_no_scale():
     found = difference(torch.zeros(2), torch.tensor([0.0, 1.0]))
-    assert found.relative_l2 == math.inf
+    assert (found.relative_l2, found.sqnr_db, found.cosine) == (math.inf, -math.inf, 0)
 
 
 def test_whole_numbers_are_held_to_equality():
     large = torch.tensor([2**60, 5, 7])
     found = difference(large, large + torch.tensor([1, 0, 2]))
-    assert (found.unequal, found.absmax) == (2, 2)
+    assert (found.unequal, found.absmax, found.outside, found.ulps) == (2, 2, pytest.approx(2 / 3), None)
     truth = difference(torch.tensor([True, False]), torch.tensor([True, True]))
-    assert (truth.unequal, truth.absmax) == (1, 1)
+    assert (truth.unequal, truth.absmax, truth.outside) == (1, 1, 0.5)
 
 
 def test_types_that_differ_are_never_bitwise_equal():
     found = difference(torch.ones(3), torch.ones(3, dtype=torch.bfloat16))
     assert (found.dtypes, found.bitwise, found.unequal, found.absmax) == (("float32", "bfloat16"), False, 0, 0)
+    assert found.ulps is None
 
 
 def test_nothing_is_equal_to_nothing():
     found = difference(torch.empty(0, 3), torch.empty(0, 3))
-    assert (found.elements, found.bitwise, found.absmax, found.relative_l2) == (0, True, 0, 0)
+    assert (found.elements, found.bitwise, found.absmax, found.relative_l2, found.cosine) == (0, True, 0, 0, 1)
 
 
 def test_complex_numbers_count_as_two():
     found = difference(torch.tensor([3 + 4j]), torch.tensor([3 + 5j]))
     assert (found.elements, found.unequal, found.relative_l2) == (2, 1, 0.2)
+
+
+def test_share_outside_the_tolerance_is_what_assert_close_rejects():
+    generator = torch.Generator().manual_seed(0)
+    reference = 100 * torch.randn(60, generator=generator)
+    ours = reference * (1 + 2e-6 * torch.randn(60, generator=generator))
+    rejected = 0
+    for one, other in zip(reference, ours, strict=True):
+        try:
+            torch.testing.assert_close(other, one)
+        except AssertionError:
+            rejected += 1
+    assert 0 < rejected < 60
+    assert difference(reference, ours).outside == rejected / 60
 
 
 def test_views_are_compared_as_they_read():

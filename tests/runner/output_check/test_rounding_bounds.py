@@ -16,6 +16,7 @@ from memviz.runner.output_check.rounding_bounds import (
     expected,
     loss_of_weights,
     one_rounding,
+    tolerances,
     unit_roundoff,
     work_of,
 )
@@ -36,6 +37,32 @@ def test_largest_relative_error_of_storing_a_weight(dtype, power):
     # Halfway between 1 and the next number the error is u, of a value of 1 + u.
     assert float(error.max()) == pytest.approx(2.0**power / (1 + 2.0**power), rel=0.02)
     assert float(error.square().mean().sqrt()) < one_rounding(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32], ids=str)
+def test_tolerances_are_those_of_torch_testing(dtype):
+    rtol, atol = tolerances(dtype)
+    edge = atol + rtol * 64
+    for factor, passes in ((0.9, True), (1.1, False)):
+        one = torch.tensor([64.0], dtype=torch.float64)
+        other = one + edge * factor if edge else one + (0 if passes else 1)
+        kwargs = {"check_dtype": False, "rtol": rtol, "atol": atol}
+        assert closes(other, one, **kwargs) is passes
+    # And asked without them, the library takes the same: the message names what it allowed.
+    with pytest.raises(AssertionError) as error:
+        torch.testing.assert_close(torch.tensor([100]).to(dtype), torch.tensor([1]).to(dtype))
+    allowed = [
+        float(line.split("up to ")[1].split(" ")[0]) for line in str(error.value).splitlines() if "up to" in line
+    ]
+    assert allowed == ([atol, rtol] if edge else [])
+
+
+def closes(one: torch.Tensor, other: torch.Tensor, **kwargs: object) -> bool:
+    try:
+        torch.testing.assert_close(one, other, **kwargs)
+    except AssertionError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -1,4 +1,4 @@
-"""Arithmetic much an output can show."""
+"""How much an output can show."""
 
 from __future__ import annotations
 
