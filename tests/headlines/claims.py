@@ -115,5 +115,6 @@ def check_english(text: str) -> None:
     assert not _ONE_OF_MANY.search(text), f"one is not many: {text!r}"
     assert not _MANY_OF_ONE.search(text), f"many are not one: {text!r}"
     assert "  " not in text.strip("\n") or "\n" in text, f"two blanks: {text!r}"
-    for wrong in ("None", "nan", " .", " ,", "no stack recorded.", "-0 "):
+    for wrong in ("None", "nan", " .", " ,", "no stack recorded."):
         assert wrong not in text, f"{wrong!r} in {text!r}"
+    assert not re.search(r"(?<!\w)-0 ", text), f"a zero with a sign: {text!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from memviz.analysis.callstacks.sites import NO_SITE
@@ -204,8 +205,9 @@ def _is_called(row: Change, name: str) -> bool:
 
 
 def called(sides: Sequence[Pair], names: Sequence[str]) -> list[str]:
-    """With letters where two are called the same, and with devices where one of them has several."""
-    own = [f"{name} ({letter(i)})" if list(names).count(name) > 1 else name for i, name in enumerate(names)]
+    """Without the endings of files; with letters where two are called the same, with devices where one has several."""
+    bare = [re.sub(r"(\.(pickle|pkl|json))?(\.gz)?$", "", name) for name in names]
+    own = [f"{name} ({letter(i)})" if bare.count(name) > 1 else name for i, name in enumerate(bare)]
     if all(len(trace.devices) == 1 for trace, _ in sides):
         return own
     devices = [f"pinned memory ({each.name})" if each.kind == "host" else f"device {each.name}" for _, each in sides]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import pickle
 import struct
 from collections.abc import Callable
@@ -45,6 +44,11 @@ def memoized(value: Any) -> bytes:
 
 def hand_made(*parts: bytes) -> bytes:
     return gzip.compress(b"\x80\x03" + b"".join(parts) + b".")
+
+
+def texts(*names: bytes) -> bytes:
+    """A list of texts, which are the first things in the memo."""
+    return b"(" + b"".join(b"X" + struct.pack("<I", len(n)) + n + b"q" + bytes([i]) for i, n in enumerate(names)) + b"l"
 
 
 # -- one thing named many times
@@ -303,120 +307,3 @@ def a_million_annotations() -> bytes:
         b"](}(X\x07\x00\x00\x00addressK\x00X\x0a\x00\x00\x00total_sizeK\x05X\x06\x00\x00\x00blocks" + block + b"ue"
     )
     return hand_made(b"(X\x01\x00\x00\x00_", names, b"h\x01", segment, b"h\x00](", one * 1_000_000, b"ed")
-
-
-def event_keys() -> bytes:
-    return texts(b"action", b"addr", b"size", b"compile_context", b"user_metadata", b"alloc", b"x")
-
-
-def texts(*names: bytes) -> bytes:
-    """A list of texts, which are the first things in the memo."""
-    return b"(" + b"".join(b"X" + struct.pack("<I", len(n)) + n + b"q" + bytes([i]) for i, n in enumerate(names)) + b"l"
-
-
-def with_events(events: bytes) -> bytes:
-    return hand_made(
-        b"(X\x01\x00\x00\x00_", event_keys(), b"X\x0d\x00\x00\x00device_traces", b"](](", events, b"ee", b"d"
-    )
-
-
-@read
-def text_that_looks_like_more_and_more_text() -> bytes:
-    """What made the pattern of an event's form try every end of every text."""
-    texts = b"".join(b"h" + bytes([key]) + b"X" + struct.pack("<I", 6000) + b"X\x8c" * 3000 for key in (3, 4))
-    return with_events((b"}(h\x00h\x05h\x01K\x05h\x02K\x05" + texts + b"u") * 40)
-
-
-@read
-def rows_of_events_that_each_end_at_once() -> bytes:
-    """A number where a text is: good for a single event, and the end of every row of them."""
-    first = b"}(h\x00h\x05h\x01K\x05h\x02K\x05h\x03h\x06u"
-    return with_events(first * 20 + b"}(h\x00h\x05h\x01K\x05h\x02K\x05h\x03h\x05u" * 60_000)
-
-
-@refused
-def frames_of_one_byte() -> bytes:
-    return hand_made(b"(" + (b"\x95" + bytes(8) + b"N") * 500_000 + b"l")
-
-
-@refused
-def deep_nesting() -> bytes:
-    return gzip.compress(b"\x80\x04" + b"]" * 500_000 + b"a" * 499_999 + b".")
-
-
-@refused
-def tuples_in_tuples() -> bytes:
-    return gzip.compress(b"\x80\x04)" + b"\x85" * 500_000 + b".")
-
-
-@refused
-def open_marks() -> bytes:
-    return gzip.compress(b"\x80\x04" + b"(" * 500_000 + b".")
-
-
-@refused
-def a_place_far_beyond_the_memo() -> bytes:
-    return gzip.compress(b"\x80\x02" + b"}r\xff\xff\xff\xff" * 400_000 + b".")
-
-
-@refused
-def places_of_the_memo_without_end() -> bytes:
-    return gzip.compress(b"\x80\x02K\x00" + b"".join(b"r" + struct.pack("<I", i) for i in range(300_000)) + b".")
-
-
-@refused
-def operations_that_do_nothing() -> bytes:
-    return gzip.compress(b"\x80\x04" * 4_000_000)
-
-
-@refused
-def a_class() -> bytes:
-    return b"\x80\x02cos\nsystem\n(X\x04\x00\x00\x00trueR."
-
-
-@refused
-def a_huge_integer() -> bytes:
-    return gzip.compress(b"\x80\x02\x8b\xff\xff\xff\x7f" + bytes(10_000_000))
-
-
-@refused
-def numbers_in_lists_without_end() -> bytes:
-    return hand_made(b"(" + b"K\x00" * 2_000_000 + b"l")
-
-
-@refused
-def dicts_in_json_without_end() -> bytes:
-    return gzip.compress(b'{"segments": [' + b"{}," * 8_000_000 + b"{}]}")
-
-
-@refused
-def brackets_in_json_without_end() -> bytes:
-    return gzip.compress(b"[" * 12_000_000)
-
-
-@refused
-def zeros_in_gzip_without_end() -> bytes:
-    return gzip.compress(b"\x80\x04" + bytes(100_000_000), 1)
-
-
-@refused
-def json_of_one_long_text() -> bytes:
-    return gzip.compress(json.dumps({"device_traces": [[{"action": "alloc", "x": "y" * 40_000_000}]]}).encode()[:-4], 1)
-
-
-@refused
-def json_of_one_long_text_with_one_wide_character() -> bytes:
-    """A single character beyond Latin makes each of the whole text take four bytes."""
-    return gzip.compress(('{"segments": [], "x": "' + "y" * 300_000_000 + '\U0001f600"}').encode(), 1)
-
-
-@refused
-def one_long_text_under_many_keys_of_metadata() -> bytes:
-    return packed(snapshot([alloc(BASE, 512, user_metadata=dict.fromkeys(map(str, range(20_000)), "x" * 1_000_000))]))
-
-
-@refused
-def one_table_of_metadata_for_many_events() -> bytes:
-    """Each by itself is written out, and the batch of them is long."""
-    table = {str(i): "x" * 1000 for i in range(900)}
-    return packed(snapshot([alloc(BASE + 512 * i, 512, user_metadata=table) for i in range(16_000)]))
