@@ -37,6 +37,8 @@ def window(make: Callable[[Any], Any], context: Any, server: str) -> Any:
 
 
 def opens(page: Any, path: Path) -> None:
+    # A browser draws nothing of what answers come to a window behind another one, and nobody chooses files there.
+    page.bring_to_front()
     target = "#files" if page.locator("#traces .mv-trace").count() else "#first-files"
     page.set_input_files(f"{target} input[type=file]", path)
     trace(page, path.stem).wait_for()
@@ -67,11 +69,14 @@ def test_two_windows_of_one_visitor_take_nothing_from_each_other(
     expect(two.locator("#traces .mv-trace")).to_have_count(1)
     # Both windows write one list of what is open; whichever wrote last, nothing is lost by a reload.
     remembered(one, {"apple", "banana", "cherry"})
+    two.bring_to_front()
     reload(two)
     expect(two.locator("#traces .mv-trace")).to_have_count(3)
     # What is closed in one is still looked at in the other.
+    one.bring_to_front()
     trace(one, "apple").get_by_role("button", name=re.compile("Close")).click()
     trace(one, "apple").wait_for(state="detached")
+    two.bring_to_front()
     trace(two, "apple").get_by_role("button", name=re.compile("^apple")).click()
     expect(two.locator("#verdict .mv-verdict")).to_be_visible()
     two.get_by_role("tab", name="Events").click()
