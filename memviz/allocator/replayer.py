@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
@@ -75,7 +76,7 @@ class Source:
 Handler = Callable[[int, int, int, int, PoolId], None]
 
 
-class Replay:
+class Replay(ABC):
     """Event by event. Recorded addresses only name blocks; where the model put them is its own affair."""
 
     starts_afresh = False
@@ -119,17 +120,17 @@ class Replay:
         }
         return [by_step.get(step, self.copy) for step in range(len(ReplayStep))]
 
-    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
 
-    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
 
-    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def grow(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
 
-    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def out_of_memory(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None: ...
 
     def free(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
         block = self.live.get(address)

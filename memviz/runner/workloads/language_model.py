@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ class LanguageModel(FromConfiguration):
     seed: int
 
     @property
-    def vocabulary(self) -> int:
-        raise NotImplementedError
+    @abstractmethod
+    def vocabulary(self) -> int: ...
 
     def _check(self) -> None:
         if self.cache and self.training:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, Protocol, Self
@@ -68,7 +69,7 @@ def seed_knob() -> Any:
     return knob(0, "where the random weights and inputs begin", least=0)
 
 
-class FromConfiguration:
+class FromConfiguration(ABC):
     """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
 
     name: ClassVar[str]
@@ -109,17 +110,17 @@ class FromConfiguration:
                 self.build()
         return _parameters[self]
 
-    def _check(self) -> None:
+    def _check(self) -> None:  # noqa: B027 - most have no such shapes
         """Shapes that cannot be: UsageError with what would work."""
 
-    def _model(self) -> nn.Module:
-        raise NotImplementedError
+    @abstractmethod
+    def _model(self) -> nn.Module: ...
 
     def _weights(self, model: nn.Module) -> None:
         scale_weights(model)
 
-    def _shapes(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def _shapes(self) -> str: ...
 
 
 _parameters: dict[FromConfiguration, int] = {}

@@ -13,28 +13,19 @@ from memviz.trace.formats.write_tables import safe, write_tables
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.trace.strip import strip_paths
 from memviz.ui.saved.report import report_page
-from memviz.ui.shell.exports import drop, new_file
+from memviz.ui.shell.exports import file_stem, file_with
 
 EXPORTS = {
     "report": "Report as one HTML page",
     "allocations": "All allocations as CSV",
     "snapshot": "Snapshot without paths",
 }
-_LONGEST_NAME = 80
 
 
 def export_file(trace: Trace, device: DeviceTrace, kind: str) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(trace.about.source))
-    # File systems count bytes.
-    name = stem.strip(".").encode()[:_LONGEST_NAME].decode(errors="ignore") or "trace"
     ending = {"report": ".html", "allocations": "-allocations.csv"}.get(kind, "-stripped.pickle")
-    path = new_file(name + ending)
-    try:
-        _write(path, trace, device, kind)
-    except BaseException:
-        drop(path)
-        raise
-    return str(path)
+    name = file_stem(trace_name(trace.about.source)) + ending
+    return file_with(name, lambda path: _write(path, trace, device, kind))
 
 
 def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:

@@ -12,7 +12,7 @@ from memviz.analysis.groups import GROUPINGS
 from memviz.errors import UsageError
 from memviz.headlines.as_json import summary_json
 from memviz.ui.saved.report import report_page
-from memviz.ui.shell.exports import drop, new_file
+from memviz.ui.shell.exports import page_file
 from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
 
 _MOST_FILES = 24
@@ -66,11 +66,4 @@ def report(files: list[str]) -> str:
 def _report(files: object) -> str:
     if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
         raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
-    page = report_page([open_upload(each) for each in files])
-    path = new_file("report.html")
-    try:
-        path.write_text(page, encoding="utf-8", errors="replace")
-    except OSError:
-        drop(path)
-        raise
-    return str(path)
+    return page_file("report.html", report_page([open_upload(each) for each in files]))

@@ -7,7 +7,7 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -15,6 +15,8 @@ from gradio.utils import get_upload_folder
 
 _FOLDER = "memviz-exports"
 _UNFETCHED_SECONDS = 600
+_LONGEST_STEM = 80
+"""Bytes, which file systems count; endings come after it."""
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -27,6 +29,27 @@ def new_file(name: str) -> Path:
     folder = _root() / secrets.token_urlsafe(18)
     folder.mkdir(parents=True, mode=0o700)
     return folder / name
+
+
+def file_stem(name: str) -> str:
+    """Of a file that is named after a trace: no sign in it means anything to a file system or a header."""
+    plain = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name)
+    return plain.strip(".").encode()[:_LONGEST_STEM].decode(errors="ignore") or "trace"
+
+
+def file_with(name: str, write: Callable[[Path], object]) -> str:
+    """The path of a new file; what cannot be written to its end leaves nothing behind."""
+    path = new_file(name)
+    try:
+        write(path)
+    except BaseException:
+        drop(path)
+        raise
+    return str(path)
+
+
+def page_file(name: str, html: str) -> str:
+    return file_with(name, lambda path: path.write_text(html, encoding="utf-8", errors="replace"))
 
 
 def drop(path: str | Path) -> None:

@@ -16,7 +16,7 @@ from memviz.ui.payloads.linked_timelines import LinkedTrace, linked_values
 from memviz.ui.payloads.segment_view import map_value
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
-from memviz.ui.what_if.downloads import page_file, snapshot_file, with_replay
+from memviz.ui.what_if.downloads import answer_file, snapshot_file, with_replay
 from memviz.ui.what_if.kept_replays import Replays, Terms
 from memviz.ui.what_if.maps import MapSide, map_sides
 from memviz.ui.what_if.question import ParsedQuestion, Question, parse_question
@@ -125,7 +125,7 @@ class WhatIfAnswers:
             return None
         if kind == "snapshot":
             return snapshot_file(answered[2].replayed)
-        return page_file(*answered, self.replays.known_search(state.key, terms_of(parse_question(state.question))))
+        return answer_file(*answered, self.replays.known_search(state.key, terms_of(parse_question(state.question))))
 
     def kept(self, state: WhatIfState, session: Session, *, compared: bool) -> Session:
         """With the replay as one more open trace."""

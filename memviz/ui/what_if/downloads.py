@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.search import Search
@@ -11,27 +13,24 @@ from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.context import open_trace
-from memviz.ui.shell.exports import new_file
+from memviz.ui.shell.exports import file_stem, file_with, page_file
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text
 
-_LONGEST = 80
 
-
-def page_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
-    path = new_file("what-if.html")
-    path.write_text(what_if_page(trace, device, asked, searched), encoding="utf-8", errors="replace")
-    return str(path)
+def answer_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
+    return page_file("what-if.html", what_if_page(trace, device, asked, searched))
 
 
 def snapshot_file(replayed: Replayed) -> str:
-    stem = "".join(each if each.isalnum() or each in "-_." else "_" for each in trace_name(replayed.trace.about.source))
-    path = new_file(f"{stem.strip('.')[:_LONGEST] or 'trace'}-replayed.pickle")
+    return file_with(f"{file_stem(trace_name(replayed.trace.about.source))}-replayed.pickle", partial(_write, replayed))
+
+
+def _write(replayed: Replayed, path: Path) -> None:
     with path.open("wb") as file:
         write_pickle(replayed.trace, file)
-    return str(path)
 
 
 def with_replay(store: TraceStore, session: Session, recording: str, replayed: Replayed, *, compared: bool) -> Session:

@@ -13,6 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+Undo = Callable[[], None]
+Apply = Callable[[nn.Module], Undo]
+Forward = Callable[[Any, Tensor], Tensor]
+
 
 class GEGLU(nn.Module):
     def __init__(self, dim: int, inner: int) -> None:
@@ -98,6 +102,24 @@ def tokens(count: int = 16, dim: int = 32, dtype: torch.dtype = torch.float32) -
     return {"hidden_states": torch.randn(2, count, dim, generator=generator).to(dtype)}
 
 
+def giving(kind: type[nn.Module], forward: Forward, where: str = "") -> Apply:
+    """Every module of that class gets this forward."""
+
+    def apply(model: nn.Module) -> Undo:
+        chosen = [each for name, each in model.named_modules() if type(each) is kind and where in name]
+        assert chosen
+        for each in chosen:
+            each.forward = MethodType(forward, each)
+
+        def undo() -> None:
+            for each in chosen:
+                del each.forward
+
+        return undo
+
+    return apply
+
+
 def split_wrongly(*, only_bias: bool, splits: int = 4) -> Callable[[nn.Module], Callable[[], None]]:
     """As first published: value and gate lie in one matrix, and it was cut as if it held one thing only, so that each
     slice multiplies values by values and gates by gates. The later version did so with the bias alone."""
@@ -119,18 +141,7 @@ def split_wrongly(*, only_bias: bool, splits: int = 4) -> Callable[[nn.Module], 
             whole = whole + F.linear(value * act(gate), column)
         return whole
 
-    def apply(model: nn.Module) -> Callable[[], None]:
-        chosen = [each for each in model.modules() if isinstance(each, FeedForward)]
-        for each in chosen:
-            each.forward = MethodType(forward, each)
-
-        def undo() -> None:
-            for each in chosen:
-                del each.forward
-
-        return undo
-
-    return apply
+    return giving(FeedForward, forward)
 
 
 def nothing(_model: nn.Module) -> Callable[[], None]:

@@ -15,9 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-Undo = Callable[[], None]
-Apply = Callable[[nn.Module], Undo]
-Forward = Callable[[Any, Tensor], Tensor]
+from tests.runner.output_check.models import Apply, Forward, Undo, giving
 
 WIDTH, WORDS, SPLITS = 32, 24, 4
 
@@ -89,24 +87,6 @@ def inputs(count: int = 1) -> list[dict[str, Tensor]]:
 
 def loss(output: Tensor) -> Tensor:
     return F.cross_entropy(output.flatten(0, 1).float(), torch.arange(20) % WORDS)
-
-
-def giving(kind: type[nn.Module], forward: Forward, where: str = "") -> Apply:
-    """Every module of that class gets this forward."""
-
-    def apply(model: nn.Module) -> Undo:
-        chosen = [each for name, each in model.named_modules() if type(each) is kind and where in name]
-        assert chosen
-        for each in chosen:
-            each.forward = MethodType(forward, each)
-
-        def undo() -> None:
-            for each in chosen:
-                del each.forward
-
-        return undo
-
-    return apply
 
 
 def feed_forwards(forward: Forward) -> Apply:
