@@ -69,7 +69,9 @@ class AllocationColumns:
 
 
 class AllocationRecorder:
-    def __init__(self, card: KnownCard, settings: Settings, interner: Interner) -> None:
+    def __init__(
+        self, card: KnownCard, settings: Settings, interner: Interner, assumptions: Assumptions | None = None
+    ) -> None:
         self.card = card
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)
@@ -78,7 +80,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, self._stack_of_free)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
-        self.assumptions = Assumptions()
+        self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
         self._watched: Any = WeakIdKeyDictionary()

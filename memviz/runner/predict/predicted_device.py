@@ -22,6 +22,7 @@ from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.runner.predict import fake_cuda
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.dispatch_mode import AllocationMode
@@ -48,18 +49,27 @@ class PredictedDevice:
         settings: Settings | None = None,
         release: tuple[int, int] | None = None,
         facts: Mapping[str, str] | None = None,
+        assume: Mapping[str, Any] | None = None,
+        limited: bool = False,
     ) -> None:
-        """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one."""
+        """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
+
+        `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
+        """
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = META
         self._interner = Interner()
-        self.recorder = AllocationRecorder(card, self.settings, self._interner)
+        self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume))
         self._marks = PhaseMarks()
+        self.limited = limited
+        self.windows: list[Any] = []
+        self.out_of_memory: list[Any] = []
         self._facts = dict(facts or {})
         self._inside = ExitStack()
-        self._highest_reserved = 0
+        self._highest = (0, 0, 0)
+        """Requested, allocated and reserved, before peaks were reset."""
 
     @property
     def name(self) -> str:
@@ -132,7 +142,7 @@ class PredictedDevice:
         self.recorder.ledger.empty_cache()
 
     def reset_peak(self) -> None:
-        self._highest_reserved = self.highest_reserved_bytes
+        self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
         self.recorder.ledger.allocator.statistics.reset_peak()
 
     def set_allocator_settings(self, text: str) -> None:
@@ -171,7 +181,15 @@ class PredictedDevice:
     @property
     def highest_reserved_bytes(self) -> int:
         """Of the whole run, whenever peaks were reset."""
-        return max(self._highest_reserved, self.peak_reserved_bytes)
+        return max(self._highest[2], self.peak_reserved_bytes)
+
+    @property
+    def highest_allocated_bytes(self) -> int:
+        return max(self._highest[1], self.peak_allocated_bytes)
+
+    @property
+    def highest_requested_bytes(self) -> int:
+        return max(self._highest[0], self.peak_requested_bytes)
 
     def _memory_functions(self) -> dict[str, Callable[[], Any]]:
         """Of `torch.cuda`."""
