@@ -75,6 +75,8 @@ def installed(
     try:
         patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
         _move_modules(patches, recorder, named)
+        # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.
+        patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
         for name, answer in _answers(recorder.card, memory, named).items():
             patches.replace(torch.cuda, name, answer)
         patches.replace(torch.cuda.memory, "_set_allocator_settings", set_settings)
@@ -87,6 +89,11 @@ def installed(
             yield
     finally:
         patches.undo()
+
+
+def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
+    plain = (Tensor, nn.Parameter)
+    return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
 def _enter_in_backward(patches: Patches, mode: Callable[[], FakeCudaMode]) -> None:

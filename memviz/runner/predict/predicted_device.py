@@ -28,10 +28,11 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
-from memviz.runner.predict.named_devices import META
+from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
+from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
@@ -93,6 +94,8 @@ class PredictedDevice:
                 fake_cuda.installed(self.recorder, self._memory_functions(), self.set_allocator_settings)
             )
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            named = NamedDevices(self.card.name)
+            stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             mode: Any = AllocationMode(self.recorder, kernels, autocast)
             stack.enter_context(mode)
             self.recorder.position.begins()
