@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.named_devices import META, NamedDevices
-from memviz.runner.predict.place import place_model
+from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 
@@ -38,6 +38,9 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
+        nowhere = self._named.means_nowhere
+        if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
+            return self._tensors.made_nowhere(func, args, kwargs)
         out = self._called(func, args, kwargs)
         if has_unknown_numbers(args, kwargs):
             # In a tensor it would be 1.0 for everybody who looks.
@@ -91,6 +94,12 @@ def installed(
         patches.undo()
 
 
+def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
+    nowhere = recorder.host.nowhere
+    if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
+        raise NotImplementedError(NOTHING_TO_COPY)
+
+
 def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
     plain = (Tensor, nn.Parameter)
     return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
@@ -142,11 +151,12 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
     to = nn.Module.to
 
     def is_ours(value: Any) -> bool:
-        return named.means_us(value, numbers=True) or (type(value) is torch.device and value == META)
+        return named.means_us(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not any(map(is_ours, (*args[:1], kwargs.get("device")))):
             return to(self, *args, **kwargs)
+        _check_memory(recorder, self)
         place_model(recorder, self, META)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype = kwargs.get("dtype", dtypes[0] if dtypes else None)
@@ -154,6 +164,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
 
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
         named.check(kwargs.get("device", device_))
+        _check_memory(recorder, self)
         return place_model(recorder, self, META)
 
     patches.replace(nn.Module, "to", moved)

@@ -18,8 +18,19 @@ _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """They belong to the memory, not to the object."""
 
 
+NOTHING_TO_COPY = (
+    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+    "torch.nn.Module.to() when moving module from meta to a different device."
+)
+
+
 def place_model(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
     """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied."""
+    with torch._C.DisableTorchFunction():
+        return _place(recorder, model, device)
+
+
+def _place(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
     names = {id(module): path for path, module in model.named_modules()}
     recorder.position.name_modules(model)
     recorder.placed = Category.PARAMETER

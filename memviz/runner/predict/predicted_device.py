@@ -28,7 +28,7 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.dispatch_mode import AllocationMode
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
-from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
@@ -60,7 +60,7 @@ class PredictedDevice:
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
-        self.torch_device = META
+        self.torch_device = CUDA_0
         self._interner = Interner()
         self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume))
         self._marks = PhaseMarks()
@@ -71,6 +71,8 @@ class PredictedDevice:
         self._inside = ExitStack()
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
+
+    is_predicted = True
 
     @property
     def name(self) -> str:
@@ -109,7 +111,7 @@ class PredictedDevice:
         self._inside.close()
 
     def place(self, model: nn.Module) -> nn.Module:
-        return place_model(self.recorder, model, self.torch_device)
+        return place_model(self.recorder, model, META)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)

@@ -22,6 +22,8 @@ from memviz.runner.predict.host import Host
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.torch_patches import Patches
 
+_Plainly = torch._C.DisableTorchFunction
+"""Tensors as they are here, not as the program sees them."""
 _NOT_WRITTEN = "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
 
 
@@ -79,7 +81,8 @@ class SavedFiles:
             return values
 
         if not isinstance(obj, nn.Module):
-            obj = _mapped(with_values, obj)
+            with _Plainly():
+                obj = _mapped(with_values, obj)
         patches = Patches()
         where = torch.serialization.location_tag
         patches.replace(
@@ -92,16 +95,21 @@ class SavedFiles:
 
     def keeps(self, obj: Any, f: Any) -> bool:
         """What holds values that nobody computes, as it will be found again."""
-        if not any(map(self._host.is_unknown, _tensors_of(obj))):
-            self._kept.pop(_key(f), None)
-            return False
-        self._assumptions.state(_NOT_WRITTEN)
-        self._kept[_key(f)] = _as_on_host(obj)
-        return True
+        with _Plainly():
+            if not any(map(self._host.is_unknown, _tensors_of(obj))):
+                self._kept.pop(_key(f), None)
+                return False
+            self._assumptions.state(_NOT_WRITTEN)
+            self._kept[_key(f)] = _as_on_host(obj)
+            return True
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if _key(f) in self._kept:
-            return self._moved(self._kept[_key(f)], map_location)
+        with _Plainly():
+            if _key(f) in self._kept:
+                return self._moved(self._kept[_key(f)], map_location)
+            return self._read(f, map_location, args, kwargs)
+
+    def _read(self, f: Any, map_location: Any, args: Any, kwargs: Any) -> Any:
         if isinstance(f, str | os.PathLike) and kwargs.get("mmap") is None and zipfile.is_zipfile(f):
             kwargs["mmap"] = True
         if map_location is not None and not self._means_card(map_location):
@@ -119,7 +127,7 @@ class SavedFiles:
         return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in were_there else t, found)
 
     def _means_card(self, location: Any) -> bool:
-        return self._named.means_us(location, numbers=True) or location == META
+        return self._named.means_us(location, numbers=True)
 
     def _moved(self, obj: Any, location: Any) -> Any:
         if location is None or not self._means_card(location):

@@ -46,6 +46,7 @@ _COPY = copy.__file__
 
 class TensorAnswers:
     def __init__(self, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
         self._ledger = recorder.ledger
         self._host = recorder.host
         self._assumptions = recorder.assumptions
@@ -53,9 +54,11 @@ class TensorAnswers:
         self._named = NamedDevices(recorder.card.name)
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            **{_getter(name): answer for name, answer in _ATTRIBUTES.items()},
+            _getter("device"): self._if_there(lambda tensor: CUDA_0),
+            _getter("is_cuda"): self._if_there(lambda tensor: True),
+            _getter("is_meta"): self._if_there(lambda tensor: False),
             Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-            Tensor.get_device: _if_ours(lambda tensor: 0),
+            Tensor.get_device: self._if_there(lambda tensor: 0),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
@@ -72,6 +75,15 @@ class TensorAnswers:
             **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
+
+    def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
+        nowhere = self._host.nowhere
+
+        def answered(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            return answer(tensor) if tensor.is_meta and tensor not in nowhere else NotImplemented
+
+        return answered
 
     def _of_numpy(self, word: str) -> Answer:
         def given(args: Any, kwargs: Any) -> Any:
@@ -148,10 +160,14 @@ class TensorAnswers:
         values = self._host.known.of(tensor) if tensor.is_meta else None
         if values is not None and len(args) == 1:
             return f"{repr(values)[:-1]}, device='{CUDA_0}')"
+        if values is not None and tensor.dim() == 0:
+            return format(values.item(), args[1])
         if not self._host.is_unknown(tensor) or tensor.numel() == 0:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
+        if tensor in self._host.nowhere:
+            return NotImplemented
         place = f"device='{CUDA_0}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
@@ -183,6 +199,17 @@ class TensorAnswers:
 
     def _is_pinned(self, args: Any, kwargs: Any) -> bool:
         return args[0] in self._pinned
+
+    def made_nowhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """On `meta`, by a program that says so."""
+        self._recorder.making_nowhere = True
+        try:
+            if func is Tensor.to and args[0].is_meta:
+                like = args[0]
+                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.making_nowhere = False
 
     def lose(self, value: Any) -> None:
         """Tensors of the host that a function wrote an unknown number to, or made with one."""
@@ -219,7 +246,7 @@ class TensorAnswers:
             for value in (*args, *kwargs.values()):
                 if isinstance(value, list | tuple) and any(map(self._host.is_unknown, _leaves(value))):
                     raise data_needed("A tensor made of numbers that lie in tensors", _KEEP_IT_THERE)
-            on_device = self._named.means_us(kwargs.get("device"), numbers=True) or kwargs.get("device") == META
+            on_device = self._named.means_us(kwargs.get("device"), numbers=True)
             if kwargs.get("device") is None:
                 on_device = func is Tensor.new_tensor and args[0].is_meta
             data = kwargs["data"] if "data" in kwargs else args[-1] if args else None
@@ -251,14 +278,6 @@ def _getter(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
-def _if_ours(answer: Callable[[Tensor], Any]) -> Answer:
-    return lambda args, kwargs: answer(args[0]) if args[0].is_meta else NotImplemented
-
-
-_ATTRIBUTES: dict[str, Answer] = {
-    "device": _if_ours(lambda tensor: CUDA_0),
-    "is_cuda": lambda args, kwargs: args[0].is_meta,
-}
 
 
 def _set_data(args: Any, kwargs: Any) -> Any:
