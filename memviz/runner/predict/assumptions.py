@@ -13,7 +13,7 @@ from types import FrameType
 from typing import Any, NoReturn, Self
 
 from memviz.runner.predict.prediction_errors import decided, decided_too_often
-from memviz.runner.predict.program_frames import first_of_torch, frames, line_of_caller, place_of_caller
+from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class _Rule:
 
 
 _SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
+_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
 _RULES = (
     _Rule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
     _Rule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), lambda frame: 0, _SCALER),
@@ -42,6 +43,8 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
+    _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
 _STANDS = 1.0
 _WORD = "unknown"
@@ -101,14 +104,14 @@ class Assumptions:
                     return value
         return NOT_STATED
 
-    def for_torch(self) -> Any:
-        """The value for torch's own code, if that is what needs one now; None where it has to be refused."""
-        frame = first_of_torch()
+    def for_library(self) -> Any:
+        """The value for a library's own code, if that is what needs one now; None where it has to be refused."""
+        frame = first_of_library()
         if frame is None:
             return None
         file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
         for rule in _RULES:
-            if file.endswith(rule.file) and (not rule.functions or function in rule.functions):
+            if rule.file in file and (not rule.functions or function in rule.functions):
                 self.say(rule.sentence)
                 return rule.value(frame)
         return None

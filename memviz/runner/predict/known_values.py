@@ -30,6 +30,10 @@ _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.mean.default, aten.mean.dim),
 }
+_ABSORBING = {
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), True),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default, aten.mul.Tensor), False),
+}
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Values of the argument do not."""
 
@@ -223,9 +227,25 @@ class KnownValues:
 
     def _assume(self, func: Any, args: Any, out: Any) -> None:
         """Of unknown numbers: that they are finite."""
+        if self._is_absorbed(func, args, out):
+            return
         number = _if_finite(func, args)
         if number is not None and isinstance(out, Tensor) and out.is_meta:
             self.put_all_alike(out, number, _FINITE)
+
+    def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
+        """True or anything is true, false and anything is false, and zero times a whole number is zero."""
+        absorbing = _ABSORBING.get(func)
+        if absorbing is None or out.is_floating_point() or out.is_complex():
+            return False
+        if absorbing and out.dtype is not torch.bool:
+            return False
+        for tensor in args[:2]:
+            values = self.of(tensor) if isinstance(tensor, Tensor) and tensor.is_meta else None
+            if values is not None and values.shape == out.shape and bool((values == absorbing).all()):
+                self.put_all_alike(out, absorbing, self.reason(tensor))
+                return True
+        return False
 
     def _forget_written(self, func: Any, args: Any, kwargs: Any, writes: bool) -> None:
         if not writes or not self._entries:

@@ -64,7 +64,7 @@ class Looks:
     def _number(self, tensor: Tensor) -> Any:
         """For C++ code that wants a plain number; a program's own `.item()` is answered before."""
         assumptions = self._recorder.assumptions
-        assumed = assumptions.for_torch()
+        assumed = assumptions.for_library()
         if assumed is not None:
             return assumed
         given = assumptions.given()

@@ -100,10 +100,10 @@ def _is_installed(filename: str) -> bool:
     return any(folder in filename for folder in _INSTALLED) or filename.startswith((_PYTHON, "<frozen "))
 
 
-def first_of_torch() -> FrameType | None:
-    """The frame that calls the operator, if torch's own files do."""
+def first_of_library() -> FrameType | None:
+    """The frame that calls the operator, if it is a library's: torch's own, or one that calls it for a program."""
     frame = next(frames(), None)
-    return frame if frame is not None and frame.f_code.co_filename.startswith(_TORCH) else None
+    return frame if frame is not None and _is_installed(frame.f_code.co_filename) else None
 
 
 class StackTable:
@@ -139,7 +139,7 @@ class StackTable:
 
     def _number_of(self, frame: FrameType) -> int:
         code = frame.f_code
-        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno)
+        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno or 0)
         self._frames[id(code), frame.f_lasti] = number
         self._codes.append(code)
         return number

@@ -121,6 +121,23 @@ def _layer_norm_backward(func: Any, args: Any, kwargs: Any) -> Any:
     )
 
 
+def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of matrices lying one after the other, a group each; rows of the result begin at multiples of 16 bytes.
+
+    torch's own rule asks for bfloat16, which its kernels do not.
+    """
+    left, right = args[0], args[1]
+    offsets = args[2] if len(args) > 2 else kwargs.get("offs")
+    if left.dtype != right.dtype or left.dtype == torch.bfloat16 or not left.is_meta:
+        return NotImplemented
+    groups = [] if left.dim() + right.dim() == 5 else [offsets.size(0) if left.dim() == 2 else left.size(0)]
+    rows, columns = left.size(-2), right.size(-1)
+    wide = 16 // left.element_size()
+    row = -(-columns // wide) * wide
+    strides = [rows * row, row, 1][-len(groups) - 2 :]
+    return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
+
+
 def _one_beside_each(func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor beside each of a list."""
     if not all(map(_is_plain, args[0])):
@@ -176,5 +193,6 @@ SHAPES: dict[Any, Shape] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._foreach_sqrt.default: _one_beside_each,
+    **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
 }

@@ -109,7 +109,7 @@ class TensorAnswers:
             tensor = args[0]
             if not self._host.is_unknown(tensor) or tensor.numel() != 1:
                 return NotImplemented
-            assumed = self._assumptions.for_torch()
+            assumed = self._assumptions.for_library()
             if assumed is not None:
                 return assumed
             given = self._assumptions.given()
@@ -139,7 +139,7 @@ class TensorAnswers:
         return self._number(tensor)
 
     def _number(self, tensor: Tensor) -> Any:
-        assumed = self._assumptions.for_torch()
+        assumed = self._assumptions.for_library()
         if assumed is not None:
             return assumed
         if tensor.dtype == torch.bool:
