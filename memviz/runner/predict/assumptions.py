@@ -6,14 +6,14 @@ the arguments of a distribution are valid.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from memviz.runner.predict.prediction_errors import decided
-from memviz.runner.predict.program_frames import first_of_torch, line_of_caller
+from memviz.runner.predict.prediction_errors import decided, decided_too_often
+from memviz.runner.predict.program_frames import first_of_torch, frames, line_of_caller, place_of_caller
 
 
 @dataclass(frozen=True)
@@ -43,23 +43,63 @@ _RULES = (
         "The norm of all gradients is taken to be a finite number.",
     ),
 )
-_NUMBERS = "Numbers that the program takes"
 _STANDS = 1.0
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
+_COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_MOST_DECISIONS = 100_000
+"""By one line: a loop that waits for a number to change would never end."""
+NOT_STATED = object()
+
+
+@dataclass(frozen=True)
+class Stated:
+    """Something that a program asked and nobody computes, with the answer that it got."""
+
+    where: str
+    """The program's line, as 'train.py:12'."""
+    what: str
+
+    @property
+    def sentence(self) -> str:
+        return f"{self.where}: {self.what}." if self.where else f"{self.what}."
 
 
 class Assumptions:
-    def __init__(self) -> None:
+    def __init__(self, given: Mapping[str, Any] | None = None) -> None:
+        """`given` are the user's own answers, by 'train.py:12'."""
+        self._given = [(*_split_place(place), value) for place, value in (given or {}).items()]
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
+        self._stated: dict[Stated, None] = {}
+        self._decisions: dict[str, int] = {}
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        return tuple(self._sentences)
+        return (*self._sentences, *(stated.sentence for stated in self._stated))
+
+    @property
+    def stated(self) -> tuple[Stated, ...]:
+        """For torch's own code, without a line; for the program's, with it."""
+        return (*(Stated("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated)
 
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
+
+    def state(self, what: str) -> None:
+        """With the program's line."""
+        self._stated[Stated(place_of_caller(), what)] = None
+
+    def given(self) -> Any:
+        """What the user said for the line that asks, or for one that called it; NOT_STATED where nothing was."""
+        if not self._given:
+            return NOT_STATED
+        for frame in frames():
+            for file, line, value in self._given:
+                if frame.f_lineno == line and _is_file(frame.f_code.co_filename, file):
+                    self.state(f"{value!r} is taken, as was asked")
+                    return value
+        return NOT_STATED
 
     def for_torch(self) -> Any:
         """The value for torch's own code, if that is what needs one now; None where it has to be refused."""
@@ -73,33 +113,54 @@ class Assumptions:
                 return rule.value(frame)
         return None
 
-    def number(self) -> UnknownNumber:
-        """For a floating-point number that the program takes from a tensor."""
-        line = line_of_caller()
-        if not any(sentence.startswith(_NUMBERS) for sentence in self._sentences):
-            where = f", first in {line}" if line else ""
-            self.say(
-                f"{_NUMBERS} from tensors are not computed{where}. They print as unknown, whatever decides by one is "
-                f"stopped, and code that takes the number out by itself (math.exp, numpy) finds {_STANDS}."
-            )
-        return UnknownNumber(line)
+    def number(self, *, whole: bool = False) -> Any:
+        """For a number that the program takes from a tensor."""
+        given = self.given()
+        if given is not NOT_STATED:
+            return given
+        kind = "a whole number" if whole else "a number"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
+        return UnknownNumber(line_of_caller(), whole, self)
+
+    def decide(self, line: str) -> None:
+        """A comparison with a number that nobody computes."""
+        place = place_of_caller()
+        times = self._decisions[place] = self._decisions.get(place, 0) + 1
+        if times > _MOST_DECISIONS:
+            raise decided_too_often(line)
+        self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
+
+
+_TAKEN = {False: f"counts as {_STANDS} where it decides", True: "nothing can be decided by it"}
+
+
+def _split_place(place: str) -> tuple[str, int]:
+    file, _, line = place.rpartition(":")
+    return file, int(line)
+
+
+def _is_file(filename: str, wanted: str) -> bool:
+    have, want = Path(filename).parts, Path(wanted).parts
+    return have[-len(want) :] == want
 
 
 class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
-    Programs print their loss, add it up and take means of it; all of that goes on. Whatever decides by it, a
-    comparison, a whole number, a truth value, is stopped with the line that decides. Where C code takes the number
-    out (`math.exp`, numpy, `"%f"`), it finds 1.0, which the run's notes say.
+    Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
+    number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
+    a whole number, such as a count. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it finds 1.0.
     """
 
-    __slots__ = ("line",)
+    __slots__ = ("assumptions", "line", "whole")
     line: str
     """The line that took it from a tensor."""
+    whole: bool
+    assumptions: Assumptions | None
 
-    def __new__(cls, line: str = "") -> Self:
+    def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
         made = super().__new__(cls, _STANDS)
-        made.line = line
+        made.line, made.whole, made.assumptions = line, whole, assumptions
         return made
 
     def __repr__(self) -> str:
@@ -109,7 +170,7 @@ class UnknownNumber(float):
 
     def __format__(self, spec: str) -> str:
         """In a column as wide as it was to be."""
-        width = spec.partition(".")[0].strip("<>=^+-#0, fFeEgGn%_")
+        width = spec.partition(".")[0].strip("<>=^+-#0, bcdeEfFgGnoxX_%")
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
@@ -127,15 +188,33 @@ class UnknownNumber(float):
         return self
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.line,)
+        return UnknownNumber, (self.line, self.whole)
 
     __hash__ = float.__hash__
 
     def _stop(self, *_: Any) -> NoReturn:
         raise decided(self.line)
 
-    __bool__ = __int__ = __float__ = __trunc__ = __floor__ = __ceil__ = _stop
-    is_integer = as_integer_ratio = __divmod__ = __rdivmod__ = _stop
+    def _decide(self) -> None:
+        if self.whole:
+            self._stop()
+        if self.assumptions is not None:
+            self.assumptions.decide(self.line)
+
+    def __bool__(self) -> bool:
+        self._decide()
+        return True
+
+    def __float__(self) -> float:
+        if self.assumptions is not None:
+            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
+        return _STANDS
+
+    def is_integer(self) -> bool:
+        return False
+
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _stop
+    as_integer_ratio = __divmod__ = __rdivmod__ = _stop
 
 
 def _unknown(own: str) -> Callable[..., Any]:
@@ -146,9 +225,14 @@ def _unknown(own: str) -> Callable[..., Any]:
     return operation
 
 
-def _stopping(own: str) -> Callable[..., Any]:
+def _comparing(own: str) -> Callable[..., Any]:
+    compare = getattr(float, own)
+
     def comparison(self: UnknownNumber, other: Any) -> Any:
-        return self._stop() if isinstance(other, int | float) else NotImplemented
+        if not isinstance(other, int | float):
+            return NotImplemented
+        self._decide()
+        return compare(self, other)
 
     comparison.__name__ = own
     return comparison
@@ -157,5 +241,5 @@ def _stopping(own: str) -> Callable[..., Any]:
 for _name in _KEEP_UNKNOWN:
     for _own in (f"__{_name}__", f"__r{_name}__"):
         setattr(UnknownNumber, _own, _unknown(_own))
-for _own in ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__"):
-    setattr(UnknownNumber, _own, _stopping(_own))
+for _name in _COMPARISONS:
+    setattr(UnknownNumber, f"__{_name}__", _comparing(f"__{_name}__"))

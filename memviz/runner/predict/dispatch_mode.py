@@ -10,14 +10,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
-from memviz.runner.predict.host import MOVES
+from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
 _PLAIN = torch.Tensor.__torch_dispatch__
-_NUMBER = torch.ops.aten._local_scalar_dense.default
 
 
 class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -29,6 +28,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.autocast = autocast
         self._kernels = kernels
         self._treatments: dict[Operator, Treatment] = {}
+        self.looks = Looks(recorder, self)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -51,12 +51,13 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = treatment.instead(func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if treatment.decides and any(map(self.recorder.host.is_unknown, tensors_in(args))):
-            return self._decided(func)
-        if func in MOVES or len(self.recorder.host.unknown):
-            out = self.recorder.host.instead(func, args, kwargs)
+        if treatment.looks is not None:
+            out = self.looks.instead(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
+        out = self.recorder.host.instead(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
             with self:
@@ -68,14 +69,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if out is NotImplemented:
             out = self._run(func, args, kwargs)
         self.recorder.ran(treatment, args, kwargs, out)
+        if not treatment.is_view:
+            self.recorder.host.known.follow(func, args, kwargs, out, writes=treatment.writes)
         return out
-
-    def _decided(self, func: Any) -> Any:
-        """torch takes the answer out of the data: there is one only where one is assumed."""
-        assumed = self.recorder.assumptions.for_torch() if func is _NUMBER else None
-        if assumed is None:
-            raise data_needed(name_for_users(func))
-        return assumed
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("pin_memory"):

@@ -4,8 +4,9 @@ What the program makes on the host itself, a counter or a schedule, is computed 
 the device has no values: it is memory of zeros that nobody may read, and that takes address space only. The host
 computes with it as the device does, by shapes alone, and what comes of it is unknown too.
 
-A place to come for small tensors that keep their values on the way to the device and back is `to_host`: it would
-return the values where `Unknown` knew them. Whatever writes to a tensor then has to pass here first.
+Small tensors of the device keep values that are known (`known_values`), and bring them along. Large tensors of
+floating-point numbers have no values on the host either: a model that is built there before it goes to the device,
+or weights read from a file, take address space only.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 
 aten = torch.ops.aten
@@ -72,14 +74,15 @@ class MarkedStorages:
 
 
 class Host:
-    """`unknown` is what holds no values."""
+    """`unknown` is what holds no values here; `known` what has some on the device."""
 
     def __init__(self) -> None:
         self.unknown = MarkedStorages()
+        self.known = KnownValues(self.unknown.__contains__)
 
     def is_unknown(self, value: Any) -> bool:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
-        return isinstance(value, Tensor) and (value.is_meta or value in self.unknown)
+        return isinstance(value, Tensor) and not self.known.is_known(value)
 
     def instead(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right."""
@@ -88,9 +91,44 @@ class Host:
             out = moved(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if not len(self.unknown) or not any(tensor in self.unknown for tensor in _tensors((args, kwargs))):
+        if len(self.unknown) and any(tensor in self.unknown for tensor in _tensors((args, kwargs))):
+            return self._with_unknown(func, args, kwargs)
+        return self._without_large_values(func, args, kwargs)
+
+    def _without_large_values(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Nobody looks at them, and to compute the weights of a large model would take minutes and its memory."""
+        target = args[0] if args and func._schema.is_mutable else None
+        if isinstance(target, Tensor):
+            if not target.is_meta and _is_large(target) and not any(t.is_meta for t in _tensors((args, kwargs))):
+                return self._by_shapes(func, args, kwargs)
             return NotImplemented
-        return self._with_unknown(func, args, kwargs)
+        if func in _LARGE_FROM_NOTHING:
+            return NotImplemented if _goes_to_device(kwargs) else self._made_large(func, args, kwargs)
+        tensors = list(_tensors((args, kwargs)))
+        if any(tensor.is_meta for tensor in tensors) or not any(map(_is_large, tensors)) or _goes_to_device(kwargs):
+            return NotImplemented
+        return self._large_result(func, args, kwargs) if _makes_anew(func) else NotImplemented
+
+    def _made_large(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if args and isinstance(args[0], Tensor) and args[0].is_meta:
+            return NotImplemented
+        named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
+        like = func.overloadpacket.__name__.endswith("_like") or func.overloadpacket.__name__.startswith("new_")
+        given = (torch.empty_like(args[0], device="meta"), *args[1:]) if like else args
+        shape = func(*given, **named, device="meta")
+        if not _is_large(shape):
+            return NotImplemented
+        blank = self.blank_like(shape)
+        if "zeros" in func.overloadpacket.__name__:
+            # Its memory is zeros until something is written to it.
+            self.unknown.remove(blank)
+        return blank
+
+    def _large_result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Of large tensors that are known, such as a file's: a small result is computed, a large one is not."""
+        out = self._by_shapes(func, args, kwargs)
+        made = list(_tensors(out))
+        return out if made and all(map(_is_large, made)) else NotImplemented
 
     def meets_device(self, func: Any, args: Any) -> Any:
         """An operator of a host's tensor with the device's: as on a card it is an error, but for a single number."""
@@ -143,7 +181,7 @@ class Host:
                 twins[id(value)], originals[id(twin)] = twin, value
             return twin
 
-        named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key != "pin_memory"}
+        named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
         out = func(*_mapped(shape_of, args), **_mapped(shape_of, named))
         for written in _written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
@@ -167,13 +205,21 @@ class Host:
         device = kwargs.get("device")
         if device is None or device.type != "cpu" or not is_on_device(args[0]):
             return NotImplemented
+        values = self.known.of(args[0])
+        if values is not None and not _is_large(values):
+            return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
         return self.blank_like(args[0], kwargs.get("dtype"))
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""
         if is_on_device(args[0]) or not is_on_device(args[1]):
             return NotImplemented
-        self._lose(args[0])
+        values = self.known.of(args[1])
+        if values is None or _is_large(args[0]):
+            self._lose(args[0])
+        elif args[0] not in self.unknown or _fills_its_storage(args[0]):
+            self.unknown.remove(args[0])
+            args[0].copy_(values)
         return args[0]
 
     def all_into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -188,6 +234,23 @@ class Host:
         if tensor.untyped_storage().nbytes() <= _SMALL:
             tensor.zero_()
         self.unknown.add(tensor)
+
+
+_NOT_SHAPES = ("pin_memory", "generator")
+_LARGE_FROM_NOTHING = {
+    *(aten.randn.default, aten.randn.generator, aten.rand.default, aten.rand.generator, aten.ones.default),
+    *(aten.zeros.default, aten.full.default, aten.normal.float_float, aten.linspace.default),
+    *(aten.randn_like.default, aten.rand_like.default, aten.ones_like.default, aten.zeros_like.default),
+    *(aten.full_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
+}
+
+
+def _is_large(tensor: Tensor) -> bool:
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() * tensor.element_size() > _SMALL
+
+
+def _makes_anew(func: Any) -> bool:
+    return all(returned.alias_info is None for returned in func._schema.returns)
 
 
 def is_on_device(value: Any) -> bool:

@@ -42,8 +42,9 @@ class Treatment:
     """Into an argument."""
     resizes: bool
     uses_cublas: bool
-    decides: bool
-    """Its answer is in the data."""
+    looks: str | None
+    """Its answer, or the size of its answer, is in the data: the operator's name in `looks`."""
+    is_view: bool
     instead: Instead | None
     shape: Instead | None
     """What it gives, found faster than torch would."""
@@ -63,13 +64,18 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> T
         writes=schema.is_mutable,
         resizes=packet.__name__ in _RESIZING or any(argument.is_out for argument in schema.arguments),
         uses_cublas=packet in USES_CUBLAS,
-        decides=torch.Tag.data_dependent_output in func.tags,
+        looks=packet.__name__ if _looks(func) else None,
+        is_view=not new and not schema.is_mutable,
         instead=in_place.add if func is aten.add.Tensor else None,
         shape=SHAPES.get(func),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet),
         formula=_formula_of(func),
     )
+
+
+def _looks(func: Operator) -> bool:
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _formula_of(func: Operator) -> Formula | None:

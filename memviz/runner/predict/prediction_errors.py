@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.predict.program_frames import line_of_caller
+from memviz.runner.predict.program_frames import line_of_caller, place_of_caller
 
-REMEDY = "Take the value from the host, write it as a constant, or leave this line out of what is predicted."
-_REMEDIES = {"repeat_interleave": "Give it output_size, and its shape is known."}
+REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
+_REMEDIES = {"repeat_interleave": "Or give it output_size, and its shape is known."}
 _NAMES = {
     "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
     "equal": "torch.equal",
@@ -42,6 +42,9 @@ class DataNeeded(UsageError):
     def __init__(self, head: str, rest: str) -> None:
         _refused.append(head)
         super().__init__(f"{head} {rest}")
+        self.where = place_of_caller()
+        """The program's line, as 'train.py:12'."""
+        self.what = f"{head.removeprefix(_head())} {rest}"
 
 
 def forget_refusals() -> None:
@@ -64,9 +67,8 @@ class NoSuchDevice(UsageError, RuntimeError):
 
 def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     """`what` was asked for, as the user would write it: '.tolist()'."""
-    return DataNeeded(
-        f"{_head()}{what}", f"asks for the values of a tensor, and a predicted device computes none. {remedy}"
-    )
+    asks = "asks for the values of a tensor, and a predicted device computes none."
+    return DataNeeded(f"{_head()}{what}", f"{asks} {_say_it(remedy)}")
 
 
 def decided(line: str) -> DataNeeded:
@@ -75,8 +77,22 @@ def decided(line: str) -> DataNeeded:
     return DataNeeded(
         f"{_head()}a decision",
         f"asks for a number that was taken from a tensor{origin}, and a predicted device computes none: it may be "
-        f"printed and added up, but nothing can be decided by it. {REMEDY}",
+        f"printed and added up, but this cannot be decided by it. {_say_it(REMEDY)}",
     )
+
+
+def decided_too_often(line: str) -> DataNeeded:
+    origin = f" ({line})" if line else ""
+    return DataNeeded(
+        f"{_head()}a decision",
+        f"asks again and again for a number that was taken from a tensor{origin} and never changes on a predicted "
+        f"device, so the program would not end. {_say_it(REMEDY)}",
+    )
+
+
+def _say_it(remedy: str) -> str:
+    place = place_of_caller()
+    return f"State it with --assume {place}=VALUE. {remedy}" if place else remedy
 
 
 def not_predicted(operator: str, why: str) -> UsageError:

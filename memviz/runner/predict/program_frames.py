@@ -7,6 +7,7 @@ a tuple of such numbers. Nothing of the predictor itself stands in a stack, nor 
 from __future__ import annotations
 
 import linecache
+import os
 import sys
 import sysconfig
 from collections.abc import Iterator
@@ -49,7 +50,28 @@ def frames() -> Iterator[FrameType]:
 
 def line_of_caller() -> str:
     """'train.py, line 12: `if loss < 3:`', and through which library it came, if any; empty where nobody's is known."""
-    library = ""
+    own, library = _callers()
+    if own is None:
+        return "" if library is None else _line(library)
+    return f"{_line(own)}{'' if library is None else f' (by way of {_line(library)})'}"
+
+
+def place_of_caller() -> str:
+    """'train.py:12': as people name a line, and as `--assume` takes it."""
+    own, library = _callers()
+    frame = own or library
+    return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def short_path(filename: str) -> str:
+    """As seen from where the program was started, where it lies below."""
+    inside = os.path.relpath(filename)
+    return filename if inside.startswith("..") else inside
+
+
+def _callers() -> tuple[FrameType | None, FrameType | None]:
+    """The innermost frame of the program's own, and of the library through which it came here."""
+    library: FrameType | None = None
     for frame in frames():
         name = frame.f_code.co_filename
         if name.startswith(_TORCH):
@@ -57,9 +79,9 @@ def line_of_caller() -> str:
         if _is_driver(name):
             break
         if not _is_installed(name):
-            return f"{_line(frame)}{library}"
-        library = library or f" (by way of {_line(frame)})"
-    return library.removeprefix(" (by way of ").removesuffix(")")
+            return frame, library
+        library = library or frame
+    return None, library
 
 
 def _line(frame: FrameType) -> str:

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
-from memviz.runner.predict.assumptions import UnknownNumber
+from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0
-from memviz.runner.predict.prediction_errors import REMEDY, data_needed
+from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.program_frames import frames
 
 Answer = Callable[[Any, Any], Any]
@@ -25,15 +25,16 @@ Answer = Callable[[Any, Any], Any]
 _READ_VALUES = {
     Tensor.numpy: ".numpy()",
     Tensor.__array__: "numpy",
-    Tensor.__dlpack__: "DLPack",
 }
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
 _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
 
+_TRUTH = "bool(), as in a condition,"
+_OF_A_FINITE_NUMBER = (_TRUTH, "float()")
 _DECISIONS = {
-    Tensor.__bool__: "bool(), as in a condition,",
+    Tensor.__bool__: _TRUTH,
     Tensor.__float__: "float()",
     Tensor.__int__: "int()",
     Tensor.__index__: "An index or a size",
@@ -62,28 +63,47 @@ class TensorAnswers:
             Tensor.__format__: self._shown,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
-            **{function: self._refusal(name) for function, name in _READ_VALUES.items()},
+            **{function: self._of_numpy(name) for function, name in _READ_VALUES.items()},
+            Tensor.__dlpack__: self._no_dlpack,
             **{function: self._decision(name) for function, name in _DECISIONS.items()},
             **dict.fromkeys(_MADE_OF_NUMBERS, self._made_of_numbers),
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
 
-    def _refusal(self, word: str) -> Answer:
-        def refuse(args: Any, kwargs: Any) -> Any:
-            if self._host.is_unknown(args[0]):
-                raise data_needed(word)
+    def _of_numpy(self, word: str) -> Answer:
+        def given(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            if tensor.is_meta:
+                raise TypeError(
+                    f"can't convert {CUDA_0} device type tensor to numpy. "
+                    "Use Tensor.cpu() to copy the tensor to host memory first."
+                )
+            if self._host.is_unknown(tensor):
+                self._assumptions.state(f"{word} of values that are not computed gives zeros")
             return NotImplemented
 
-        return refuse
+        return given
+
+    def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
+        if self._host.is_unknown(args[0]):
+            raise data_needed("DLPack")
+        return NotImplemented
 
     def _decision(self, word: str) -> Answer:
         def decide(args: Any, kwargs: Any) -> Any:
-            if not self._host.is_unknown(args[0]) or args[0].numel() != 1:
+            tensor = args[0]
+            if not self._host.is_unknown(tensor) or tensor.numel() != 1:
                 return NotImplemented
             assumed = self._assumptions.for_torch()
-            if assumed is None:
-                raise data_needed(word)
-            return assumed
+            if assumed is not None:
+                return assumed
+            given = self._assumptions.given()
+            if given is not NOT_STATED:
+                return given
+            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
+                number = self._assumptions.number()
+                return bool(number) if word == _TRUTH else float(number)
+            raise data_needed(word)
 
         return decide
 
@@ -101,24 +121,30 @@ class TensorAnswers:
         tensor = args[0]
         if not self._host.is_unknown(tensor) or tensor.numel() != 1:
             return NotImplemented
-        return self._number(tensor, ".item()")
+        return self._number(tensor)
 
-    def _number(self, tensor: Tensor, word: str) -> Any:
+    def _number(self, tensor: Tensor) -> Any:
         assumed = self._assumptions.for_torch()
         if assumed is not None:
             return assumed
-        if not tensor.is_floating_point():
-            raise data_needed(f"{word} of {str(tensor.dtype).removeprefix('torch.')}", REMEDY)
-        return self._assumptions.number()
+        if tensor.dtype == torch.bool:
+            given = self._assumptions.given()
+            if given is NOT_STATED:
+                raise data_needed(".item() of bool")
+            return given
+        return self._assumptions.number(whole=not tensor.is_floating_point())
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):
             return NotImplemented
-        number = self._number(args[0], ".tolist()") if args[0].numel() else None
+        number = self._number(args[0]) if args[0].numel() else None
         return _nested(args[0].shape, number)
 
     def _shown(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
+        values = self._host.known.of(tensor) if tensor.is_meta else None
+        if values is not None and len(args) == 1:
+            return f"{repr(values)[:-1]}, device='{CUDA_0}')"
         if not self._host.is_unknown(tensor) or tensor.numel() == 0:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:

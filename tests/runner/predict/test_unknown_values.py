@@ -25,7 +25,10 @@ WHOLE = torch.long
 
 
 def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    return torch.ones(shape, device="cuda", dtype=dtype)
+    """Drawn on the card, so nobody knows its values."""
+    if dtype is None or dtype.is_floating_point:
+        return torch.rand(shape, device="cuda", dtype=dtype)
+    return torch.randint(0, 2, shape, device="cuda", dtype=dtype)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {

@@ -1,0 +1,303 @@
+"""Values that are known of tensors on the pretended device: they lie on the host, beside the tensor's place.
+
+Masks, lengths, schedules, indices, seeds: what is small and made of known values keeps them, so that a program which
+looks finds what a card would show it. A large tensor keeps them only where all its elements are alike. What depends
+on values that nobody computes, or is drawn at random on the card, has none.
+
+They are kept by storage, so every view sees them, and what is written through one is seen through all.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+from math import inf
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+MOST_BYTES = 1 << 20
+"""Of a tensor of floating-point numbers whose values are kept."""
+_MOST_BYTES_OF_INDICES = 1 << 22
+_MOST_ELEMENTS = 1 << 22
+"""That an operator may run through, views of few values that are spread over many included."""
+_HOST = torch.device("cpu")
+_FINITE = "numbers that nobody computes are taken to be finite"
+_FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
+_UNIFORM_REDUCTIONS = {
+    *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.mean.default, aten.mean.dim),
+}
+_SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
+"""Values of the argument do not."""
+
+
+class _Entry(weakref.ref["torch.UntypedStorage"]):
+    """Of one storage: its bytes on the host, or the number that all elements are."""
+
+    __slots__ = ("bytes", "key", "number", "reason")
+    key: int
+    bytes: torch.UntypedStorage | None
+    number: Tensor | None
+    reason: str
+    """Why the values are known though nobody computed them; empty where somebody did."""
+
+
+class KnownValues:
+    def __init__(self, is_unknown_on_host: Callable[[Any], bool]) -> None:
+        self._entries: dict[int, _Entry] = {}
+        self._is_unknown_on_host = is_unknown_on_host
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return _key(tensor) in self._entries
+
+    def of(self, tensor: Tensor) -> Tensor | None:
+        """The values of a tensor of the device, where it has some: its twin on the host."""
+        entry = self._entries.get(_key(tensor))
+        return None if entry is None else _twin(entry, tensor)
+
+    def reason(self, tensor: Tensor) -> str:
+        entry = self._entries.get(_key(tensor))
+        return "" if entry is None else entry.reason
+
+    def put(self, tensor: Tensor, values: Tensor, reason: str = "") -> None:
+        """Of a tensor that has its storage to itself."""
+        storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+        entry = self._enter(tensor, reason)
+        entry.bytes = storage
+        twin = _twin(entry, tensor)
+        assert twin is not None
+        twin.copy_(values)
+
+    def put_all_alike(self, tensor: Tensor, number: Any, reason: str = "") -> None:
+        if _is_small(tensor):
+            self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
+        else:
+            self._enter(tensor, reason).number = torch.tensor(number, dtype=tensor.dtype)
+
+    def forget(self, tensor: Tensor) -> None:
+        self._entries.pop(_key(tensor), None)
+
+    def _enter(self, tensor: Tensor, reason: str) -> _Entry:
+        storage = tensor.untyped_storage()
+        entry = _Entry(storage, self._gone)
+        entry.key, entry.bytes, entry.number, entry.reason = storage._cdata, None, None, reason
+        self._entries[entry.key] = entry
+        return entry
+
+    def _gone(self, entry: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(entry, _Entry)
+        if self._entries.get(entry.key) is entry:
+            del self._entries[entry.key]
+
+    def all_known(self, args: Any, kwargs: Any) -> bool:
+        return all(map(self.is_known, _tensors((args, kwargs))))
+
+    def is_known(self, tensor: Tensor) -> bool:
+        if tensor.is_meta:
+            return _key(tensor) in self._entries
+        return not self._is_unknown_on_host(tensor)
+
+    def reads(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The host's result of an operator whose answer, or the size of it, lies in the values."""
+        return func(*self._twins(args), **_on_host(self._twins(kwargs)))
+
+    def on_device(self, found: Any, reason: str) -> Any:
+        """What was found on the host, as tensors of the device."""
+        if isinstance(found, list | tuple):
+            return type(found)(self.on_device(item, reason) for item in found)
+        if not isinstance(found, Tensor):
+            return found
+        made = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+        if _is_small(made):
+            self.put(made, found, reason)
+        return made
+
+    def reason_of(self, args: Any, kwargs: Any) -> str:
+        return next(filter(None, map(self.reason, (t for t in _tensors((args, kwargs)) if t.is_meta))), "")
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
+        """After an operator ran without values: those of what it made and wrote, as far as they are known."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return self._forget_written(func, args, kwargs, writes)
+        if not self.all_known(args, kwargs) and not self._only_shapes_count(func, args, kwargs, writes):
+            self._forget_written(func, args, kwargs, writes)
+            return self._assume(func, args, out)
+        try:
+            if writes:
+                self._write(func, args, kwargs)
+            else:
+                self._make(func, args, kwargs, out)
+        except (RuntimeError, IndexError, TypeError, ValueError):
+            # The host has no such kernel, or an index is out of bounds there, as it would be on a card.
+            self._forget_written(func, args, kwargs, writes)
+
+    def _only_shapes_count(self, func: Any, args: Any, kwargs: Any, writes: bool) -> bool:
+        if writes:
+            return func in _FILL_ALL and _fills(args[0]) and self.all_known(args[1:], kwargs)
+        return func.overloadpacket.__name__ in _SHAPE_COUNTS
+
+    def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+        new = [tensor for tensor in _tensors(out) if tensor.is_meta and not self._shares(tensor, args)]
+        if not new:
+            return
+        reason = self.reason_of(args, kwargs)
+        few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in _tensors((args, kwargs)))
+        if few and all(map(_is_small, new)):
+            found = [t for t in _tensors(self._result(func, args, kwargs))]
+            for made, values in zip(_tensors(out), found, strict=True):
+                if made.is_meta and not self._shares(made, args):
+                    self.put(made, values, reason)
+        elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
+            self.put_all_alike(new[0], one, reason)
+
+    def _result(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if func.overloadpacket.__name__ in _SHAPE_COUNTS:
+            like = args[0]
+            args = (torch.empty_strided(like.shape, like.stride(), dtype=like.dtype), *args[1:])
+        return self.reads(func, args, kwargs)
+
+    def _shares(self, tensor: Tensor, args: Any) -> bool:
+        key = _key(tensor)
+        return any(other.is_meta and _key(other) == key for other in _tensors(args))
+
+    def _write(self, func: Any, args: Any, kwargs: Any) -> None:
+        target = args[0]
+        if not isinstance(target, Tensor):
+            # Lists: values in them are rarely asked for.
+            return self._forget_written(func, args, kwargs, True)
+        if target.is_meta and not _is_small_storage(target):
+            number = self._alike(func, args, kwargs) if _fills(target) else None
+            self.forget(target)
+            if number is not None:
+                self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
+            return
+        reason = self.reason_of(args, kwargs)
+        if target.is_meta and _key(target) not in self._entries:
+            self.put(target, torch.zeros((), dtype=target.dtype))
+        if sum(tensor.numel() for tensor in _tensors((args, kwargs))) > _MOST_ELEMENTS:
+            return self._forget_written(func, args, kwargs, True)
+        self.reads(func, args, kwargs)
+        if reason and target.is_meta:
+            self._entries[_key(target)].reason = reason
+
+    def _alike(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """The number that all elements of the result are, where that follows from arguments of which it is true."""
+        name = func.overloadpacket.__name__
+        if name in ("zeros", "zeros_like", "new_zeros", "zero_"):
+            return 0
+        if name in ("ones", "ones_like", "new_ones"):
+            return 1
+        if name in ("full", "full_like", "new_full", "fill_"):
+            number = args[1] if name != "new_full" else args[2]
+            return self._single(number)
+        pointwise = torch.Tag.pointwise in func.tags or func in (aten._to_copy.default, aten.copy_.default)
+        if not pointwise and func not in _UNIFORM_REDUCTIONS and name != "clone":
+            return None
+        numbers = [self._number(tensor) for tensor in _tensors((args, kwargs))]
+        if not numbers or any(number is None for number in numbers):
+            return None
+        rest = iter(numbers)
+        ones = _mapped(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
+        found: Tensor = func(*ones[0], **_on_host(ones[1]))
+        return found.reshape(-1)[0].item() if isinstance(found, Tensor) else None
+
+    def _single(self, number: Any) -> Any:
+        if not isinstance(number, Tensor):
+            return number
+        values = self.of(number) if number.is_meta else number
+        return None if values is None else values.item()
+
+    def _number(self, tensor: Tensor) -> Tensor | None:
+        if not tensor.is_meta:
+            return tensor.reshape(()) if tensor.numel() == 1 else None
+        entry = self._entries.get(_key(tensor))
+        if entry is None:
+            return None
+        if entry.number is not None:
+            return entry.number if entry.number.dtype == tensor.dtype else None
+        twin = _twin(entry, tensor)
+        return twin.reshape(()) if twin is not None and twin.numel() == 1 else None
+
+    def _assume(self, func: Any, args: Any, out: Any) -> None:
+        """Of unknown numbers: that they are finite."""
+        number = _if_finite(func, args)
+        if number is not None and isinstance(out, Tensor) and out.is_meta:
+            self.put_all_alike(out, number, _FINITE)
+
+    def _forget_written(self, func: Any, args: Any, kwargs: Any, writes: bool) -> None:
+        if not writes or not self._entries:
+            return
+        for at, argument in enumerate(func._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                value = kwargs[argument.name] if argument.name in kwargs else args[at] if at < len(args) else ()
+                for tensor in _tensors(value):
+                    if tensor.is_meta:
+                        self.forget(tensor)
+
+    def _twins(self, value: Any) -> Any:
+        return _mapped(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
+
+
+def _if_finite(func: Any, args: Any) -> bool | None:
+    """What a question about a number answers, where that is finite."""
+    if func in (aten.isnan.default, aten.isinf.default):
+        return False
+    if func in (aten.eq.Tensor, aten.ne.Tensor) and args[0] is args[1]:
+        return bool(func is aten.eq.Tensor)
+    if func in (aten.eq.Scalar, aten.ne.Scalar) and args[1] in (inf, -inf):
+        return bool(func is aten.ne.Scalar)
+    return None
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+
+
+def _twin(entry: _Entry, tensor: Tensor) -> Tensor | None:
+    if entry.number is not None:
+        return entry.number.expand(tensor.shape) if entry.number.dtype == tensor.dtype else None
+    assert entry.bytes is not None
+    twin = torch.empty(0, dtype=tensor.dtype)
+    twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    twin = twin.conj() if tensor.is_conj() else twin
+    return twin._neg_view() if tensor.is_neg() else twin
+
+
+def _is_small(tensor: Tensor) -> bool:
+    return _is_small_storage(tensor) and tensor.numel() <= _MOST_ELEMENTS
+
+
+def _is_small_storage(tensor: Tensor) -> bool:
+    most = MOST_BYTES if tensor.is_floating_point() or tensor.is_complex() else _MOST_BYTES_OF_INDICES
+    return tensor.untyped_storage().nbytes() <= most
+
+
+def _fills(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _on_host(kwargs: Any) -> Any:
+    return {key: _HOST if key == "device" else value for key, value in kwargs.items()}
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        yield from _tensors(tuple(value.values()))
+
+
+def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)([_mapped(change, item) for item in value])
+    if isinstance(value, dict):
+        return {key: _mapped(change, item) for key, item in value.items()}
+    return value

@@ -1,0 +1,121 @@
+"""Operators that look at values: a number taken from a tensor, the places where a mask is true.
+
+Where the values are known the answer is the card's own. Where nobody computes them, the answer is what the user
+stated for that line, or a natural one if there is any, which is noted; otherwise the program is stopped there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from memviz.errors import UsageError
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.assumptions import NOT_STATED
+from memviz.runner.predict.operator_treatments import Treatment, tensors_in
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
+
+aten = torch.ops.aten
+_MASKS = (torch.bool, torch.uint8)
+_ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
+
+
+class Looks:
+    def __init__(self, recorder: AllocationRecorder, mode: TorchDispatchMode) -> None:
+        self._recorder = recorder
+        self._host = recorder.host
+        self._mode = mode
+
+    def instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """The result, or NotImplemented where torch itself is right."""
+        if treatment.looks == "index":
+            return self._index(args)
+        unknown = any(map(self._host.is_unknown, tensors_in(args)))
+        if not unknown and not any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values()))):
+            return NotImplemented
+        if unknown:
+            return self._unknown(func, treatment, args, kwargs)
+        known = self._host.known
+        reason = known.reason_of(args, kwargs)
+        if reason:
+            self._recorder.assumptions.state(reason)
+        out = known.on_device(known.reads(func, args, kwargs), reason)
+        self._recorder.ran(treatment, args, kwargs, out)
+        return out
+
+    def _unknown(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        if func is aten._local_scalar_dense.default:
+            return self._number(args[0])
+        if func is aten.nonzero.default:
+            return self._places(treatment, args[0])
+        if func is aten.masked_select.default:
+            tensor, mask = args
+            with self._mode:
+                shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+                return tensor.expand(shape)[mask.expand(shape)]
+        given = self._recorder.assumptions.given()
+        if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
+            raise data_needed(name_for_users(func), remedy_for(func))
+        return given
+
+    def _number(self, tensor: Tensor) -> Any:
+        """For C++ code that wants a plain number; a program's own `.item()` is answered before."""
+        assumptions = self._recorder.assumptions
+        assumed = assumptions.for_torch()
+        if assumed is not None:
+            return assumed
+        given = assumptions.given()
+        if given is not NOT_STATED:
+            return given
+        if not tensor.is_floating_point():
+            raise data_needed(name_for_users(aten._local_scalar_dense.default))
+        return float(assumptions.number())
+
+    def _index(self, args: Any) -> Any:
+        """With masks: as on a card, each becomes the places where it is true."""
+        tensor, indices = args[0], args[1]
+        masks = [index for index in indices if index is not None and index.dtype in _MASKS]
+        if not any(mask.is_meta or self._host.is_unknown(mask) for mask in masks):
+            return NotImplemented
+        places: list[Tensor | None] = []
+        with self._mode:
+            for index in indices:
+                if index is None or index.dtype not in _MASKS:
+                    places.append(index)
+                else:
+                    places += aten.nonzero.default(index).unbind(1)
+            return aten.index.Tensor(tensor, places)
+
+    def _places(self, treatment: Treatment, tensor: Tensor) -> Tensor:
+        count = self._count(tensor)
+        where = "meta" if tensor.is_meta else "cpu"
+        found = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
+        if tensor.is_meta:
+            self._recorder.ran(treatment, (tensor,), {}, found)
+        first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
+        if first is None:
+            first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)
+        if tensor.dim() == 0:
+            return found
+        if not tensor.is_meta:
+            return found.copy_(first)
+        if found.nbytes <= _MOST_PLACES:
+            self._host.known.put(found, first, _ALL_TRUE)
+        return found
+
+    def _count(self, tensor: Tensor) -> int:
+        given = self._recorder.assumptions.given()
+        if given is NOT_STATED or given is True:
+            self._recorder.assumptions.state(_ALL_TRUE)
+            return tensor.numel()
+        if given is False:
+            return 0
+        if type(given) is int and 0 <= given <= tensor.numel():
+            return given
+        raise UsageError(f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}.")
+
+
+_MOST_PLACES = 1 << 22
