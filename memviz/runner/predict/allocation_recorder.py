@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
@@ -69,13 +70,15 @@ class AllocationColumns:
 
 
 class AllocationRecorder:
-    def __init__(self, card: KnownCard, settings: Settings, interner: Interner) -> None:
+    def __init__(
+        self, card: KnownCard, settings: Settings, interner: Interner, memory: DeviceMemory | None = None
+    ) -> None:
         self.card = card
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        self.ledger = Ledger(settings, self._stack_of_free)
+        self.ledger = Ledger(settings, self._stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
         self.assumptions = Assumptions()

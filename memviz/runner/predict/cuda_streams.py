@@ -16,7 +16,7 @@ from memviz.runner.predict.torch_patches import Patches
 
 _CUDA = 1
 """The number of the kind of device, in C++."""
-_TIMES = "Times between events are not known: they print as unknown, and whatever decides by one is stopped."
+_TIMES = "the time between two events is not known: it prints as unknown"
 _RealStream: Any = torch.Stream
 _RealEvent: Any = torch.Event
 
@@ -184,8 +184,8 @@ class FakeEvent(_RealEvent):  # type: ignore[misc]
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         if self._moment is None or end_event._moment is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
-        self.assumptions.say(_TIMES)
-        return UnknownNumber(line_of_caller())
+        self.assumptions.state(_TIMES)
+        return UnknownNumber(line_of_caller(), False, self.assumptions)
 
     def ipc_handle(self) -> bytes:
         raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")

@@ -11,10 +11,7 @@ import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
-from memviz.allocator.context import overhead_on
-from memviz.allocator.what_if import CardMemory
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
 from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
 from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
@@ -163,11 +160,6 @@ class FakeCuda:
         recorder.ledger.place = order.place
         recorder.ledger.first_used = torch.cuda._lazy_init
         return mode
-
-
-def card_memory(card: KnownCard) -> CardMemory:
-    """What a process gets of it."""
-    return CardMemory(card.memory_bytes, overhead_on(card.name))
 
 
 def _enter_in_backward(patches: Patches, mode: Mode) -> None:

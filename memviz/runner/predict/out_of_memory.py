@@ -13,8 +13,10 @@ from typing import Any
 import torch
 
 from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.context import overhead_on
 from memviz.allocator.device import AllocationFailed
 from memviz.allocator.what_if import CardMemory
+from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.program_frames import line_of_caller
 
 OutOfMemoryError: type[RuntimeError] = torch.OutOfMemoryError
@@ -41,11 +43,10 @@ class OutOfMemory:
 class OutOfMemoryReport:
     """What is told when an allocation fails, and to whom."""
 
-    def __init__(self, card: CardMemory, *, limited: bool) -> None:
+    def __init__(self, card: CardMemory) -> None:
         self.failures: list[OutOfMemory] = []
         self.observers: list[Observer] = []
         self._card = card
-        self._limited = limited
 
     def free_bytes(self, allocator: CachingAllocator) -> int:
         """As the driver would say it."""
@@ -71,6 +72,11 @@ class OutOfMemoryReport:
             f"process has {size_text(in_use)} memory in use. {allowed}Of the allocated memory {size_text(allocated)} is "
             f"allocated by PyTorch, and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
         )
+
+
+def card_memory(card: KnownCard) -> CardMemory:
+    """What a process gets of it."""
+    return CardMemory(card.memory_bytes, overhead_on(card.name))
 
 
 def size_text(count: int) -> str:

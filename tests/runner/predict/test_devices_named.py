@@ -30,7 +30,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "set_device": lambda: torch.cuda.set_device(1),
     "set_device by name": lambda: torch.cuda.set_device("cuda:1"),
     "device as a context": lambda: torch.cuda.device(1).__enter__(),
-    "memory_allocated": lambda: torch.cuda.memory_allocated(1),
+    "memory_allocated": lambda: torch.cuda.init() or torch.cuda.memory_allocated(1),
     "get_device_name": lambda: torch.cuda.get_device_name(1),
     "get_device_properties": lambda: torch.cuda.get_device_properties("cuda:1"),
 }
