@@ -106,12 +106,13 @@ class MemoryHistory:
             return frozenset()
         return frozenset(Action) - (frozenset() if self._level == _LEVELS.index("all") else _FREES | _GIVEN_BACK)
 
-    def snapshot(self, pool: Any = None, *rest: Any) -> dict[str, Any]:
-        """`rest`, in late releases: whether to include the history."""
+    def snapshot(self, pool: Any = None) -> dict[str, Any]:
+        """The pool's two numbers are followed, in late releases, by whether to include the history."""
         made = snapshot_dict(self._trace_of(self._kept()))
         self._note()
-        if pool is not None and tuple(pool) != _ALL_POOLS:
-            made["segments"] = [row for row in made["segments"] if tuple(row["segment_pool_id"]) == tuple(pool)]
+        chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
+        if chosen != _ALL_POOLS:
+            made["segments"] = [row for row in made["segments"] if tuple(row["segment_pool_id"]) == chosen]
         return made
 
     def dump(self, filename: Any = "dump_snapshot.pickle", augment_with_fx_traces: bool = False) -> None:

@@ -53,10 +53,10 @@ def cast(tensor: Tensor, kind: Any) -> Any:
     """`tensor.type(kind)`; NotImplemented where torch's own is right."""
     name = kind.__name__ if isinstance(kind, _CardType) else kind
     if isinstance(name, str) and name.removeprefix("torch.") in (f"cuda.{each}" for each in _TYPES):
-        return tensor.to("cuda", _TYPES[name.rpartition(".")[2]])
+        return tensor.to(META, _TYPES[name.rpartition(".")[2]])
     if isinstance(kind, _CardType):
-        return tensor.to("cuda", kind.dtype)
-    if isinstance(kind, str) and kind.startswith("torch.") and tensor.is_cuda:
+        return tensor.to(META, kind.dtype)
+    if isinstance(kind, str) and kind.startswith("torch.") and tensor.is_meta:
         return tensor.to("cpu", _TYPES[kind.rpartition(".")[2]])
     return NotImplemented
 

@@ -23,6 +23,8 @@ _VERSIONS = {6: "12.4", 7: "12.6", 8: "12.8", 9: "12.8", 10: "12.8"}
 _LATER_VERSION = "13.0"
 _CUDNN = {"12.4": 90100, "12.6": 90501, "12.8": 91002, "13.0": 91501}
 _ARCHITECTURES = {"12": "sm_50 sm_60 sm_70 sm_75 sm_80 sm_86 sm_90", "13": "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"}
+_MOST_PLANS = 4096
+"""Of Fourier transforms, kept by cuFFT."""
 _NO_CARD = (
     "No CUDA GPUs are available: CUDA_VISIBLE_DEVICES hides the one that is pretended. Leave it out, or set it to 0."
 )
@@ -151,6 +153,10 @@ def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], N
     patches.put(cudnn, "version", lambda: _CUDNN[machine.version])
     # Without one there would be a warning; recurrent layers are predicted step by step.
     patches.put(cudnn, "is_acceptable", lambda tensor: False)
+    plans: Any = torch.backends.cuda.cuFFTPlanCache
+    patches.put(plans, "size", 0)
+    patches.put(plans, "max_size", _MOST_PLANS)
+    patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
     _mark_ranges(patches)
 
 
@@ -171,3 +177,6 @@ def _mark_ranges(patches: Patches) -> None:
     ranges = {"rangePushA": push, "rangePop": pop, "rangeStartA": nothing, "rangeEnd": nothing, "markA": nothing}
     stub = SimpleNamespace(**ranges, deviceRangeStart=nothing, deviceRangeEnd=nothing)
     patches.put(torch.cuda.nvtx, "_nvtx", stub)
+    emits: Any = torch.autograd.profiler.emit_nvtx
+    patches.put(emits, "__enter__", lambda self: self)
+    patches.put(emits, "__exit__", lambda self, *error: False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +30,7 @@ from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 
+_OURS = str(Path(__file__).parent)
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = frozenset((Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.nonzero, torch.nonzero, torch.equal))
 """The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
@@ -44,6 +47,8 @@ class FakeCudaMode(TorchFunctionMode):
         self._order = order
         self._ledger = recorder.ledger
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
+        is_meta: Any = Tensor.is_meta
+        own[is_meta.__get__] = _is_without_place
         self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 
@@ -109,6 +114,14 @@ class FakeCudaMode(TorchFunctionMode):
         copies = func is Tensor.to and not (kwargs.get("non_blocking") or True in args[2:]) and _names_the_host(args, kwargs)
         if (copies or func in _HOST_WAITS) and args and isinstance(args[0], Tensor) and args[0].is_meta:
             self._order.host_waits(self._order.moment(self._order.current))
+
+
+def _is_without_place(args: Any, kwargs: Any) -> Any:
+    """For the program nothing is: what has no data lies on the card. We ourselves tell one from the other by this."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return NotImplemented if frame.f_code.co_filename.startswith(_OURS) else False
 
 
 def _names_the_host(args: Any, kwargs: Any) -> bool:

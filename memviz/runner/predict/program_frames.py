@@ -139,7 +139,7 @@ class StackTable:
 
     def _number_of(self, frame: FrameType) -> int:
         code = frame.f_code
-        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno)
+        number = self._make_number(code.co_filename, code.co_qualname, frame.f_lineno or 0)
         self._frames[id(code), frame.f_lasti] = number
         self._codes.append(code)
         return number
