@@ -1,19 +1,25 @@
-"""PyTorch's GPU memory, explained: `with memviz.recording("run.pickle", model=model):` records it."""
+"""PyTorch's GPU memory, explained: `with memviz.recording("run.pickle", model=model):` records it on a GPU, and
+`with memviz.predicting(card="RTX 4090") as predicted:` predicts it without one."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memviz.runner.predict.predicted_program import predict, predicting
     from memviz.runner.record.recording import recording
 
-__all__ = ["recording"]
+__all__ = ["predict", "predicting", "recording"]
+_LIVES_IN = {
+    "predict": "memviz.runner.predict.predicted_program",
+    "predicting": "memviz.runner.predict.predicted_program",
+    "recording": "memviz.runner.record.recording",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Only when asked for: the command line starts before torch could be imported."""
-    if name != "recording":
+    if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from memviz.runner.record.recording import recording
-
-    return recording
+    return getattr(import_module(_LIVES_IN[name]), name)

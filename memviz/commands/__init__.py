@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from memviz.commands import at, diff, export, open, peak, record, replay, report, reproduce, run, summary
+from memviz.commands import at, diff, export, open, peak, predict, record, replay, report, reproduce, run, summary
 from memviz.commands.command import Command
 from memviz.commands.terminal import (
     FAILED,
@@ -32,6 +32,7 @@ COMMANDS: tuple[Command, ...] = (
     open.COMMAND,
     run.COMMAND,
     reproduce.COMMAND,
+    predict.COMMAND,
     record.COMMAND,
 )
 _EPILOG = "Every command reads a snapshot of any PyTorch release: a pickle or JSON, plain or gzipped."

@@ -57,6 +57,13 @@ def count(text: str) -> int:
     return number
 
 
+def positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
 def open_trace(path: Path) -> Trace:
     """Progress goes to a terminal only, and is gone when the work is done."""
 

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from memviz.commands.command import Command
+from memviz.commands.command import Command, positive
 
 if TYPE_CHECKING:
     from memviz.runner.measure.accelerator import Accelerator
@@ -33,7 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--max-entries",
-        type=_positive,
+        type=positive,
         metavar="N",
         help="events to keep, the last ones (default: what fits a quarter of the free memory, at most 5,000,000)",
     )
@@ -41,13 +41,6 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
     parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
 
 
 def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> int:

@@ -17,6 +17,14 @@ _RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 DEFAULT_CARD = "RTX 4090"
 
 
+def release_of(text: str) -> tuple[int, int] | None:
+    """'2.6' as (2, 6); nothing is the installed one."""
+    if text and not _RELEASE.fullmatch(text):
+        raise UsageError(f"torch is a release such as 2.6, or nothing for the installed one; not {text}.")
+    major, _, minor = text.partition(".")
+    return (int(major), int(minor)) if text else None
+
+
 @dataclass(frozen=True)
 class Request:
     """One run. Knobs are texts here; `Plan` reads and checks them."""
@@ -45,15 +53,13 @@ class Request:
         for name, kind in (("on", On), ("optimizer", Optimizer), ("conversion", Conversion)):
             if getattr(self, name) not in get_args(kind):
                 raise UsageError(f"{name} is one of {', '.join(get_args(kind))}; not {getattr(self, name)}.")
-        if self.torch and not _RELEASE.fullmatch(self.torch):
-            raise UsageError(f"torch is a release such as 2.6, or nothing for the installed one; not {self.torch}.")
+        release_of(self.torch)
         if not 0 <= self.warmup <= 100 or not 1 <= self.steps <= 100:
             raise UsageError("A run has 0 to 100 warm-up steps and 1 to 100 steps.")
 
     @property
     def release(self) -> tuple[int, int] | None:
-        major, _, minor = self.torch.partition(".")
-        return (int(major), int(minor)) if self.torch else None
+        return release_of(self.torch)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -71,7 +71,12 @@ class AllocationColumns:
 
 class AllocationRecorder:
     def __init__(
-        self, card: KnownCard, settings: Settings, interner: Interner, memory: DeviceMemory | None = None
+        self,
+        card: KnownCard,
+        settings: Settings,
+        interner: Interner,
+        assumptions: Assumptions | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.card = card
         self.stacks = StackTable(interner)
@@ -81,7 +86,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, self._stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
-        self.assumptions = Assumptions()
+        self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
         self._watched: Any = WeakIdKeyDictionary()

@@ -24,6 +24,7 @@ from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_history import MemoryHistory, Window
@@ -53,10 +54,12 @@ class PredictedDevice:
         settings: Settings | None = None,
         release: tuple[int, int] | None = None,
         facts: Mapping[str, str] | None = None,
+        assume: Mapping[str, Any] | None = None,
         limited: bool = False,
     ) -> None:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 
+        `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
         """
         self.card = card
@@ -66,11 +69,13 @@ class PredictedDevice:
         self._interner = Interner()
         memory = card_memory(card)
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
-        self.recorder = AllocationRecorder(card, self.settings, self._interner, limit)
+        self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume), limit)
         self._marks = PhaseMarks()
+        self.limited = limited
         self._facts = dict(facts or {})
         self._inside = ExitStack()
-        self._highest_reserved = 0
+        self._highest = (0, 0, 0)
+        """Requested, allocated and reserved, before peaks were reset."""
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
@@ -145,7 +150,7 @@ class PredictedDevice:
         self.recorder.ledger.empty_cache()
 
     def reset_peak(self) -> None:
-        self._highest_reserved = self.highest_reserved_bytes
+        self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
         self.recorder.ledger.allocator.statistics.reset_peak()
 
     def set_allocator_settings(self, text: str) -> None:
@@ -187,7 +192,15 @@ class PredictedDevice:
     @property
     def highest_reserved_bytes(self) -> int:
         """Of the whole run, whenever peaks were reset."""
-        return max(self._highest_reserved, self.peak_reserved_bytes)
+        return max(self._highest[2], self.peak_reserved_bytes)
+
+    @property
+    def highest_allocated_bytes(self) -> int:
+        return max(self._highest[1], self.peak_allocated_bytes)
+
+    @property
+    def highest_requested_bytes(self) -> int:
+        return max(self._highest[0], self.peak_requested_bytes)
 
     @property
     def windows(self) -> tuple[Window, ...]:

@@ -79,7 +79,7 @@ def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
     process = os.getpid()
     try:
         with before_hard_exit(lambda: keeper.finish(None)):
-            _run_to_its_end(script, process)
+            script.run_to_its_end()
     except SystemExit as error:
         if os.getpid() == process and not keeper.finish(error) and not error.code:
             return FAILED
@@ -93,24 +93,6 @@ def _run(script: Script, keeper: _Keeper, ends: _Interrupted) -> int:
             ends.by_signal = True
         return 1
     return 0 if os.getpid() != process or keeper.finish(None) else FAILED
-
-
-def _run_to_its_end(script: Script, process: int) -> None:
-    """Python waits for threads that are no daemons before a program is over, and so does the recording."""
-    try:
-        script.run()
-    except SystemExit:
-        _wait_for_threads(process)
-        raise
-    _wait_for_threads(process)
-
-
-def _wait_for_threads(process: int) -> None:
-    if os.getpid() != process:
-        return
-    ours = (threading.current_thread(), threading.main_thread())
-    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]:
-        running[0].join()
 
 
 class _Interrupted:

@@ -11,6 +11,7 @@ import importlib.util
 import io
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.machinery import ModuleSpec, SourceFileLoader
@@ -44,6 +45,16 @@ class Script:
         sys.modules["__main__"] = module
         exec(self.code, module.__dict__)
 
+    def run_to_its_end(self) -> None:
+        """Python waits for threads that are no daemons before a program is over, and so is this."""
+        process = os.getpid()
+        try:
+            self.run()
+        except SystemExit:
+            _wait_for_threads(process)
+            raise
+        _wait_for_threads(process)
+
     def show(self, error: BaseException) -> None:
         """As Python shows what a program did not catch, without the frames that led to it."""
         shown = error.with_traceback(self._own_frames(error.__traceback__))
@@ -54,6 +65,15 @@ class Script:
         while first is not None and first.tb_frame.f_code is not self.code:
             first = first.tb_next
         return first or at
+
+
+def _wait_for_threads(process: int) -> None:
+    if os.getpid() != process:
+        # One that the program forked, which has come to its own end.
+        return
+    ours = (threading.current_thread(), threading.main_thread())
+    while running := [thread for thread in threading.enumerate() if not thread.daemon and thread not in ours]:
+        running[0].join()
 
 
 def load_script(path: str, arguments: Sequence[str]) -> Script:

@@ -1,0 +1,120 @@
+"""A script of one's own, on a GPU that is not there."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from memviz.commands.command import Command, add_json, positive, printable
+from memviz.commands.terminal import progress
+from memviz.errors import UsageError
+from memviz.units import bytes_text
+
+if TYPE_CHECKING:
+    from memviz.runner.predict.predicted_script import ScriptPrediction
+
+_HELP = "Run your own script on a GPU that is not there, and say what it would take."
+_MORE = """\
+The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
+pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
+device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
+it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
+"""
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = "python -m memviz predict [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
+    parser.epilog = _MORE
+    parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
+    parser.add_argument(
+        "--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6"
+    )
+    parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
+    parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
+    parser.add_argument(
+        "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE",
+        help="the answer where a line asks for values; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    add_json(parser)
+    parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
+    parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
+    parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
+
+
+def _predict(args: argparse.Namespace) -> int:
+    from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
+    from memviz.runner.record.script import load_module, load_script
+
+    stdout = _own_stdout() if args.json else None
+    script = (load_module if args.module else load_script)(args.script, args.arguments)
+    order = ScriptOrder(
+        card=args.card,
+        torch=args.torch,
+        settings=args.settings,
+        steps=args.steps,
+        assume=dict(map(_assumed, args.assume)),
+        output=args.output,
+        overwrite=args.overwrite,
+    )
+    try:
+        done = predict_script(script, order, progress)
+    finally:
+        progress("")
+    _say(done, args.output)
+    if stdout is not None:
+        from memviz.runner.predict.script_json import script_json
+
+        sys.stdout.flush()
+        with os.fdopen(stdout, "w") as file:
+            file.write(json.dumps(script_json(done, args.output)) + "\n")
+    return done.exit_status
+
+
+def _own_stdout() -> int:
+    """Kept, whatever the script does with its own."""
+    return os.dup(1)
+
+
+def _assumed(text: str) -> tuple[str, Any]:
+    place, equals, value = text.partition("=")
+    file, _, line = place.rpartition(":")
+    if not equals or not file or not line.isdigit():
+        raise UsageError(f"--assume takes FILE.py:LINE=VALUE, as in --assume train.py:12=3.5; not {text}.")
+    try:
+        return place, ast.literal_eval(value)
+    except (ValueError, SyntaxError):
+        raise UsageError(f"--assume takes a value that Python can read, as in True, 3 or 0.5; not {value}.") from None
+
+
+def _say(done: ScriptPrediction, output: Path | None) -> None:
+    """On stderr: stdout is the script's."""
+    estimate = done.estimate
+    if done.stopped is not None:
+        _line(f"stopped at {done.stopped}")
+    _line(f"predicted for {estimate.card.name}, torch {estimate.torch}{'' if done.stopped is None else ', until then'}:")
+    _line(f"  live       {bytes_text(estimate.peak_requested)} at the peak, in blocks of {bytes_text(estimate.peak_allocated)}")
+    _line(f"  reserved   {bytes_text(estimate.peak_reserved)}")
+    if estimate.steps:
+        _line(f"  steps      {estimate.steps} of an optimizer")
+    if estimate.out_of_memory:
+        _line(f"  memory ran out {estimate.out_of_memory} times" if estimate.out_of_memory > 1 else "  memory ran out")
+    for stated in estimate.assumed:
+        _line(f"- assumed: {stated.sentence}")
+    if output is not None:
+        _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"memviz: {printable(text)}\n")
+    sys.stderr.flush()
+
+
+COMMAND = Command("predict", _HELP, _add_arguments, _predict, takes_over=True)

@@ -1,0 +1,101 @@
+"""A script of anybody's, unmodified, on a card that is not there: `python train.py` as it would run there."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from memviz.runner.predict.estimate import Estimate, estimate_of
+from memviz.runner.predict.optimizer_steps import OptimizerSteps
+from memviz.runner.predict.predicted_program import device_for
+from memviz.runner.predict.prediction_errors import DataNeeded
+from memviz.runner.record.recording import free_path
+from memviz.runner.record.script import Script
+from memviz.trace.formats.replacing import replacing
+from memviz.trace.formats.write_snapshot import write_pickle
+
+STOPPED = 3
+"""The exit status of a program that asked for values that nobody computes."""
+
+
+@dataclass(frozen=True)
+class ScriptOrder:
+    card: str | None = None
+    torch: str = ""
+    settings: str | None = None
+    steps: int | None = None
+    assume: Mapping[str, Any] = field(default_factory=dict)
+    output: Path | None = None
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class ScriptPrediction:
+    exit_status: int
+    estimate: Estimate
+    stopped: DataNeeded | None = None
+    """Why it could not go on to its end."""
+
+
+def predict_script(
+    script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None
+) -> ScriptPrediction:
+    """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
+    if order.output is not None:
+        free_path(order.output, overwrite=order.overwrite)
+    device = device_for(order.card, torch=order.torch, settings=order.settings, assume=order.assume)
+    process = os.getpid()
+    with device, OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps:
+        status, stopped = _run(script)
+        if os.getpid() != process:
+            # One that the program forked, at its own end.
+            sys.stdout.flush()
+            os._exit(status)
+        trace = device.finish()
+        estimate = estimate_of(device, trace, steps=steps.taken)
+    if order.output is not None:
+        with replacing(order.output) as file:
+            write_pickle(trace, file)
+    return ScriptPrediction(status, estimate, stopped)
+
+
+def _run(script: Script) -> tuple[int, DataNeeded | None]:
+    try:
+        script.run_to_its_end()
+        status = 0
+    except SystemExit as error:
+        status = _status_of(error)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        stopped = _cause(error)
+        if stopped is not None:
+            return STOPPED, stopped
+        script.show(error)
+        status = 1
+    with suppress(Exception):
+        atexit._run_exitfuncs()
+    return status, None
+
+
+def _status_of(error: SystemExit) -> int:
+    """As Python ends: nothing is 0, and what is no number is printed."""
+    if error.code is None or isinstance(error.code, int):
+        return error.code or 0
+    print(error.code, file=sys.stderr)
+    return 1
+
+
+def _cause(error: BaseException | None) -> DataNeeded | None:
+    """Libraries wrap what stops them into errors of their own."""
+    while error is not None:
+        if isinstance(error, DataNeeded):
+            return error
+        error = error.__cause__ or error.__context__
+    return None

@@ -1,0 +1,34 @@
+"""A predicted script as JSON: the last line that `python -m memviz predict --json` prints."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from memviz.runner.predict.predicted_script import ScriptPrediction
+
+
+def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
+    estimate, stopped = done.estimate, done.stopped
+    return {
+        "card": estimate.card.name,
+        "torch": estimate.torch,
+        "exit_status": done.exit_status,
+        "peak_requested_bytes": estimate.peak_requested,
+        "peak_allocated_bytes": estimate.peak_allocated,
+        "peak_reserved_bytes": estimate.peak_reserved,
+        "fits": None if stopped is not None else estimate.fits(),
+        "out_of_memory": estimate.out_of_memory,
+        "steps": estimate.steps,
+        "by_category": estimate.by_category(),
+        "windows": [asdict(window) for window in estimate.windows],
+        "assumed": [asdict(stated) for stated in estimate.assumed],
+        "notes": list(estimate.notes),
+        "file": None if output is None else str(output),
+        "stopped": None if stopped is None else _why(stopped.where, stopped.what),
+    }
+
+
+def _why(where: str, what: str) -> dict[str, str]:
+    return {"where": where, "what": what, "assume": f"--assume {where}=VALUE" if where else ""}
