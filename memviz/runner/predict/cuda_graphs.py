@@ -64,14 +64,15 @@ class FakeGraph:
         if lane is self.pools.order.default:
             raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
         self.assumptions.say(_REPLAYED)
-        chosen = self.pools.new() if pool is None else tuple(pool)
+        chosen = self.pools.new() if pool is None else (pool[0], pool[1])
         self._pool, self._lane, lane.capture = chosen, lane, chosen
         self.pools.hold(chosen)
 
     def capture_end(self) -> None:
         if self._lane is None:
             raise RuntimeError("CUDA error: no capture is under way")
-        self._lane.capture = self._lane = None
+        self._lane.capture = None
+        self._lane = None
 
     def replay(self) -> None:
         if self._pool is None:
@@ -116,7 +117,8 @@ class FakePool:
         return 1
 
     def snapshot(self, *args: Any, **kwargs: Any) -> Any:
-        return torch.cuda.memory_snapshot(self.id)
+        whole: Any = torch.cuda.memory_snapshot
+        return whole(self.id)
 
     def __del__(self) -> None:
         self.pools.let_go(self.id)
@@ -131,10 +133,10 @@ def follow_graphs(patches: Patches, pools: GraphPools, assumptions: Assumptions)
         patches.put(owner, "MemPool", pool)
 
     def begin(device: int, entered: PoolId) -> None:
-        pools.order.pools.append(tuple(entered))
+        pools.order.pools.append((entered[0], entered[1]))
 
     def end(device: int, left: PoolId) -> None:
-        pools.order.pools.remove(tuple(left))
+        pools.order.pools.remove((left[0], left[1]))
 
     named: dict[str, Callable[..., Any]] = {
         "_graph_pool_handle": lambda: pools.new(by_user=True),

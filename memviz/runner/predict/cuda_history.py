@@ -60,7 +60,9 @@ class MemoryHistory:
         most = max_entries if enabled == "all" else 1
         skipped = next((names for names in rest if isinstance(names, list)), [])
         self._skipped = frozenset(ACTION_NAMES[name] for name in skipped if name in ACTION_NAMES)
-        self._switch(enabled is not None, _LEVELS.index(context), stacks == "python", most, clear=bool(rest[:1] and rest[0]))
+        self._switch(
+            enabled is not None, _LEVELS.index(context), stacks == "python", most, clear=bool(rest[:1] and rest[0])
+        )
 
     def record_as_it_was(
         self, enabled: bool, of_live: bool, max_entries: int, of_allocations: bool, native: bool, *rest: Any

@@ -101,7 +101,7 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
     patches.put(torch.cuda, "default_generators", ())
 
     def begin() -> None:
-        torch.cuda.default_generators = (CardGenerator(),)  # type: ignore[assignment]
+        torch.cuda.default_generators = (CardGenerator(),)
 
     return begin
 

@@ -157,26 +157,3 @@ def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], N
     patches.put(plans, "size", 0)
     patches.put(plans, "max_size", _MOST_PLANS)
     patches.put(torch, "_cufft_clear_plan_cache", lambda *args: None)
-    _mark_ranges(patches)
-
-
-def _mark_ranges(patches: Patches) -> None:
-    """For a profiler that is not there."""
-    depth: list[None] = []
-
-    def push(message: str, *rest: Any) -> int:
-        depth.append(None)
-        return len(depth) - 1
-
-    def pop(*rest: Any) -> int:
-        if depth:
-            depth.pop()
-        return len(depth)
-
-    nothing: Callable[..., int] = lambda *args: 0  # noqa: E731
-    ranges = {"rangePushA": push, "rangePop": pop, "rangeStartA": nothing, "rangeEnd": nothing, "markA": nothing}
-    stub = SimpleNamespace(**ranges, deviceRangeStart=nothing, deviceRangeEnd=nothing)
-    patches.put(torch.cuda.nvtx, "_nvtx", stub)
-    emits: Any = torch.autograd.profiler.emit_nvtx
-    patches.put(emits, "__enter__", lambda self: self)
-    patches.put(emits, "__exit__", lambda self, *error: False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
 from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
 from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
 from memviz.runner.predict.cuda_parallel import follow_data_parallel
+from memviz.runner.predict.cuda_profilers import follow_profilers
 from memviz.runner.predict.cuda_random import check_generator, follow_generators
 from memviz.runner.predict.cuda_streams import follow_streams
 from memviz.runner.predict.cuda_tensor_types import cast, follow_types
@@ -32,7 +32,10 @@ from memviz.runner.predict.torch_patches import Patches
 
 _OURS = str(Path(__file__).parent)
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
-_HOST_WAITS = frozenset((Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.numpy, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.nonzero, torch.nonzero, torch.equal))
+_HOST_WAITS = {
+    *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
+    *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal),
+}
 """The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
 Mode = Callable[[], AbstractContextManager[Any]]
 
@@ -40,7 +43,9 @@ Mode = Callable[[], AbstractContextManager[Any]]
 class FakeCudaMode(TorchFunctionMode):
     """In every function of torch: the device that is named, and what the program wants to know of a tensor."""
 
-    def __init__(self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder) -> None:
+    def __init__(
+        self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
+    ) -> None:
         super().__init__()
         self._named = named
         self._tensors = tensors
@@ -111,7 +116,9 @@ class FakeCudaMode(TorchFunctionMode):
 
     def _wait_for_host(self, func: Any, args: Any, kwargs: Any) -> None:
         """Frees that wait for the current stream are seen to be done where the program waits for it."""
-        copies = func is Tensor.to and not (kwargs.get("non_blocking") or True in args[2:]) and _names_the_host(args, kwargs)
+        copies = (
+            func is Tensor.to and not (kwargs.get("non_blocking") or True in args[2:]) and _names_the_host(args, kwargs)
+        )
         if (copies or func in _HOST_WAITS) and args and isinstance(args[0], Tensor) and args[0].is_meta:
             self._order.host_waits(self._order.moment(self._order.current))
 
@@ -132,7 +139,9 @@ def _names_the_host(args: Any, kwargs: Any) -> bool:
 class FakeCuda:
     """All that a program may say to CUDA, for one predicted device."""
 
-    def __init__(self, device: OfDevice, recorder: AllocationRecorder, report: OutOfMemoryReport, history: MemoryHistory) -> None:
+    def __init__(
+        self, device: OfDevice, recorder: AllocationRecorder, report: OutOfMemoryReport, history: MemoryHistory
+    ) -> None:
         self._device = device
         self._recorder = recorder
         self._report = report
@@ -154,7 +163,8 @@ class FakeCuda:
     def _mode_of(self, patches: Patches, shared: Mode) -> Mode:
         recorder, named, order = self._recorder, self._named, self.order
         tensors = TensorAnswers(recorder)
-        mode = partial(FakeCudaMode, named, tensors, order, recorder)
+        entered = FakeCudaMode(named, tensors, order, recorder)
+        mode: Mode = lambda: entered  # noqa: E731
         patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
         _move_modules(patches, recorder, named)
         calls = CardMemoryCalls(self._device, recorder, named, self._report)
@@ -165,6 +175,7 @@ class FakeCuda:
         follow_graphs(patches, GraphPools(recorder.ledger, order), recorder.assumptions)
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
+        follow_profilers(patches)
         follow_threads(patches, (shared, mode))
         follow_workers(patches, recorder)
         _make_wrappers_here(patches, named)

@@ -67,10 +67,11 @@ class OutOfMemoryReport:
         in_use = card.overhead_bytes + reserved
         allowed = "" if limit is None else f"{size_text(limit)} allowed; "
         return (
-            f"CUDA out of memory. Tried to allocate {size_text(failure.asked_of_device)}. GPU 0 has a total capacity of "
-            f"{size_text(card.total_bytes)} of which {size_text(free)} is free. Including non-PyTorch memory, this "
-            f"process has {size_text(in_use)} memory in use. {allowed}Of the allocated memory {size_text(allocated)} is "
-            f"allocated by PyTorch, and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
+            f"CUDA out of memory. Tried to allocate {size_text(failure.asked_of_device)}. "
+            f"GPU 0 has a total capacity of {size_text(card.total_bytes)} of which {size_text(free)} is free. "
+            f"Including non-PyTorch memory, this process has {size_text(in_use)} memory in use. "
+            f"{allowed}Of the allocated memory {size_text(allocated)} is allocated by PyTorch, "
+            f"and {size_text(reserved - allocated)} is reserved by PyTorch but unallocated."
         )
 
 

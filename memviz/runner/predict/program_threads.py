@@ -24,7 +24,7 @@ from memviz.runner.predict.torch_patches import Patches
 Mode = Callable[[], AbstractContextManager[Any]]
 
 
-class SharedAllocationMode(AllocationMode):
+class SharedAllocationMode(AllocationMode):  # type: ignore[no-untyped-call]
     """One operator at a time, and nothing left of one that found no memory."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

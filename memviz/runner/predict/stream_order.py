@@ -21,8 +21,8 @@ _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then gives out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
 _WAITED = (
-    "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a copy "
-    "to the host); a card gives it back as soon as the stream is done, which is no later."
+    "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
+    "copy to the host); a card gives it back as soon as the stream is done, which is no later."
 )
 _ASKED = "A stream or an event that is asked whether its work is done is taken to be done."
 
