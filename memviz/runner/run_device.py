@@ -23,6 +23,9 @@ class RunDevice(Protocol):
     @property
     def name(self) -> str: ...
 
+    is_predicted: bool
+    """Whether it is only pretended."""
+
     @property
     def torch_device(self) -> torch.device:
         """Where tensors have to be made."""

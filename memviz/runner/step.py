@@ -30,8 +30,7 @@ def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.M
         tell("applying the optimizations")
         with device.phase("conversion"):
             # Settings of the environment are the predicted device's own from the start.
-            is_predicted = device.torch_device.type == "meta"
-            changes = [change for change in plan.optimizations if not (is_predicted and change.environment)]
+            changes = [change for change in plan.optimizations if not (device.is_predicted and change.environment)]
             apply_all(model, changes)
     if plan.request.conversion == "before":
         device.empty_cache()

@@ -114,6 +114,8 @@ class CudaDevice:
     def name(self) -> str:
         return self.accelerator.name_of(self.index)
 
+    is_predicted = False
+
     @property
     def torch_device(self) -> torch.device:
         return torch.device(self.accelerator.kind, self.index)

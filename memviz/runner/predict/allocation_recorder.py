@@ -18,6 +18,7 @@ from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
+from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
@@ -97,6 +98,8 @@ class AllocationRecorder:
         """Of cuBLAS, by whether it is for backward and by the stream."""
         self._stack: int | None = None
         """Of the operator that runs."""
+        self.making_nowhere = False
+        """While a function runs that was told to make something on `meta`."""
 
     def arrived(self, treatment: Treatment, args: Any) -> None:
         """Before an operator runs: where it is called, and which parameters it uses."""
@@ -117,7 +120,7 @@ class AllocationRecorder:
         if treatment.gives_new:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
-                    self._has(tensor, treatment, args)
+                    self._has(tensor, treatment, args, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
@@ -159,7 +162,7 @@ class AllocationRecorder:
                 self.categories.values[number] = category
 
     def _number_of(self, tensor: torch.Tensor) -> int | None:
-        allocation = self.ledger.knows(tensor.untyped_storage()) if tensor.is_meta else None
+        allocation = self.ledger.knows(tensor.untyped_storage()) if on_card(tensor) else None
         return None if allocation is None else allocation.number
 
     def _uses(self, parameter: Parameter) -> None:
@@ -193,17 +196,30 @@ class AllocationRecorder:
         if parameter.grad is not None and not self.ledger.closed:
             self.know(parameter.grad, Category.GRADIENT)
 
-    def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any) -> None:
+    def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any, kwargs: Any) -> None:
         if tensor.layout is not torch.strided:
             raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:
             return
-        if any(arg.is_meta and arg.untyped_storage()._cdata == storage._cdata for arg in tensors_in(args)):
+        there = [arg for arg in tensors_in(args) if arg.is_meta]
+        if any(arg.untyped_storage()._cdata == storage._cdata for arg in there):
             # A view under another name, of memory that is not on this device.
             return
+        if self._is_nowhere(there, kwargs):
+            self.host.nowhere.add(tensor)
+            return
         ledger.take(storage, self._describe_next(treatment.name, Category.UNKNOWN))
+
+    def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
+        """Of what an operator made: it was told so, or all that it came from is."""
+        if self.making_nowhere:
+            return True
+        nowhere = self.host.nowhere
+        if not len(nowhere) or not args or kwargs.get("device") is not None:
+            return False
+        return all(arg in nowhere for arg in args)
 
     def _needs_cublas(self, treatment: Treatment, out: Any) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""

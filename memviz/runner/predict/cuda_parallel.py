@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.named_devices import NamedDevices
 from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.torch_patches import Patches
 
@@ -26,7 +26,7 @@ def follow_data_parallel(patches: Patches, order: StreamOrder, named: NamedDevic
         if stream is not None:
             order.set_current(stream.lane)
         try:
-            return [tensor.to(META, non_blocking=True)]
+            return [tensor.to("cuda", non_blocking=True)]
         finally:
             order.set_current(before)
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -24,13 +22,12 @@ from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
 from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
-from memviz.runner.predict.place import place_model
+from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
 from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 
-_OURS = str(Path(__file__).parent)
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = {
     *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
@@ -52,8 +49,6 @@ class FakeCudaMode(TorchFunctionMode):
         self._order = order
         self._ledger = recorder.ledger
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
-        is_meta: Any = Tensor.is_meta
-        own[is_meta.__get__] = _is_without_place
         self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 
@@ -72,6 +67,9 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
+        nowhere = self._named.means_nowhere
+        if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
+            return self._tensors.made_nowhere(func, args, kwargs)
         out = self._called(func, args, kwargs)
         if has_unknown_numbers(args, kwargs):
             # In a tensor it would be 1.0 for everybody who looks.
@@ -123,14 +121,6 @@ class FakeCudaMode(TorchFunctionMode):
             self._order.host_waits(self._order.moment(self._order.current))
 
 
-def _is_without_place(args: Any, kwargs: Any) -> Any:
-    """For the program nothing is: what has no data lies on the card. We ourselves tell one from the other by this."""
-    frame = sys._getframe(1)
-    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
-        frame = frame.f_back
-    return NotImplemented if frame.f_code.co_filename.startswith(_OURS) else False
-
-
 def _names_the_host(args: Any, kwargs: Any) -> bool:
     device = kwargs.get("device", args[1] if len(args) > 1 else None)
     return str(device) == "cpu" or isinstance(device, Tensor) and not device.is_meta
@@ -178,12 +168,25 @@ class FakeCuda:
         follow_profilers(patches)
         follow_threads(patches, (shared, mode))
         follow_workers(patches, recorder)
+        # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.
+        patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
         _make_wrappers_here(patches, named)
         _enter_in_backward(patches, mode)
         _enter_in_hooks(patches, mode)
         recorder.ledger.place = order.place
         recorder.ledger.first_used = torch.cuda._lazy_init
         return mode
+
+
+def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
+    nowhere = recorder.host.nowhere
+    if len(nowhere) and any(tensor in nowhere for tensor in (*model.parameters(), *model.buffers())):
+        raise NotImplementedError(NOTHING_TO_COPY)
+
+
+def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
+    plain = (Tensor, nn.Parameter)
+    return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
 def _enter_in_backward(patches: Patches, mode: Mode) -> None:
@@ -232,11 +235,12 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
     to = nn.Module.to
 
     def is_ours(value: Any) -> bool:
-        return named.means_us(value, numbers=True) or (type(value) is torch.device and value == META)
+        return named.means_us(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if not any(map(is_ours, (*args[:1], kwargs.get("device")))):
             return to(self, *args, **kwargs)
+        _check_memory(recorder, self)
         place_model(recorder, self, META)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype = kwargs.get("dtype", dtypes[0] if dtypes else None)
@@ -244,6 +248,7 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
 
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
         named.check(kwargs.get("device", device_))
+        _check_memory(recorder, self)
         return place_model(recorder, self, META)
 
     patches.replace(nn.Module, "to", moved)

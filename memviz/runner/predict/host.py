@@ -54,7 +54,7 @@ class MarkedStorages:
         return len(self._refs)
 
     def __contains__(self, tensor: object) -> bool:
-        if not self._refs or not isinstance(tensor, Tensor) or tensor.is_meta:
+        if not self._refs or not isinstance(tensor, Tensor):
             return False
         if tensor.layout is not torch.strided:
             return False
@@ -78,6 +78,8 @@ class Host:
 
     def __init__(self) -> None:
         self.unknown = MarkedStorages()
+        self.nowhere = MarkedStorages()
+        """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
 
     def is_unknown(self, value: Any) -> bool:
@@ -115,7 +117,7 @@ class Host:
         named = {key: value for key, value in kwargs.items() if key not in ("device", "pin_memory", "generator")}
         like = func.overloadpacket.__name__.endswith("_like") or func.overloadpacket.__name__.startswith("new_")
         given = (torch.empty_like(args[0], device="meta"), *args[1:]) if like else args
-        shape = func(*given, **named, device="meta")
+        shape = func.overloadpacket(*given, **named, device="meta")
         if not _is_large(shape):
             return NotImplemented
         blank = self.blank_like(shape)

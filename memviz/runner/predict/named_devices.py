@@ -9,7 +9,7 @@ import torch
 from memviz.runner.predict.prediction_errors import no_such_device
 
 META = torch.device("meta")
-"""Where torch keeps the tensors that stand for those on the card."""
+"""Where torch keeps the tensors that stand for those on the card. A program that says "meta" itself means no place."""
 CUDA_0 = torch.device("cuda", 0)
 """What the program is told that they lie on."""
 
@@ -28,6 +28,11 @@ class NamedDevices:
             return value.type == "cuda" and self._is_there(value.index or 0)
         return numbers and type(value) is int and self._is_there(value)
 
+    @staticmethod
+    def means_nowhere(value: Any) -> bool:
+        """`torch.device("meta")`, on which programs build what gets its memory later."""
+        return type(value) is torch.device and value == META or type(value) is str and value == "meta"
+
     def check(self, value: Any) -> None:
         """Of a function that takes a device, or None for the current one."""
         self.means_us(value, numbers=True)
@@ -36,6 +41,12 @@ class NamedDevices:
         if index > 0:
             raise no_such_device(index, self._card)
         return True
+
+
+def on_card(tensor: torch.Tensor) -> bool:
+    """For our own eyes: a program that asks is told where it would be."""
+    with torch._C.DisableTorchFunction():
+        return tensor.is_meta
 
 
 def _number(text: str) -> int:

@@ -14,16 +14,30 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.trace.model import Category
 
 
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""They belong to the memory, not to the object."""
+
+
+NOTHING_TO_COPY = (
+    "Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() instead of "
+    "torch.nn.Module.to() when moving module from meta to a different device."
+)
+
+
 def place_model(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
     """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied."""
+    with torch._C.DisableTorchFunction():
+        return _place(recorder, model, device)
+
+
+def _place(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
     names = {id(module): path for path, module in model.named_modules()}
     recorder.position.name_modules(model)
-    replaced: dict[int, Parameter] = {}
     recorder.placed = Category.PARAMETER
     try:
         with torch.no_grad():
             for module in _children_first(model):
-                _place_own(recorder, module, names[id(module)], device, replaced)
+                _place_own(recorder, module, names[id(module)], device)
     finally:
         recorder.placed = None
     return model
@@ -35,13 +49,11 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
     yield module
 
 
-def _place_own(
-    recorder: AllocationRecorder, module: nn.Module, path: str, device: torch.device, replaced: dict[int, Parameter]
-) -> None:
+def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, device: torch.device) -> None:
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                placed = _placed_parameter(recorder, parameter, device, replaced)
+                placed = _placed_parameter(recorder, parameter, device)
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
@@ -50,23 +62,59 @@ def _place_own(
                 module._buffers[name] = _copied(buffer, device)
 
 
-def _placed_parameter(
-    recorder: AllocationRecorder, parameter: Parameter, device: torch.device, replaced: dict[int, Parameter]
-) -> Parameter:
+def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, device: torch.device) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
-    if id(parameter) in replaced:
-        return replaced[id(parameter)]
     data = _copied(parameter, device)
+    if parameter.grad is not None and not _is_there(recorder, parameter.grad):
+        gradient = _copied(parameter.grad, device)
+    else:
+        gradient = parameter.grad
     if parameter.is_meta and not _is_made_of_others(parameter):
         parameter.data = data
-        placed = parameter
-    else:
-        # Neither can become what `data` is by taking it over; on a card the object would stay the same.
-        placed = replaced[id(parameter)] = Parameter(data, parameter.requires_grad)
-    if parameter.grad is not None and not _is_there(recorder, parameter.grad):
-        placed.grad = _copied(parameter.grad, device)
-    return placed
+    elif not become(parameter, data):
+        parameter = Parameter(data, parameter.requires_grad)
+    if gradient is not parameter.grad:
+        parameter.grad = gradient
+    return parameter
+
+
+def become(tensor: Any, data: Any) -> bool:
+    """Gives a tensor the memory of another on the other side; the object stays, as optimizers and programs hold it.
+
+    False where C++ holds it too, such as a graph that is alive.
+    """
+    new = data.detach().requires_grad_(tensor.requires_grad)
+    if isinstance(tensor, Parameter):
+        new = Parameter(data.detach(), tensor.requires_grad)
+    if _is_made_of_others(tensor) and type(new) is not type(tensor):
+        return False
+    hooks = {name: getattr(tensor, name) for name in _HOOKS if getattr(tensor, name, None)}
+    gradient = tensor.grad if tensor.is_leaf else None
+    if gradient is not None:
+        # Nothing else may hold it while it moves with its weight.
+        tensor.grad = None
+    try:
+        torch._C._swap_tensor_impl(tensor, new)  # type: ignore[attr-defined]
+    except RuntimeError:
+        if gradient is not None:
+            tensor.grad = gradient
+        return False
+    if _is_made_of_others(tensor):
+        tensor.__dict__, new.__dict__ = new.__dict__, tensor.__dict__
+    for name, registered in hooks.items():
+        setattr(tensor, name, registered)
+    if gradient is not None and _on_one_side(gradient, tensor):
+        tensor.grad = gradient
+    return True
+
+
+def _on_one_side(gradient: Any, tensor: Any) -> bool:
+    """It follows its weight: torch would move it next, and could not hold one that lies elsewhere."""
+    if gradient.is_meta == tensor.is_meta:
+        return True
+    with torch.no_grad():
+        return become(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
 
 
 def _copied(tensor: Any, device: torch.device) -> Any:

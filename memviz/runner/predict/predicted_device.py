@@ -31,12 +31,13 @@ from memviz.runner.predict.cuda_history import MemoryHistory, Window
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
-from memviz.runner.predict.named_devices import META
+from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, card_memory
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.program_threads import SharedAllocationMode
+from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
@@ -65,7 +66,7 @@ class PredictedDevice:
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
-        self.torch_device = META
+        self.torch_device = CUDA_0
         self._interner = Interner()
         memory = card_memory(card)
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
@@ -80,6 +81,8 @@ class PredictedDevice:
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
         ledger.out_of_memory = lambda failure: self._report.of(failure, ledger.allocator, len(ledger.history) - 1)
+
+    is_predicted = True
 
     @property
     def name(self) -> str:
@@ -102,6 +105,8 @@ class PredictedDevice:
             mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
             stack.enter_context(FakeCuda(self, self.recorder, self._report, self._history).installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            named = NamedDevices(self.card.name)
+            stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())
             self.recorder.position.begins()
             self._inside = stack.pop_all()
@@ -114,7 +119,7 @@ class PredictedDevice:
         self._inside.close()
 
     def place(self, model: nn.Module) -> nn.Module:
-        return place_model(self.recorder, model, self.torch_device)
+        return place_model(self.recorder, model, META)
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)

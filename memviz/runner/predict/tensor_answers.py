@@ -16,7 +16,8 @@ from torch import Tensor
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.host import MarkedStorages
-from memviz.runner.predict.named_devices import CUDA_0
+from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.program_frames import frames
 
@@ -45,14 +46,19 @@ _COPY = copy.__file__
 
 class TensorAnswers:
     def __init__(self, recorder: AllocationRecorder) -> None:
+        self._recorder = recorder
         self._ledger = recorder.ledger
         self._host = recorder.host
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
+        self._named = NamedDevices(recorder.card.name)
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            **{_getter(name): answer for name, answer in _ATTRIBUTES.items()},
-            Tensor.get_device: _if_ours(lambda tensor: 0),
+            _getter("device"): self._if_there(lambda tensor: CUDA_0),
+            _getter("is_cuda"): self._if_there(lambda tensor: True),
+            _getter("is_meta"): self._if_there(lambda tensor: False),
+            Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
+            Tensor.get_device: self._if_there(lambda tensor: 0),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
@@ -66,9 +72,18 @@ class TensorAnswers:
             **{function: self._of_numpy(name) for function, name in _READ_VALUES.items()},
             Tensor.__dlpack__: self._no_dlpack,
             **{function: self._decision(name) for function, name in _DECISIONS.items()},
-            **dict.fromkeys(_MADE_OF_NUMBERS, self._made_of_numbers),
+            **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
         }
+
+    def _if_there(self, answer: Callable[[Tensor], Any]) -> Answer:
+        nowhere = self._host.nowhere
+
+        def answered(args: Any, kwargs: Any) -> Any:
+            tensor = args[0]
+            return answer(tensor) if tensor.is_meta and tensor not in nowhere else NotImplemented
+
+        return answered
 
     def _of_numpy(self, word: str) -> Answer:
         def given(args: Any, kwargs: Any) -> Any:
@@ -145,10 +160,14 @@ class TensorAnswers:
         values = self._host.known.of(tensor) if tensor.is_meta else None
         if values is not None and len(args) == 1:
             return f"{repr(values)[:-1]}, device='{CUDA_0}')"
+        if values is not None and tensor.dim() == 0:
+            return format(values.item(), args[1])
         if not self._host.is_unknown(tensor) or tensor.numel() == 0:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
+        if tensor in self._host.nowhere:
+            return NotImplemented
         place = f"device='{CUDA_0}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
@@ -181,10 +200,23 @@ class TensorAnswers:
     def _is_pinned(self, args: Any, kwargs: Any) -> bool:
         return args[0] in self._pinned
 
+    def made_nowhere(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """On `meta`, by a program that says so."""
+        self._recorder.making_nowhere = True
+        try:
+            if func is Tensor.to and args[0].is_meta:
+                like = args[0]
+                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+            return func(*args, **kwargs)
+        finally:
+            self._recorder.making_nowhere = False
+
     def lose(self, value: Any) -> None:
         """Tensors of the host that a function wrote an unknown number to, or made with one."""
         for tensor in tensors_among(value):
-            if not tensor.is_meta:
+            if tensor.is_meta:
+                self._host.known.forget(tensor)
+            else:
                 self._host.unknown.add(tensor)
 
     def pinned(self, made: Any) -> Any:
@@ -207,12 +239,33 @@ class TensorAnswers:
             raise data_needed("tensor_split")
         return NotImplemented
 
-    def _made_of_numbers(self, args: Any, kwargs: Any) -> Any:
-        """torch takes them out of the tensors by itself."""
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, list | tuple) and any(map(self._host.is_unknown, _leaves(value))):
-                raise data_needed("A tensor made of numbers that lie in tensors", _KEEP_IT_THERE)
-        return NotImplemented
+    def _made_of_numbers(self, func: Any) -> Answer:
+        """torch takes them out of the program's lists by itself, and for the device it would leave them there."""
+
+        def made(args: Any, kwargs: Any) -> Any:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, list | tuple) and any(map(self._host.is_unknown, _leaves(value))):
+                    raise data_needed("A tensor made of numbers that lie in tensors", _KEEP_IT_THERE)
+            on_device = self._named.means_us(kwargs.get("device"), numbers=True)
+            if kwargs.get("device") is None:
+                on_device = func is Tensor.new_tensor and args[0].is_meta
+            data = kwargs["data"] if "data" in kwargs else args[-1] if args else None
+            if not on_device or isinstance(data, Tensor):
+                return NotImplemented
+            return self._moved_there(func, args, kwargs)
+
+        return made
+
+    def _moved_there(self, func: Any, args: Any, kwargs: Any) -> Tensor:
+        if func is Tensor.new_tensor:
+            kwargs = {"dtype": args[0].dtype, **kwargs}
+            func, args = torch.tensor, args[1:]
+        asks_gradient = kwargs.get("requires_grad", False)
+        given = {key: value for key, value in kwargs.items() if key not in ("requires_grad", "pin_memory")}
+        there: Tensor = func(*args, **{**given, "device": "cpu"}).to(META)
+        if has_unknown_numbers(args, kwargs):
+            self._host.known.forget(there)
+        return there.requires_grad_() if asks_gradient else there
 
 
 def _is_copying() -> bool:
@@ -225,14 +278,15 @@ def _getter(name: str) -> Any:
     return getattr(Tensor, name).__get__
 
 
-def _if_ours(answer: Callable[[Tensor], Any]) -> Answer:
-    return lambda args, kwargs: answer(args[0]) if args[0].is_meta else NotImplemented
 
 
-_ATTRIBUTES: dict[str, Answer] = {
-    "device": _if_ours(lambda tensor: CUDA_0),
-    "is_cuda": lambda args, kwargs: args[0].is_meta,
-}
+def _set_data(args: Any, kwargs: Any) -> Any:
+    """`param.data = ...` from one side to the other, as modules and offloading do."""
+    tensor, data = args
+    if tensor.is_meta == data.is_meta:
+        return NotImplemented
+    become(tensor, data)
+    return None
 
 
 def _device_itself(args: Any, kwargs: Any) -> Any:

@@ -23,7 +23,10 @@ SAID: dict[str, tuple[Callable[[], Any], Any]] = {
     "is_tf32_supported": (lambda: torch.cuda.is_tf32_supported(), True),
     "peers": (lambda: torch.cuda.can_device_access_peer(0, 0), False),
     "sync debug": (lambda: (torch.cuda.set_sync_debug_mode("warn"), torch.cuda.get_sync_debug_mode()), (None, 1)),
-    "ranges": (lambda: (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop(), torch.cuda.nvtx.mark("b")), (0, 0, 0)),
+    "ranges": (
+        lambda: (torch.cuda.nvtx.range_push("a"), torch.cuda.nvtx.range_pop(), torch.cuda.nvtx.mark("b")),
+        (0, 0, 0),
+    ),
     "profiler": (lambda: (torch.cuda.profiler.start(), torch.cuda.profiler.stop()), (None, None)),
     "ipc_collect": (lambda: torch.cuda.ipc_collect(), None),
     "built": (lambda: torch.backends.cuda.is_built(), True),
@@ -32,7 +35,10 @@ SAID: dict[str, tuple[Callable[[], Any], Any]] = {
     "module": (lambda: torch.get_device_module() is torch.get_device_module("cuda") is torch.cuda, True),
     "accelerator": (lambda: torch.accelerator.current_accelerator(), torch.device("cuda")),
     "accelerators": (lambda: (torch.accelerator.is_available(), torch.accelerator.device_count()), (True, 1)),
-    "index": (lambda: (torch.accelerator.set_device_index("cuda:0"), torch.accelerator.current_device_index()), (None, 0)),
+    "index": (
+        lambda: (torch.accelerator.set_device_index("cuda:0"), torch.accelerator.current_device_index()),
+        (None, 0),
+    ),
     "device": (lambda: torch.device(type="cuda", index=0), CUDA_0),
     "a device as a context": (lambda: torch.cuda.device(CUDA_0).__enter__(), None),
     "device_of": (lambda: torch.cuda.device_of(torch.zeros(1, device="cuda")).__enter__(), None),
@@ -64,7 +70,9 @@ def test_properties_are_the_cards() -> None:
 
 def test_cuda_begins_when_it_is_first_used_and_ends_with_the_device() -> None:
     torch.cuda.manual_seed_all(3)
-    before = {name: vars(torch.cuda)[name] for name in ("Stream", "Event", "_initialized", "default_generators", "_cudart")}
+    before = {
+        name: vars(torch.cuda)[name] for name in ("Stream", "Event", "_initialized", "default_generators", "_cudart")
+    }
     words = set(vars(torch._C))
     with PredictedDevice(A100):
         assert not torch.cuda.is_initialized() and torch.cuda.memory_allocated() == 0

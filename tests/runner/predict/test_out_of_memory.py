@@ -26,7 +26,9 @@ def test_the_error_is_torchs_with_its_figures() -> None:
             gib(10)
         text = str(caught.value)
         assert isinstance(caught.value, RuntimeError) and type(caught.value) is torch.OutOfMemoryError
-        assert text.startswith("CUDA out of memory. Tried to allocate 10.00 GiB. GPU 0 has a total capacity of 39.39 GiB")
+        assert text.startswith(
+            "CUDA out of memory. Tried to allocate 10.00 GiB. GPU 0 has a total capacity of 39.39 GiB"
+        )
         assert "Of the allocated memory 30.00 GiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch" in text
         assert f"of which {(USABLE - 30 * GiB) / GiB:.2f} GiB is free" in text
         (failure,) = device.out_of_memory
