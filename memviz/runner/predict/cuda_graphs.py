@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import count
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 
@@ -104,6 +104,26 @@ class FakeGraph:
         self.reset()
 
 
+class FakeAcceleratorGraph(FakeGraph):
+    """`torch.accelerator.Graph`, which is entered to capture."""
+
+    def __init__(self, keep_graph: bool = False, *, pool: PoolId | None = None, **options: Any) -> None:
+        super().__init__(keep_graph)
+        self.graph_pool = pool
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
+        super().capture_begin(pool or self.graph_pool)
+
+    def __enter__(self) -> Self:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
+
+
 class FakePool:
     """`torch.cuda.MemPool`."""
 
@@ -125,12 +145,16 @@ class FakePool:
 
 
 def follow_graphs(patches: Patches, pools: GraphPools, assumptions: Assumptions) -> None:
-    graph: Any = type("CUDAGraph", (FakeGraph,), {"pools": pools, "assumptions": assumptions})
+    known = {"pools": pools, "assumptions": assumptions}
+    graph: Any = type("CUDAGraph", (FakeGraph,), known)
     pool: Any = type("MemPool", (FakePool,), {"pools": pools})
     for owner in (torch.cuda, torch.cuda.graphs):
         patches.put(owner, "CUDAGraph", graph)
+    patches.replace(torch.accelerator, "Graph", type("Graph", (FakeAcceleratorGraph,), known))
     for owner in (torch.cuda, torch.cuda.memory):
         patches.put(owner, "MemPool", pool)
+        # Until torch 2.7 one was entered too.
+        patches.replace(owner, "MemPoolContext", lambda pool: None)
 
     def begin(device: int, entered: PoolId) -> None:
         pools.order.pools.append((entered[0], entered[1]))

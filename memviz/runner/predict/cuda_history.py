@@ -110,7 +110,7 @@ class MemoryHistory:
 
     def snapshot(self, pool: Any = None) -> dict[str, Any]:
         """The pool's two numbers are followed, in late releases, by whether to include the history."""
-        made = snapshot_dict(self._trace_of(self._kept()))
+        made = {"external_annotations": [], **snapshot_dict(self._trace_of(self._kept()))}
         self._note()
         chosen = _ALL_POOLS if pool is None else tuple(pool)[:2]
         if chosen != _ALL_POOLS:

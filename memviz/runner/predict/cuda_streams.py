@@ -14,30 +14,36 @@ from memviz.runner.predict.program_frames import line_of_caller
 from memviz.runner.predict.stream_order import Lane, Moment, StreamOrder
 from memviz.runner.predict.torch_patches import Patches
 
-_CUDA = 1
-"""The number of the kind of device, in C++."""
+_HOST, _CUDA = 0, 1
+"""Kinds of devices, in C++."""
 _TIMES = "the time between two events is not known: it prints as unknown"
 _RealStream: Any = torch.Stream
 _RealEvent: Any = torch.Event
 
 
 class FakeStream(_RealStream):  # type: ignore[misc]
-    """A stream of torch that says it is the card's."""
+    """For torch one of the host's, which every build can make; what a program reads of it is the card's."""
 
     order: ClassVar[StreamOrder]
     named: ClassVar[NamedDevices]
     new_event: ClassVar[Callable[[], FakeEvent]]
     lane: Lane
     device = CUDA_0
+    device_index = 0
+    device_type = _CUDA
 
     @classmethod
     def of(cls, lane: Lane) -> Self:
-        made: Self = _RealStream.__new__(cls, stream_id=lane.stream_id, device_index=0, device_type=_CUDA)
+        made: Self = _RealStream.__new__(cls, stream_id=0, device_index=-1, device_type=_HOST)
         made.lane = lane
         return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
+
+    @property
+    def stream_id(self) -> int:
+        return self.lane.stream_id
 
     @property
     def cuda_stream(self) -> int:
@@ -89,6 +95,12 @@ class FakeStream(_RealStream):  # type: ignore[misc]
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FakeStream) and other.lane is self.lane
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return f"torch.Stream device_type=cuda, device_index=0, stream_id={self.stream_id}"
 
     def __hash__(self) -> int:
         return hash((self.lane.handle, CUDA_0))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from enum import IntEnum
 from types import SimpleNamespace
 from typing import Any
 
@@ -106,6 +107,7 @@ class FakeMachine:
             "_accelerator_exchangeDevice": self.exchange,
             "_accelerator_maybeExchangeDevice": self.exchange,
             "_accelerator_getDeviceCapability": self.capability,
+            "_accelerator_deviceCount": self.count,
             "_accelerator_hooks_device_count": self.count,
             "_accelerator_hooks_set_current_device": check,
             "_accelerator_hooks_get_current_device": lambda: 0,
@@ -118,7 +120,7 @@ class FakeMachine:
         done = int
         names = ("cudaProfilerStart", "cudaProfilerStop", "cudaHostRegister", "cudaHostUnregister", "cudaStreamCreate")
         return SimpleNamespace(
-            cudaError=SimpleNamespace(success=0),
+            cudaError=IntEnum("cudaError", {"success": 0}),
             cudaGetErrorString=lambda code: "no error",
             cudaMemGetInfo=lambda device: self._mem_get_info(),
             **{name: lambda *args: done() for name in (*names, "cudaStreamDestroy", "cudaDeviceSynchronize")},

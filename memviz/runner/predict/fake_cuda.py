@@ -48,6 +48,7 @@ class FakeCudaMode(TorchFunctionMode):
         self._tensors = tensors
         self._order = order
         self._ledger = recorder.ledger
+        self._waiting = recorder.ledger.allocator.pending.blocks
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
         self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
@@ -60,7 +61,7 @@ class FakeCudaMode(TorchFunctionMode):
             raise without_our_frames(error) from None
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._order.frees_wait:
+        if self._waiting:
             self._wait_for_host(func, args, kwargs)
         answer = self._answers.get(func)
         if answer is not None:
@@ -171,6 +172,7 @@ class FakeCuda:
         # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.
         patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
         _make_wrappers_here(patches, named)
+        _give_addresses(patches, recorder)
         _enter_in_backward(patches, mode)
         _enter_in_hooks(patches, mode)
         recorder.ledger.place = order.place
@@ -187,6 +189,17 @@ def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
 def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor, Tensor], bool]:
     plain = (Tensor, nn.Parameter)
     return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
+
+
+def _give_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Of storages: who looks for weights that share memory asks them."""
+    address: Any = torch.UntypedStorage.data_ptr
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        known = recorder.ledger.knows(self)
+        return int(address(self)) if known is None else known.block.address
+
+    patches.give(torch.UntypedStorage, "data_ptr", data_ptr)
 
 
 def _enter_in_backward(patches: Patches, mode: Mode) -> None:

@@ -52,7 +52,7 @@ class Ledger:
         self, settings: Settings, number_of_stack: Callable[[], int], device: DeviceMemory | None = None
     ) -> None:
         self.history = ModelHistory()
-        self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self._record)
+        self.allocator = CachingAllocator(settings, DeviceMemory() if device is None else device, self.history.add)
         self.live: dict[int, LiveAllocation] = {}
         """By the address of the storage's C++ object, which is its own as long as it lives."""
         self.count = 0
@@ -120,6 +120,7 @@ class Ledger:
             self.history.now = allocation.number
             if allocation.block.streams_used:
                 self._waiting[allocation.block.address] = allocation.number
+                self.allocator.record = self._record_while_frees_wait
             self.allocator.free(allocation.block)
             self._date(stack)
         self.freed(allocation)
@@ -158,13 +159,15 @@ class Ledger:
         self.now += 1
         return self.now
 
-    def _record(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
+    def _record_while_frees_wait(self, action: Action, address: int, size: int, stream: int, pool: PoolId) -> None:
         history = self.history
         if action is Action.FREE_COMPLETED and address in self._waiting:
             # It belongs to the allocation that was freed, whatever goes on when it completes.
             now, history.now = history.now, self._waiting.pop(address)
             history.add(action, address, size, stream, pool)
             history.now = now
+            if not self._waiting:
+                self.allocator.record = history.add
         else:
             history.add(action, address, size, stream, pool)
 

@@ -127,7 +127,3 @@ class StreamOrder:
     @property
     def _pending(self) -> PendingFrees:
         return self._ledger.allocator.pending
-
-    @property
-    def frees_wait(self) -> bool:
-        return bool(self._pending.blocks)

@@ -51,6 +51,19 @@ def test_a_graph_takes_memory_from_its_own_pool_when_it_is_captured() -> None:
         assert reserved_by_pool() == {(0, 0): 20 * MiB}
 
 
+@pytest.mark.skipif(not hasattr(torch.accelerator, "Graph"), reason="a newer torch has it")
+def test_graphs_of_any_accelerator_are_the_same() -> None:
+    with PredictedDevice(A100) as device:
+        x = torch.zeros(MiB, device="cuda")
+        graph = torch.accelerator.Graph()
+        with torch.Stream(), graph:
+            y = x + 1
+        graph.replay()
+        assert reserved_by_pool() == {(0, 0): 20 * MiB, graph.pool(): 20 * MiB}
+        assert device.allocated_bytes == 8 * MiB
+        del y
+
+
 def test_what_torch_refuses_is_refused() -> None:
     with PredictedDevice(A100):
         graph = torch.cuda.CUDAGraph()

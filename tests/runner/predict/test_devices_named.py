@@ -109,6 +109,7 @@ def test_addresses_tell_what_shares_memory() -> None:
         assert one.data_ptr() != other.data_ptr()
         assert one.view(2, 4)[1].data_ptr() == one.data_ptr() + 16
         assert one.data_ptr() % 512 == 0
+        assert one.untyped_storage().data_ptr() == one.data_ptr() != other.untyped_storage().data_ptr()
 
 
 def test_pinned_memory_is_the_hosts_and_says_so() -> None:
