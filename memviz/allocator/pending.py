@@ -18,6 +18,8 @@ class PendingFrees:
         self._events: dict[int, deque[Block]] = {}
         """Per stream, in its own order: a stream finishes its work one after the other."""
         self._finished: dict[int, int] = {}
+        self._passed: dict[int, int] = {}
+        """How many of each stream's are done."""
 
     def hold(self, block: Block) -> None:
         """Whoever calls will say when it is complete; a synchronisation completes it earlier."""
@@ -34,9 +36,16 @@ class PendingFrees:
             block.open_events += 1
             self._events.setdefault(stream, deque()).append(block)
 
-    def finish(self, stream: int) -> None:
-        """The stream has done everything asked of it so far; the next malloc will see it."""
-        self._finished[stream] = len(self._events.get(stream, ()))
+    def asked(self, stream: int) -> int:
+        """How often a free has waited for the stream, ever."""
+        return self._passed.get(stream, 0) + len(self._events.get(stream, ()))
+
+    def finish(self, stream: int, asked: int | None = None) -> None:
+        """The stream has done everything asked of it so far, or the first `asked`; the next malloc will see it."""
+        done = len(self._events.get(stream, ()))
+        if asked is not None:
+            done = min(done, asked - self._passed.get(stream, 0))
+        self._finished[stream] = max(done, self._finished.get(stream, 0))
 
     def process(self) -> None:
         """What malloc does first: completes the frees whose streams are done."""
@@ -49,6 +58,8 @@ class PendingFrees:
         """Waits for all streams."""
         waiting = list(self.blocks)
         self._finished.clear()
+        for stream in self._events:
+            self._passed[stream] = self.asked(stream)
         self._events.clear()
         for block in waiting:
             block.open_events = 0
@@ -56,6 +67,7 @@ class PendingFrees:
 
     def _pass_event(self, stream: int) -> None:
         block = self._events[stream].popleft()
+        self._passed[stream] = self._passed.get(stream, 0) + 1
         block.open_events -= 1
         if block.open_events == 0:
             self.complete(block)

@@ -162,7 +162,7 @@ class Statistics:
             figures.update(getattr(self, name).figures(name))
         for name in _OVERSIZE:
             both = getattr(self, name).figures(name)
-            figures.update({key.replace(".all", ""): value for key, value in both.items() if ".all." in key})
+            figures.update({key.replace(".all.", "."): value for key, value in both.items() if ".all." in key})
         figures.update({name: getattr(self, name) for name in _COUNTERS})
         return figures
 

@@ -12,11 +12,12 @@ from torch import nn
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.host import Host
-from memviz.runner.predict.ledger import Ledger, LiveAllocation
+from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
@@ -71,14 +72,19 @@ class AllocationColumns:
 
 class AllocationRecorder:
     def __init__(
-        self, card: KnownCard, settings: Settings, interner: Interner, assumptions: Assumptions | None = None
+        self,
+        card: KnownCard,
+        settings: Settings,
+        interner: Interner,
+        assumptions: Assumptions | None = None,
+        memory: DeviceMemory | None = None,
     ) -> None:
         self.card = card
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        self.ledger = Ledger(settings, self._stack_of_free)
+        self.ledger = Ledger(settings, self._stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
         self.assumptions = Assumptions() if assumptions is None else assumptions
@@ -88,7 +94,8 @@ class AllocationRecorder:
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
         """What is being put on the device, while it is."""
-        self._workspaces: set[bool] = set()
+        self._workspaces: dict[tuple[bool, int], LiveAllocation] = {}
+        """Of cuBLAS, by whether it is for backward and by the stream."""
         self._stack: int | None = None
         """Of the operator that runs."""
         self.making_nowhere = False
@@ -216,19 +223,29 @@ class AllocationRecorder:
 
     def _needs_cublas(self, treatment: Treatment, out: Any) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
-        in_backward = self.position.task != NO_TASK
-        if in_backward not in self._workspaces and is_on_device(out):
-            self._workspaces.add(in_backward)
-            self._malloc(self.card.cublas_workspace_bytes, treatment.name, Category.WORKSPACE)
+        key = (self.position.task != NO_TASK, self.ledger.place()[0])
+        if key not in self._workspaces and is_on_device(out):
+            size = self.card.cublas_workspace_bytes
+            self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
+
+    def clear_workspaces(self) -> None:
+        """They are made again when they are needed."""
+        while self._workspaces:
+            self.ledger.free(self._workspaces.popitem()[1])
 
     def _for_a_moment(self, sizes: Any, operator: str) -> None:
-        taken = [self._malloc(size, operator, Category.TEMPORARY) for size in sizes if size > 0]
-        for allocation in reversed(taken):
-            self.ledger.free(allocation)
+        taken: list[LiveAllocation] = []
+        try:
+            for size in sizes:
+                if size > 0:
+                    taken.append(self.take_for(Category.TEMPORARY, size, operator))
+        finally:
+            for allocation in reversed(taken):
+                self.ledger.free(allocation)
 
-    def _malloc(self, size: int, operator: str, category: Category) -> LiveAllocation:
+    def take_for(self, category: Category, size: int, operator: str, place: Place | None = None) -> LiveAllocation:
         """Memory of no tensor."""
-        return self.ledger.malloc(size, self._describe_next(operator, category))
+        return self.ledger.malloc(size, self._describe_next(operator, category), place)
 
     def _stack_of_free(self) -> int:
         return self.stacks.here("", self.position.in_backward()[2])

@@ -9,23 +9,13 @@ import numpy as np
 
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
+from memviz.runner.predict.cuda_history import Window
 from memviz.runner.predict.predicted_run import fit_on
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 
 if TYPE_CHECKING:
     from memviz.runner.predict.predicted_device import PredictedDevice
-
-
-@dataclass(frozen=True)
-class Window:
-    """From where a program switched the history on to where it wrote it down."""
-
-    file: str
-    events: int
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         peak_reserved=device.highest_reserved_bytes,
         out_of_memory=len(device.out_of_memory),
         steps=steps,
-        windows=tuple(device.windows),
+        windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
     )

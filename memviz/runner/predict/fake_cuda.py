@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from functools import partial
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -13,26 +11,58 @@ from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
-from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
+from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
+from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
+from memviz.runner.predict.cuda_parallel import follow_data_parallel
+from memviz.runner.predict.cuda_profilers import follow_profilers
+from memviz.runner.predict.cuda_random import check_generator, follow_generators
+from memviz.runner.predict.cuda_streams import follow_streams
+from memviz.runner.predict.cuda_tensor_types import cast, follow_types
+from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
 from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
 from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
+from memviz.runner.predict.program_threads import follow_threads, follow_workers
+from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
+_HOST_WAITS = {
+    *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
+    *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal),
+}
+"""The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
+Mode = Callable[[], AbstractContextManager[Any]]
 
 
 class FakeCudaMode(TorchFunctionMode):
     """In every function of torch: the device that is named, and what the program wants to know of a tensor."""
 
-    def __init__(self, named: NamedDevices, tensors: TensorAnswers) -> None:
+    def __init__(
+        self, named: NamedDevices, tensors: TensorAnswers, order: StreamOrder, recorder: AllocationRecorder
+    ) -> None:
         super().__init__()
         self._named = named
         self._tensors = tensors
-        self._answers = {**tensors.answers, Tensor.cuda: self._to_the_card}
+        self._order = order
+        self._ledger = recorder.ledger
+        self._waiting = recorder.ledger.allocator.pending.blocks
+        own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
+        self._types_of = tensors.answers[Tensor.type]
+        self._answers = {**tensors.answers, **own}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._answered(func, args, kwargs or {})
+        except OutOfMemoryError as error:
+            args = kwargs = None
+            raise without_our_frames(error) from None
+
+    def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._waiting:
+            self._wait_for_host(func, args, kwargs)
         answer = self._answers.get(func)
         if answer is not None:
             out = answer(args, kwargs)
@@ -57,41 +87,97 @@ class FakeCudaMode(TorchFunctionMode):
             return func(*args)
         if means_us(kwargs.get("device"), numbers=True):
             kwargs = {**kwargs, "device": META}
+        if kwargs.get("generator") is not None:
+            return self._drawn(func, args, kwargs)
         if not kwargs.get("pin_memory"):
             return func(*args, **kwargs)
         return self._tensors.pinned(func(*args, **{**kwargs, "pin_memory": False}))
+
+    def _drawn(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """By a generator, which has to be of the device that it draws on."""
+        out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
+        if isinstance(out, Tensor):
+            check_generator(kwargs["generator"], out.is_meta)
+        return self._tensors.pinned(out) if kwargs.get("pin_memory") else out
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
         self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
         return args[0].to(META)
 
+    def _record_stream(self, args: Any, kwargs: Any) -> None:
+        stream = kwargs.get("s", args[1] if len(args) > 1 else None)
+        if args[0].is_meta:
+            self._ledger.used_by(args[0].untyped_storage(), stream.lane.handle)
 
-@contextmanager
-def installed(
-    recorder: AllocationRecorder, memory: Mapping[str, Callable[[], Any]], set_settings: Callable[[str], None]
-) -> Iterator[None]:
-    """`memory` is what functions of `torch.cuda` say of the device's memory, by their names."""
-    patches = Patches()
-    named = NamedDevices(recorder.card.name)
-    tensors = TensorAnswers(recorder)
-    mode = partial(FakeCudaMode, named, tensors)
-    try:
+    def _type(self, args: Any, kwargs: Any) -> Any:
+        kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
+        return self._types_of(args, kwargs) if kind is None else cast(args[0], kind)
+
+    def _wait_for_host(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Frees that wait for the current stream are seen to be done where the program waits for it."""
+        copies = (
+            func is Tensor.to and not (kwargs.get("non_blocking") or True in args[2:]) and _names_the_host(args, kwargs)
+        )
+        if (copies or func in _HOST_WAITS) and args and isinstance(args[0], Tensor) and args[0].is_meta:
+            self._order.host_waits(self._order.moment(self._order.current))
+
+
+def _names_the_host(args: Any, kwargs: Any) -> bool:
+    device = kwargs.get("device", args[1] if len(args) > 1 else None)
+    return str(device) == "cpu" or isinstance(device, Tensor) and not device.is_meta
+
+
+class FakeCuda:
+    """All that a program may say to CUDA, for one predicted device."""
+
+    def __init__(
+        self, device: OfDevice, recorder: AllocationRecorder, report: OutOfMemoryReport, history: MemoryHistory
+    ) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._report = report
+        self._history = history
+        self._named = NamedDevices(recorder.card.name)
+        self.order = StreamOrder(recorder.ledger, recorder.position, recorder.assumptions)
+
+    @contextmanager
+    def installed(self, shared: Mode) -> Iterator[None]:
+        """`shared` enters, in another thread, what sees operators there."""
+        patches = Patches()
+        try:
+            with self._mode_of(patches, shared)():
+                yield
+        finally:
+            self._recorder.ledger.first_used = None
+            patches.undo()
+
+    def _mode_of(self, patches: Patches, shared: Mode) -> Mode:
+        recorder, named, order = self._recorder, self._named, self.order
+        tensors = TensorAnswers(recorder)
+        entered = FakeCudaMode(named, tensors, order, recorder)
+        mode: Mode = lambda: entered  # noqa: E731
         patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))
         _move_modules(patches, recorder, named)
+        calls = CardMemoryCalls(self._device, recorder, named, self._report)
+        follow_machine(patches, FakeMachine(recorder.card, named, calls.get_info), follow_generators(patches, named))
+        follow_memory(patches, calls, self._device.set_allocator_settings)
+        follow_history(patches, self._history)
+        follow_streams(patches, order, named, recorder.assumptions)
+        follow_graphs(patches, GraphPools(recorder.ledger, order), recorder.assumptions)
+        follow_types(patches, named)
+        follow_data_parallel(patches, order, named)
+        follow_profilers(patches)
+        follow_threads(patches, (shared, mode))
+        follow_workers(patches, recorder)
         # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.
         patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
-        for name, answer in _answers(recorder.card, memory, named).items():
-            patches.replace(torch.cuda, name, answer)
-        patches.replace(torch.cuda.memory, "_set_allocator_settings", set_settings)
-        # Without one there would be a warning; recurrent layers are predicted step by step.
-        patches.replace(getattr(torch.backends.cudnn, "m", torch.backends.cudnn), "is_acceptable", lambda tensor: False)
         _make_wrappers_here(patches, named)
+        _give_addresses(patches, recorder)
         _enter_in_backward(patches, mode)
         _enter_in_hooks(patches, mode)
-        with mode():
-            yield
-    finally:
-        patches.undo()
+        recorder.ledger.place = order.place
+        recorder.ledger.first_used = torch.cuda._lazy_init
+        return mode
 
 
 def _check_memory(recorder: AllocationRecorder, model: nn.Module) -> None:
@@ -105,7 +191,18 @@ def _take_over(compatible: Callable[[Tensor, Tensor], bool]) -> Callable[[Tensor
     return lambda one, other: (type(one) in plain and type(other) in plain) or compatible(one, other)
 
 
-def _enter_in_backward(patches: Patches, mode: Callable[[], FakeCudaMode]) -> None:
+def _give_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
+    """Of storages: who looks for weights that share memory asks them."""
+    address: Any = torch.UntypedStorage.data_ptr
+
+    def data_ptr(self: torch.UntypedStorage) -> int:
+        known = recorder.ledger.knows(self)
+        return int(address(self)) if known is None else known.block.address
+
+    patches.give(torch.UntypedStorage, "data_ptr", data_ptr)
+
+
+def _enter_in_backward(patches: Patches, mode: Mode) -> None:
     """Hooks and checkpoints run there; torch runs its engine without modes."""
     for owner in (torch.autograd, torch.autograd.graph):
         run = vars(owner).get("_engine_run_backward")
@@ -125,7 +222,7 @@ def _make_wrappers_here(patches: Patches, named: NamedDevices) -> None:
     patches.give(Tensor, "_make_wrapper_subclass", staticmethod(made))
 
 
-def _enter_in_hooks(patches: Patches, mode: Callable[[], FakeCudaMode]) -> None:
+def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
     """Of saved tensors: torch calls them from within an operator, where no mode is on, and again in backward."""
     hooks: Any = torch.autograd.graph.saved_tensors_hooks
     begin = hooks.__init__
@@ -136,7 +233,7 @@ def _enter_in_hooks(patches: Patches, mode: Callable[[], FakeCudaMode]) -> None:
     patches.replace(hooks, "__init__", begun)
 
 
-def _within(mode: Callable[[], FakeCudaMode], run: Any) -> Any:
+def _within(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
         if any(isinstance(entered, FakeCudaMode) for entered in _modes()):
             return run(*args, **kwargs)
@@ -169,41 +266,3 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
 
     patches.replace(nn.Module, "to", moved)
     patches.replace(nn.Module, "cuda", to_the_card)
-
-
-def _answers(card: KnownCard, memory: Mapping[str, Callable[[], Any]], named: NamedDevices) -> dict[str, Any]:
-    described = SimpleNamespace(
-        name=card.name,
-        major=card.capability[0],
-        minor=card.capability[1],
-        total_memory=card.memory_bytes,
-        multi_processor_count=card.multiprocessors,
-    )
-    on_the_card = {
-        "get_device_name": lambda: card.name,
-        "get_device_capability": lambda: card.capability,
-        "get_device_properties": lambda: described,
-        "synchronize": lambda: None,
-        "set_device": lambda: None,
-        "_exchange_device": lambda: 0,
-        "_maybe_exchange_device": lambda: 0,
-        "mem_get_info": lambda: (card.memory_bytes - memory["memory_reserved"](), card.memory_bytes),
-        **memory,
-    }
-    return {
-        "is_available": lambda: True,
-        "device_count": lambda: 1,
-        "current_device": lambda: 0,
-        "is_bf16_supported": lambda including_emulation=True: card.capability[0] >= 8 or including_emulation,
-        **{name: _on_the_card(answer, named) for name, answer in on_the_card.items()},
-    }
-
-
-def _on_the_card(answer: Callable[[], Any], named: NamedDevices) -> Callable[..., Any]:
-    """A function that may be told which device; there is one."""
-
-    def answers(device: Any = None) -> Any:
-        named.check(device)
-        return answer()
-
-    return answers

@@ -1,37 +1,42 @@
 """A CUDA device that is not there: PyTorch code runs on tensors without data, and its memory is kept account of.
 
 Tensors of the `meta` device stand for those on the card and CPU tensors for those on the host, so that both stay
-apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator;
-nothing is limited here: whether it fits a card is a question to a replay of the trace.
+apart as they would be. Whatever takes memory on the card goes, in order, through the model of PyTorch's allocator.
+Without a limit, whether it fits a card is a question to a replay of the trace; with one, the program meets it as it
+would on the card.
 """
 
 from __future__ import annotations
 
 import gc
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 import torch
 from torch import nn
 
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
-from memviz.runner.predict import fake_cuda
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.dispatch_mode import AllocationMode
+from memviz.runner.predict.cuda_history import MemoryHistory, Window
+from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, card_memory
 from memviz.runner.predict.place import place_model
-from memviz.runner.predict.predicted_trace import PhaseMarks, trace_of
+from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
+from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
 from memviz.runner.predict.workspaces import unseen_by
@@ -56,21 +61,26 @@ class PredictedDevice:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
+        `limited`: the program has what a process gets of the card, and no more.
         """
         self.card = card
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
         self._interner = Interner()
-        self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume))
+        memory = card_memory(card)
+        limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
+        self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume), limit)
         self._marks = PhaseMarks()
         self.limited = limited
-        self.windows: list[Any] = []
-        self.out_of_memory: list[Any] = []
         self._facts = dict(facts or {})
         self._inside = ExitStack()
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
+        self._report = OutOfMemoryReport(memory)
+        self._history = MemoryHistory(self.recorder.ledger, self._trace)
+        ledger = self.recorder.ledger
+        ledger.out_of_memory = lambda failure: self._report.of(failure, ledger.allocator, len(ledger.history) - 1)
 
     is_predicted = True
 
@@ -92,14 +102,12 @@ class PredictedDevice:
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
-            stack.enter_context(
-                fake_cuda.installed(self.recorder, self._memory_functions(), self.set_allocator_settings)
-            )
+            mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
+            stack.enter_context(FakeCuda(self, self.recorder, self._report, self._history).installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
             named = NamedDevices(self.card.name)
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
-            mode: Any = AllocationMode(self.recorder, kernels, autocast)
-            stack.enter_context(mode)
+            stack.enter_context(mode())
             self.recorder.position.begins()
             self._inside = stack.pop_all()
         return self
@@ -152,8 +160,11 @@ class PredictedDevice:
 
     def set_allocator_settings(self, text: str) -> None:
         """As a program may say while it runs; what is laid out already stays as it is."""
-        self.settings = parse_settings(text)
-        self.recorder.ledger.allocator.set_settings(self.settings)
+        self.change_settings(parse_settings(text))
+
+    def change_settings(self, settings: Settings) -> None:
+        self.settings = settings
+        self.recorder.ledger.allocator.set_settings(settings)
 
     def memory_stats(self) -> dict[str, int]:
         return self._statistics.as_dict()
@@ -196,17 +207,15 @@ class PredictedDevice:
     def highest_requested_bytes(self) -> int:
         return max(self._highest[0], self.peak_requested_bytes)
 
-    def _memory_functions(self) -> dict[str, Callable[[], Any]]:
-        """Of `torch.cuda`."""
-        return {
-            "memory_allocated": lambda: self.allocated_bytes,
-            "memory_reserved": lambda: self.reserved_bytes,
-            "max_memory_allocated": lambda: self.peak_allocated_bytes,
-            "max_memory_reserved": lambda: self.peak_reserved_bytes,
-            "memory_stats": self.memory_stats,
-            "reset_peak_memory_stats": self.reset_peak,
-            "empty_cache": self.empty_cache,
-        }
+    @property
+    def windows(self) -> tuple[Window, ...]:
+        """The files that the program's own history was dumped to."""
+        return tuple(self._history.windows)
+
+    @property
+    def out_of_memory(self) -> tuple[OutOfMemory, ...]:
+        """What the program could not have, whether or not it went on."""
+        return tuple(self._report.failures)
 
     @property
     def flops(self) -> int:
@@ -232,6 +241,10 @@ class PredictedDevice:
         }
 
     def finish(self) -> Trace:
+        return self._trace(None)
+
+    def _trace(self, kept: Kept | None) -> Trace:
+        """Of the whole run, or what a file of this moment shows of it."""
         self.recorder.know_parameters()
         about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})
         return trace_of(
@@ -241,6 +254,7 @@ class PredictedDevice:
             self._interner,
             settings=self.settings.to_snapshot(),
             about=about,
+            kept=kept,
         )
 
 

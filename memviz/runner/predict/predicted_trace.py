@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -43,24 +43,45 @@ class PhaseMarks:
         self.time.append(time)
 
 
+@dataclass(frozen=True)
+class Kept:
+    """What of a run one file shows: a history may begin late, forget, and leave stacks out."""
+
+    events: Ints8
+    """Their places in the whole history."""
+    stacks_of: frozenset[Action]
+    """Kinds of events that have one."""
+    recorded: Callable[[int], bool]
+    """Whether an allocation was made while stacks were recorded, by its number."""
+    only_python: bool
+    """Stacks without the frames of C++."""
+
+
 def trace_of(
-    ledger: Ledger, known: AllocationColumns, marks: PhaseMarks, interner: Interner, *, settings: Any, about: About
+    ledger: Ledger,
+    known: AllocationColumns,
+    marks: PhaseMarks,
+    interner: Interner,
+    *,
+    settings: Any,
+    about: About,
+    kept: Kept | None = None,
 ) -> Trace:
-    cause = ledger.history.causes()
-    events = _events(ledger, known, interner, cause)
-    segments, blocks, block_cause = _final_state(ledger, interner)
-    annotations = Annotations(
-        np.array(marks.name, dtype=np.int32),
-        np.array(marks.stage, dtype=np.uint8),
-        np.array(marks.time, dtype=np.int64),
-    )
+    """The whole run; `kept` makes it what a file of that moment shows."""
+    with ledger.lock:
+        cause = ledger.history.causes()
+        events = _events(ledger, known, interner, cause)
+        segments, blocks, block_cause = _final_state(ledger, interner, kept)
+    if kept is not None:
+        cause = cause[kept.events]
+        events = _kept_events(events, kept, interner)
     device = DeviceTrace(
         device=0,
         kind="gpu",
         events=events,
         segments=segments,
         blocks=blocks,
-        annotations=annotations,
+        annotations=_annotations(marks, kept, events),
         event_labels=_labels(known, cause),
         block_labels=_labels(known, block_cause),
         is_timed=False,
@@ -75,6 +96,36 @@ def trace_of(
         settings=settings,
         about=about,
     )
+
+
+def _annotations(marks: PhaseMarks, kept: Kept | None, events: Events) -> Annotations:
+    time = np.array(marks.time, dtype=np.int64)
+    shown = np.ones(len(time), dtype=np.bool_)
+    if kept is not None:
+        shown = time >= (events.time_us[0] if len(events) else np.iinfo(np.int64).max)
+    return Annotations(
+        np.array(marks.name, dtype=np.int32)[shown], np.array(marks.stage, dtype=np.uint8)[shown], time[shown]
+    )
+
+
+def _kept_events(events: Events, kept: Kept, interner: Interner) -> Events:
+    chosen = Events(**{name: column[kept.events] for name, column in events.columns()})
+    has_stack = np.isin(chosen.action, [int(action) for action in kept.stacks_of])
+    stack = np.where(has_stack, chosen.stack, NO_STACK).astype(np.int32)
+    if kept.only_python:
+        stack = _without_native(stack, interner)
+    return replace(chosen, stack=stack, forward_stack=np.where(has_stack, chosen.forward_stack, NO_STACK))
+
+
+def _without_native(stacks: Ints4, interner: Interner) -> Ints4:
+    """The same stacks without frames that have no line."""
+    known, frames = interner.frozen_stacks(), interner.frozen_stacks().frames
+    shorter = {NO_STACK: NO_STACK}
+    for stack in np.unique(stacks).tolist():
+        if stack != NO_STACK:
+            python = [frame for frame in known.of(stack).tolist() if frames.line[frame]]
+            shorter[stack] = interner.stack_of(python) if python else NO_STACK
+    return np.array([shorter[stack] for stack in stacks.tolist()], dtype=np.int32)
 
 
 def _events(ledger: Ledger, known: AllocationColumns, interner: Interner, cause: Ints8) -> Events:
@@ -114,24 +165,24 @@ def _labels(known: AllocationColumns, cause: Ints8) -> Labels:
     return Labels(**labels)
 
 
-def _final_state(ledger: Ledger, interner: Interner) -> tuple[Segments, Blocks, Ints8]:
+def _final_state(ledger: Ledger, interner: Interner, kept: Kept | None) -> tuple[Segments, Blocks, Ints8]:
     """With the stacks of what made each segment and block, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
-    made_by, stack_of = _stacks_of_segments(ledger), _stacks_of_allocations(ledger)
-    segment_stacks = [made_by.get(address, NO_STACK) for address in segments.address.tolist()]
-    block_stacks = [stack_of.get(number, NO_STACK) for number in cause.tolist()]
-    return (
-        replace(segments, stack=np.array(segment_stacks, dtype=np.int32)),
-        replace(blocks, stack=np.array(block_stacks, dtype=np.int32)),
-        cause,
-    )
+    shows: Callable[[int], bool] = (lambda number: True) if kept is None else kept.recorded
+    made_by, stack_of = _stacks_of_segments(ledger, shows), _stacks_of_allocations(ledger)
+    of_segments = np.array([made_by.get(address, NO_STACK) for address in segments.address.tolist()], dtype=np.int32)
+    numbers = cause.tolist()
+    of_blocks = np.array([stack_of.get(n, NO_STACK) if shows(n) else NO_STACK for n in numbers], dtype=np.int32)
+    if kept is not None and kept.only_python:
+        of_segments, of_blocks = _without_native(of_segments, interner), _without_native(of_blocks, interner)
+    return replace(segments, stack=of_segments), replace(blocks, stack=of_blocks), cause
 
 
-def _stacks_of_segments(ledger: Ledger) -> dict[int, int]:
+def _stacks_of_segments(ledger: Ledger, shows: Callable[[int], bool]) -> dict[int, int]:
     history = ledger.history
     made = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-    rows = zip(history.action, history.address, ledger.stacks, strict=True)
-    return {address: stack for action, address, stack in rows if action in made}
+    rows = zip(history.action, history.address, history.cause, ledger.stacks, strict=True)
+    return {address: stack for action, address, cause, stack in rows if action in made and shows(cause)}
 
 
 def _stacks_of_allocations(ledger: Ledger) -> dict[int, int]:

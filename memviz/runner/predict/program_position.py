@@ -50,6 +50,12 @@ class ProgramPosition:
         self._known_up_to = self._next_number()
         self._modules_before = 0
         self._made_by: dict[int, tuple[int, int]] = {}
+        self.follows_streams = False
+        """Whether there is any stream but the default one."""
+        self.stream = 0
+        """The current one's handle."""
+        self._streams: dict[int, int] = {}
+        """Of nodes, where it is known."""
         self._owners: Any = WeakIdKeyDictionary()
         """The path of the module that a weight belongs to."""
         self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
@@ -94,6 +100,8 @@ class ProgramPosition:
         upto = self._next_number()
         for number in range(self._known_up_to, upto):
             self._made_by[number] = (self.module, stack)
+        if self.follows_streams:
+            self._streams.update(dict.fromkeys(range(self._known_up_to, upto), self.stream))
         self._known_up_to = upto
 
     def name_modules(self, model: nn.Module) -> None:
@@ -119,6 +127,13 @@ class ProgramPosition:
 
     def own(self, weight: torch.Tensor, path: str) -> None:
         self._owners[weight] = self._text(path)
+
+    def stream_of_node(self, otherwise: int) -> int:
+        """Of the forward operator that the node belongs to; a gradient is added up where it was made."""
+        node = self._node()
+        if node is None or node.name() == ACCUMULATE:
+            return otherwise
+        return self._streams.get(node._sequence_nr(), 0)
 
     def in_backward(self) -> tuple[int, int, str]:
         """Module, forward stack and node of what runs now, as far as there are any."""

@@ -20,6 +20,7 @@ _NOT_COMPILED = (
 )
 _COMPILED = "OptimizedModule"
 """The class of what torch.compile makes of a module; to import it takes seconds."""
+_NOTHING = object()
 
 
 class Patches:
@@ -41,6 +42,15 @@ class Patches:
         """In front of what the owner inherits."""
         self._undo.append(lambda: delattr(owner, name))
         setattr(owner, name, value)
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """Whether or not this build of torch has such a thing."""
+        before = vars(owner).get(name, _NOTHING)
+        if before is _NOTHING:
+            self.give(owner, name, value)
+        else:
+            self._undo.append(lambda: setattr(owner, name, before))
+            setattr(owner, name, value)
 
     def call_back(self, undo: Callable[[], None]) -> None:
         self._undo.append(undo)

@@ -30,7 +30,9 @@ WRONG: dict[str, Callable[[], Any]] = {
     "set_device": lambda: torch.cuda.set_device(1),
     "set_device by name": lambda: torch.cuda.set_device("cuda:1"),
     "device as a context": lambda: torch.cuda.device(1).__enter__(),
-    "memory_allocated": lambda: torch.cuda.memory_allocated(1),
+    "memory_allocated": lambda: torch.cuda.init() or torch.cuda.memory_allocated(1),
+}
+PROPERTIES: dict[str, Callable[[], Any]] = {
     "get_device_name": lambda: torch.cuda.get_device_name(1),
     "get_device_properties": lambda: torch.cuda.get_device_properties("cuda:1"),
 }
@@ -45,6 +47,12 @@ def test_a_second_card_is_the_error_that_it_is_on_a_machine_with_one(how: str) -
         with pytest.raises(RuntimeError):
             WRONG[how]()
         assert device.allocated_bytes == 0
+
+
+@pytest.mark.parametrize("how", PROPERTIES)
+def test_what_a_second_card_is_like_is_torchs_own_error(how: str) -> None:
+    with PredictedDevice(A100), pytest.raises(AssertionError, match="Invalid device id"):
+        PROPERTIES[how]()
 
 
 def test_the_one_card_goes_by_all_its_names() -> None:
@@ -101,6 +109,7 @@ def test_addresses_tell_what_shares_memory() -> None:
         assert one.data_ptr() != other.data_ptr()
         assert one.view(2, 4)[1].data_ptr() == one.data_ptr() + 16
         assert one.data_ptr() % 512 == 0
+        assert one.untyped_storage().data_ptr() == one.data_ptr() != other.untyped_storage().data_ptr()
 
 
 def test_pinned_memory_is_the_hosts_and_says_so() -> None:

@@ -1,0 +1,82 @@
+"""What CUDA says of a card beside its memory: mostly the architecture's, by its capability."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from uuid import NAMESPACE_URL, UUID, uuid5
+
+from memviz.runner.predict.cards import KnownCard
+
+_KiB, _MiB = 1 << 10, 1 << 20
+_REGISTERS = 65_536
+_SHARED_PER_BLOCK = 48 * _KiB
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
+_MOST_THREADS = 2048
+_SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
+"""KiB of a multiprocessor; later ones of data centres have more."""
+_MOST_SHARED = 228
+_L2 = {
+    "NVIDIA B200": 126,
+    "NVIDIA L40S": 96,
+    "NVIDIA A10": 6,
+    "NVIDIA L4": 48,
+    "NVIDIA GeForce RTX 5090": 96,
+    "NVIDIA GeForce RTX 4090": 72,
+    "NVIDIA GeForce RTX 3090": 6,
+    "NVIDIA V100 32GB": 6,
+    "NVIDIA T4": 4,
+}
+"""MiB of second-level cache."""
+_L2_OF_DATA_CENTRES = {8: 40, 9: 50}
+
+
+@dataclass(frozen=True)
+class CardProperties:
+    """What `torch.cuda.get_device_properties` gives: the names are torch's."""
+
+    name: str
+    major: int
+    minor: int
+    total_memory: int
+    multi_processor_count: int
+    uuid: UUID
+    max_threads_per_multi_processor: int
+    shared_memory_per_multiprocessor: int
+    shared_memory_per_block_optin: int
+    L2_cache_size: int
+    max_threads_per_block: int = 1024
+    warp_size: int = 32
+    regs_per_multiprocessor: int = _REGISTERS
+    shared_memory_per_block: int = _SHARED_PER_BLOCK
+    is_integrated: int = 0
+    is_multi_gpu_board: int = 0
+    pci_bus_id: int = 1
+    pci_device_id: int = 0
+    pci_domain_id: int = 0
+
+    def __repr__(self) -> str:
+        return (
+            f"_CudaDeviceProperties(name='{self.name}', major={self.major}, minor={self.minor}, "
+            f"total_memory={self.total_memory // _MiB}MB, multi_processor_count={self.multi_processor_count}, "
+            f"uuid={self.uuid}, pci_bus_id={self.pci_bus_id}, pci_device_id={self.pci_device_id}, "
+            f"pci_domain_id={self.pci_domain_id}, L2_cache_size={self.L2_cache_size // _MiB}MB)"
+        )
+
+
+def properties_of(card: KnownCard) -> CardProperties:
+    """Of two cards of a kind these are the same; even the number that is a card's own is made from its name."""
+    major, minor = card.capability
+    shared = _SHARED.get(card.capability, _MOST_SHARED) * _KiB
+    is_old = major == 7
+    return CardProperties(
+        name=card.name,
+        major=major,
+        minor=minor,
+        total_memory=card.memory_bytes,
+        multi_processor_count=card.multiprocessors,
+        uuid=uuid5(NAMESPACE_URL, card.name),
+        max_threads_per_multi_processor=_THREADS.get(card.capability, _MOST_THREADS),
+        shared_memory_per_multiprocessor=shared,
+        shared_memory_per_block_optin=shared if is_old else shared - _KiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_DATA_CENTRES.get(major, 50)) * _MiB,
+    )

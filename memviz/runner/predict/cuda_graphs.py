@@ -1,0 +1,177 @@
+"""CUDA graphs: what is captured runs once, as it stands, and takes its memory from the graph's own pool.
+
+That is what a card does too: its allocator hands out at capture, and nothing when the graph is replayed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import count
+from typing import Any, ClassVar, Self
+
+import torch
+
+from memviz.allocator.blocks import PoolId, PoolPair
+from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.ledger import Ledger
+from memviz.runner.predict.stream_order import Lane, StreamOrder
+from memviz.runner.predict.torch_patches import Patches
+
+_REPLAYED = (
+    "CUDA graphs are captured by running what they capture once, into the graph's own pool; their replays compute "
+    "nothing and take no memory, as on a card."
+)
+
+
+class GraphPools:
+    """Pools of memory beside the default one: of graphs, and those a program makes."""
+
+    def __init__(self, ledger: Ledger, order: StreamOrder) -> None:
+        self.order = order
+        self._ledger = ledger
+        self._numbers = {False: count(1), True: count(1)}
+
+    def new(self, *, by_user: bool = False) -> PoolId:
+        number = next(self._numbers[by_user])
+        return (0, number) if by_user else (number, 0)
+
+    def hold(self, pool: PoolId) -> None:
+        known = self._ledger.allocator.private_pools
+        if pool in known:
+            known[pool].use_count += 1
+        else:
+            known[pool] = PoolPair(pool)
+
+    def let_go(self, pool: PoolId) -> None:
+        """What is cached there goes back when the cache is emptied."""
+        known = self._ledger.allocator.private_pools.get(pool)
+        if known is not None and known.use_count:
+            known.use_count -= 1
+
+
+class FakeGraph:
+    """`torch.cuda.CUDAGraph`."""
+
+    pools: ClassVar[GraphPools]
+    assumptions: ClassVar[Assumptions]
+
+    def __init__(self, keep_graph: bool = False) -> None:
+        self._pool: PoolId | None = None
+        self._lane: Lane | None = None
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
+        lane = self.pools.order.current
+        if lane is self.pools.order.default:
+            raise RuntimeError("CUDA graphs must be captured on a non-default stream.")
+        self.assumptions.say(_REPLAYED)
+        chosen = self.pools.new() if pool is None else (pool[0], pool[1])
+        self._pool, self._lane, lane.capture = chosen, lane, chosen
+        self.pools.hold(chosen)
+
+    def capture_end(self) -> None:
+        if self._lane is None:
+            raise RuntimeError("CUDA error: no capture is under way")
+        self._lane.capture = None
+        self._lane = None
+
+    def replay(self) -> None:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::replay without a preceding successful capture.")
+
+    def reset(self) -> None:
+        if self._pool is not None:
+            self.pools.let_go(self._pool)
+            self._pool = None
+
+    def pool(self) -> PoolId:
+        if self._pool is None:
+            raise RuntimeError("Called CUDAGraph::pool() without a preceding successful capture.")
+        return self._pool
+
+    def instantiate(self) -> None:
+        pass
+
+    def register_generator_state(self, generator: Any) -> None:
+        pass
+
+    def enable_debug_mode(self) -> None:
+        pass
+
+    def debug_dump(self, debug_path: str) -> None:
+        pass
+
+    def __del__(self) -> None:
+        self.reset()
+
+
+class FakeAcceleratorGraph(FakeGraph):
+    """`torch.accelerator.Graph`, which is entered to capture."""
+
+    def __init__(self, keep_graph: bool = False, *, pool: PoolId | None = None, **options: Any) -> None:
+        super().__init__(keep_graph)
+        self.graph_pool = pool
+
+    def capture_begin(self, pool: PoolId | None = None, capture_error_mode: str = "global", **options: Any) -> None:
+        super().capture_begin(pool or self.graph_pool)
+
+    def __enter__(self) -> Self:
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+        self.capture_begin()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.capture_end()
+
+
+class FakePool:
+    """`torch.cuda.MemPool`."""
+
+    pools: ClassVar[GraphPools]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.id = self.pools.new(by_user=True)
+        self.pools.hold(self.id)
+
+    def use_count(self) -> int:
+        return 1
+
+    def snapshot(self, *args: Any, **kwargs: Any) -> Any:
+        whole: Any = torch.cuda.memory_snapshot
+        return whole(self.id)
+
+    def __del__(self) -> None:
+        self.pools.let_go(self.id)
+
+
+def follow_graphs(patches: Patches, pools: GraphPools, assumptions: Assumptions) -> None:
+    known = {"pools": pools, "assumptions": assumptions}
+    graph: Any = type("CUDAGraph", (FakeGraph,), known)
+    pool: Any = type("MemPool", (FakePool,), {"pools": pools})
+    for owner in (torch.cuda, torch.cuda.graphs):
+        patches.put(owner, "CUDAGraph", graph)
+    patches.replace(torch.accelerator, "Graph", type("Graph", (FakeAcceleratorGraph,), known))
+    for owner in (torch.cuda, torch.cuda.memory):
+        patches.put(owner, "MemPool", pool)
+        # Until torch 2.7 one was entered too.
+        patches.replace(owner, "MemPoolContext", lambda pool: None)
+
+    def begin(device: int, entered: PoolId) -> None:
+        pools.order.pools.append((entered[0], entered[1]))
+
+    def end(device: int, left: PoolId) -> None:
+        pools.order.pools.remove((left[0], left[1]))
+
+    named: dict[str, Callable[..., Any]] = {
+        "_graph_pool_handle": lambda: pools.new(by_user=True),
+        "_cuda_beginAllocateToPool": begin,
+        "_cuda_beginAllocateCurrentThreadToPool": begin,
+        "_cuda_beginAllocateCurrentStreamToPool": begin,
+        "_cuda_endAllocateToPool": end,
+        "_cuda_endAllocateCurrentStreamToPool": end,
+        "_cuda_releasePool": lambda device, pool: None,
+    }
+    for name, function in named.items():
+        for owner in (torch._C, torch.cuda.graphs, torch.cuda.memory):
+            if owner is torch._C or name in vars(owner):
+                patches.put(owner, name, function)

@@ -1,0 +1,114 @@
+"""Generators of random numbers on a card: they have seeds and states, and what is drawn by them is not known."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor
+
+from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
+from memviz.runner.predict.torch_patches import Patches
+
+_RealGenerator: Any = torch._C.Generator
+_FIRST_SEED = 67280421310721
+"""Of generators that nobody gave one."""
+_STATE_BYTES = 16
+_SEED_BITS = 64
+
+
+class CardGenerator(_RealGenerator):  # type: ignore[misc]
+    """For torch one of the host's; what a program reads of it is the card's."""
+
+    device = CUDA_0
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._seed, self._offset = _FIRST_SEED, 0
+
+    def manual_seed(self, seed: int) -> Self:
+        self._seed, self._offset = int(seed) % (1 << _SEED_BITS), 0
+        return self
+
+    def seed(self) -> int:
+        self.manual_seed(secrets.randbits(_SEED_BITS - 11))
+        return self._seed
+
+    def initial_seed(self) -> int:
+        return self._seed
+
+    def get_offset(self) -> int:
+        return self._offset
+
+    def set_offset(self, offset: int) -> Self:
+        if offset % 4:
+            raise RuntimeError("offset must be a multiple of 4")
+        self._offset = int(offset)
+        return self
+
+    def get_state(self) -> Tensor:
+        """Seed and offset, eight bytes each, on the host."""
+        whole = self._seed.to_bytes(8, "little") + self._offset.to_bytes(8, "little")
+        return torch.tensor(list(whole), dtype=torch.uint8, device="cpu")
+
+    def set_state(self, new_state: Tensor) -> Self:
+        if new_state.dtype != torch.uint8 or new_state.device.type != "cpu":
+            raise TypeError("RNG state must be a torch.ByteTensor")
+        if new_state.numel() != _STATE_BYTES:
+            raise RuntimeError("RNG state is wrong size")
+        whole = bytes(new_state.tolist())
+        self._seed, self._offset = (int.from_bytes(part, "little") for part in (whole[:8], whole[8:]))
+        return self
+
+    def clone_state(self) -> CardGenerator:
+        twin = type(self)()
+        twin._seed, twin._offset = self._seed, self._offset
+        return twin
+
+    graphsafe_get_state = clone_state
+
+    def graphsafe_set_state(self, new_state: CardGenerator) -> Self:
+        self._seed, self._offset = new_state._seed, new_state._offset
+        return self
+
+    def __reduce__(self) -> Any:
+        return _again, (self._seed, self._offset)
+
+
+def _again(seed: int, offset: int) -> CardGenerator:
+    return CardGenerator().manual_seed(seed).set_offset(offset)
+
+
+class _AnyGenerator(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _RealGenerator)
+
+
+class AnyGenerator(metaclass=_AnyGenerator):
+    """In place of `torch.Generator`."""
+
+    named: ClassVar[NamedDevices]
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        return CardGenerator() if cls.named.means_us(device, numbers=True) else _RealGenerator(device)
+
+
+def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], None]:
+    """How to make those of the card, which torch does when CUDA is first used."""
+    kind = type("Generator", (AnyGenerator,), {"named": named, "__module__": "torch"})
+    patches.put(torch, "Generator", kind)
+    patches.put(torch.cuda, "default_generators", ())
+
+    def begin() -> None:
+        torch.cuda.default_generators = (CardGenerator(),)
+
+    return begin
+
+
+def check_generator(generator: Any, out_is_ours: bool) -> None:
+    """torch draws on one device by the generator of the same."""
+    is_ours = isinstance(generator, CardGenerator)
+    if is_ours != out_is_ours:
+        wanted, given = ("cuda", "cpu") if out_is_ours else ("cpu", "cuda")
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{given}'")

@@ -1,0 +1,274 @@
+"""Streams and events as `torch.cuda`, `torch.accelerator` and `torch` itself have them, on a card that is not there."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, ClassVar, Self
+
+import torch
+
+from memviz.runner.predict.assumptions import Assumptions, UnknownNumber
+from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
+from memviz.runner.predict.program_frames import line_of_caller
+from memviz.runner.predict.stream_order import Lane, Moment, StreamOrder
+from memviz.runner.predict.torch_patches import Patches
+
+_HOST, _CUDA = 0, 1
+"""Kinds of devices, in C++."""
+_TIMES = "the time between two events is not known: it prints as unknown"
+_RealStream: Any = torch.Stream
+_RealEvent: Any = torch.Event
+
+
+class FakeStream(_RealStream):  # type: ignore[misc]
+    """For torch one of the host's, which every build can make; what a program reads of it is the card's."""
+
+    order: ClassVar[StreamOrder]
+    named: ClassVar[NamedDevices]
+    new_event: ClassVar[Callable[[], FakeEvent]]
+    lane: Lane
+    device = CUDA_0
+    device_index = 0
+    device_type = _CUDA
+
+    @classmethod
+    def of(cls, lane: Lane) -> Self:
+        made: Self = _RealStream.__new__(cls, stream_id=0, device_index=-1, device_type=_HOST)
+        made.lane = lane
+        return made
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    @property
+    def stream_id(self) -> int:
+        return self.lane.stream_id
+
+    @property
+    def cuda_stream(self) -> int:
+        return self.lane.handle
+
+    @property
+    def native_handle(self) -> int:
+        return self.lane.handle
+
+    @property
+    def priority(self) -> int:
+        return self.lane.priority
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.lane.handle)
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -3
+
+    def query(self) -> bool:
+        return self.order.host_asks(self.order.moment(self.lane))
+
+    def synchronize(self) -> None:
+        self.order.host_waits(self.order.moment(self.lane))
+
+    def wait_event(self, event: FakeEvent) -> None:
+        event.wait(self)
+
+    def wait_stream(self, stream: FakeStream) -> None:
+        self.order.wait(self.lane, self.order.moment(stream.lane))
+
+    def record_event(self, event: FakeEvent | None = None) -> FakeEvent:
+        event = type(self).new_event() if event is None else event
+        event.record(self)
+        return event
+
+    def is_capturing(self) -> bool:
+        return self.lane.capture is not None
+
+    def __enter__(self) -> Self:
+        self.__dict__.setdefault("before", []).append(self.order.current)
+        self.order.set_current(self.lane)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.order.set_current(self.__dict__["before"].pop())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FakeStream) and other.lane is self.lane
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __repr__(self) -> str:
+        return f"torch.Stream device_type=cuda, device_index=0, stream_id={self.stream_id}"
+
+    def __hash__(self) -> int:
+        return hash((self.lane.handle, CUDA_0))
+
+    def __cuda_stream__(self) -> tuple[int, int]:
+        return 0, self.lane.handle
+
+
+class CudaStream(FakeStream):
+    """`torch.cuda.Stream`."""
+
+    def __new__(cls, device: Any = None, priority: int = 0, **named: Any) -> Self:
+        cls.named.check(device)
+        if "stream_ptr" in named:
+            return cls.of(cls.order.external(named["stream_ptr"]))
+        if "stream_id" in named:
+            return cls.of(cls.order.numbered(named["stream_id"]))
+        return cls.of(cls.order.new(priority))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={CUDA_0} cuda_stream={self.cuda_stream:#x}>"
+
+
+class _AnyStream(type):
+    """Streams of other devices are torch's own."""
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _RealStream)
+
+
+class AnyStream(metaclass=_AnyStream):
+    """In place of `torch.Stream`."""
+
+    kind: ClassVar[type[FakeStream]]
+
+    def __new__(cls, device: Any = None, **named: Any) -> Any:
+        order = cls.kind.order
+        if named.get("device_type", _CUDA) != _CUDA:
+            return _RealStream(device, **named) if device is not None else _RealStream(**named)
+        if "stream_id" in named:
+            return cls.kind.of(order.numbered(named["stream_id"]))
+        if device is None or cls.kind.named.means_us(device, numbers=True):
+            return cls.kind.of(order.new(named.get("priority", 0)))
+        return _RealStream(device, **named)
+
+
+class FakeEvent(_RealEvent):  # type: ignore[misc]
+    """Of `torch.cuda` and, with the device named, of torch."""
+
+    order: ClassVar[StreamOrder]
+    assumptions: ClassVar[Assumptions]
+    device = CUDA_0
+    _moment: Moment | None
+    enable_timing: bool
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        made: Self = _RealEvent.__new__(cls)
+        made._moment = None
+        return made
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        self.enable_timing = enable_timing
+
+    @property
+    def cuda_event(self) -> int:
+        """Made when it is first recorded."""
+        return 0 if self._moment is None else id(self)
+
+    @property
+    def event_id(self) -> int:
+        return self.cuda_event
+
+    @property
+    def _as_parameter_(self) -> Any:
+        return ctypes.c_void_p(self.cuda_event)
+
+    def record(self, stream: FakeStream | None = None) -> None:
+        self._moment = self.order.moment(self.order.current if stream is None else stream.lane)
+
+    def wait(self, stream: FakeStream | None = None) -> None:
+        self.order.wait(self.order.current if stream is None else stream.lane, self._moment or {})
+
+    def query(self) -> bool:
+        return self._moment is None or self.order.host_asks(self._moment)
+
+    def synchronize(self) -> None:
+        self.order.host_waits(self._moment or {})
+
+    def elapsed_time(self, end_event: FakeEvent) -> float:
+        if not (self.enable_timing and end_event.enable_timing):
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
+        if self._moment is None or end_event._moment is None:
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
+        self.assumptions.state(_TIMES)
+        return UnknownNumber(line_of_caller(), False, self.assumptions)
+
+    def ipc_handle(self) -> bytes:
+        raise RuntimeError("CUDA error: an event of a card that is not there cannot be shared with another process")
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {self.cuda_event:#x}>" if self.cuda_event else "<torch.cuda.Event uninitialized>"
+
+
+class _AnyEvent(type):
+    def __instancecheck__(cls, value: Any) -> bool:
+        return isinstance(value, _RealEvent)
+
+
+class AnyEvent(metaclass=_AnyEvent):
+    """In place of `torch.Event`."""
+
+    kind: ClassVar[type[FakeEvent]]
+    named: ClassVar[NamedDevices]
+
+    def __new__(cls, device: Any = None, **options: Any) -> Any:
+        if device is None or cls.named.means_us(device, numbers=True):
+            return cls.kind(**options)
+        return _RealEvent(device, **options)
+
+
+def follow_streams(patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions) -> None:
+    event: Any = type("Event", (FakeEvent,), {"order": order, "assumptions": assumptions, "__module__": "torch.cuda"})
+    known = {"order": order, "named": named, "new_event": event, "__module__": "torch.cuda.streams"}
+    plain: Any = type("Stream", (FakeStream,), {**known, "__module__": "torch"})
+    stream: Any = type("Stream", (CudaStream,), known)
+
+    def made(cls: Any, stream_ptr: int, device: Any = None, **kwargs: Any) -> Any:
+        named.check(device)
+        return cls.of(order.external(stream_ptr))
+
+    external: Any = type("ExternalStream", (stream,), {"__new__": made})
+    for owner in (torch.cuda, torch.cuda.streams):
+        for name, kind in (("Stream", stream), ("Event", event), ("ExternalStream", external)):
+            patches.put(owner, name, kind)
+    patches.put(torch, "Stream", type("Stream", (AnyStream,), {"kind": plain}))
+    patches.put(torch, "Event", type("Event", (AnyEvent,), {"kind": event, "named": named}))
+    patches.put(torch.cuda.graphs.graph, "default_capture_stream", None)
+    _put_functions(patches, order, named, plain)
+
+
+def _put_functions(patches: Patches, order: StreamOrder, named: NamedDevices, plain: type[FakeStream]) -> None:
+    def described(lane: Lane) -> tuple[int, int, int]:
+        return lane.stream_id, 0, _CUDA
+
+    def with_checked(answer: Callable[[], Any]) -> Callable[[int], Any]:
+        def answers(device: int) -> Any:
+            named.check(device)
+            return answer()
+
+        return answers
+
+    def set_stream(stream_id: int, device_index: int, device_type: int) -> None:
+        order.set_current(order.numbered(stream_id))
+
+    functions: dict[str, Callable[..., Any]] = {
+        "_cuda_getCurrentStream": with_checked(lambda: described(order.current)),
+        "_cuda_getDefaultStream": with_checked(lambda: described(order.default)),
+        "_cuda_getCurrentRawStream": with_checked(lambda: order.current.handle),
+        "_cuda_getStreamFromExternal": lambda pointer, device: described(order.external(pointer)),
+        "_cuda_setStream": set_stream,
+        "_cuda_synchronize": order.host_waits_for_all,
+        "_cuda_isCurrentStreamCapturing": lambda: order.current.capture is not None,
+        "_accelerator_getStream": with_checked(lambda: plain.of(order.current)),
+        "_accelerator_setStream": lambda stream: order.set_current(stream.lane),
+        "_accelerator_synchronizeDevice": lambda device: order.host_waits_for_all(),
+    }
+    for name, function in functions.items():
+        patches.put(torch._C, name, function)
+    patches.put(torch.cuda.graphs, "_cuda_isCurrentStreamCapturing", functions["_cuda_isCurrentStreamCapturing"])
