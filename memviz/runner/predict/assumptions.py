@@ -43,6 +43,12 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule(
+        "/transformers/masking_utils.py",
+        (),
+        lambda frame: True,
+        "Masks of attention that are not computed are taken to hide nothing.",
+    ),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
