@@ -25,6 +25,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "windows": [asdict(window) for window in estimate.windows],
         "assumed": [asdict(stated) for stated in estimate.assumed],
         "notes": list(estimate.notes),
+        "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
         "stopped": None if stopped is None else _why(stopped.where, stopped.what),
     }
