@@ -169,7 +169,7 @@ class FakeCuda:
         follow_memory(patches, calls, self._device.set_allocator_settings)
         follow_history(patches, self._history)
         follow_streams(patches, order, named, recorder.assumptions)
-        follow_graphs(patches, GraphPools(recorder.ledger, order), recorder.assumptions)
+        follow_graphs(patches, GraphPools(recorder.ledger, order, recorder.host.known), recorder.assumptions)
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
         follow_profilers(patches)
