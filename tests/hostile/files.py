@@ -251,6 +251,12 @@ def three_hundred_devices() -> bytes:
     return packed({"segments": rows, "device_traces": [[alloc(BASE, 512)] for _ in range(300)]})
 
 
+@refused
+def one_list_of_one_event_for_600_devices() -> bytes:
+    """Found by the fuzzer, in 861 bytes: what is noted of every device took 12 s."""
+    return packed({"segments": [], "device_traces": [[alloc(BASE, 512)]] * 600}, 2)
+
+
 @read
 def streams_and_pools_without_end() -> bytes:
     return packed(snapshot([alloc(BASE + 512 * i, 512, stream=i, pool_id=(i, 0)) for i in range(20_000)]))
