@@ -8,6 +8,7 @@ segment. Each ends, at the latest, where the next begins; the driver puts them s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,11 @@ class AddressSpaces:
 
     def size(self, address: int, wanted: int) -> int:
         """Where nothing ends it, as much as the smallest other one has."""
-        return min(wanted, self.sizes.get(address, min(self.sizes.values(), default=wanted)))
+        return min(wanted, self.sizes.get(address, self._smallest if self.sizes else wanted))
+
+    @cached_property
+    def _smallest(self) -> int:
+        return min(self.sizes.values())
 
 
 def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
