@@ -288,7 +288,7 @@ class _Run:
             return self._frames_at(places)
         # Text stands for the frames that are left out.
         intern, half = self.owner.interner, MOST_FRAMES // 2
-        first, text = self._frames_at(places[:half]), intern.shortened(places)[half]
+        first, text = self._frames_at(places[:half]), intern.shortened(range(len(places)))[half]
         return np.concatenate([first, np.array([intern.frame(text)]), self._frames_at(places[1 - half :])])
 
     def _frames_at(self, places: Ints8) -> Ints4:
