@@ -69,7 +69,7 @@ def _forward(patches: Patches, phases: ProgramPhases, position: ProgramPosition)
     def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if position.modules or next(self.parameters(), None) is None or not phases.begin("forward"):
             return before(self, *args, **kwargs)
-        position.steps = 0
+        position.here.steps = 0
         try:
             return before(self, *args, **kwargs)
         finally:
