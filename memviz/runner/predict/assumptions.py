@@ -38,6 +38,12 @@ _RULES = (
         "Arguments and samples of torch.distributions are taken to be valid.",
     ),
     _Rule(
+        "torch/nn/init.py",
+        (),
+        lambda frame: False,
+        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
+    ),
+    _Rule(
         "torch/nn/utils/clip_grad.py",
         (),
         lambda frame: False,
@@ -222,8 +228,12 @@ class UnknownNumber(float):
     def is_integer(self) -> bool:
         return False
 
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """What means of Python's own library are made of."""
+        return float(self).as_integer_ratio()
+
     __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _stop
-    as_integer_ratio = __divmod__ = __rdivmod__ = _stop
+    __divmod__ = __rdivmod__ = _stop
 
 
 def _unknown(own: str) -> Callable[..., Any]:
