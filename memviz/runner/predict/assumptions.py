@@ -44,6 +44,12 @@ _RULES = (
         "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
     ),
     _Rule(
+        "torch/nn/init.py",
+        ("_no_grad_trunc_normal_",),
+        lambda frame: False,
+        "Weights of a truncated normal distribution are taken to be within its bounds when they are first drawn.",
+    ),
+    _Rule(
         "torch/nn/utils/clip_grad.py",
         (),
         lambda frame: False,
@@ -58,10 +64,13 @@ _RULES = (
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-_STANDS = 1.0
+STANDS = 1.0
+AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
+EQUALS_NONE = "a whole number that is not computed decides here, as if it were equal to none that it is compared with"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_EQUALITIES = ("__eq__", "__ne__")
 _MOST_DECISIONS = 100_000
 """By one line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
@@ -137,16 +146,16 @@ class Assumptions:
         self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
         return UnknownNumber(line_of_caller(), whole, self)
 
-    def decide(self, line: str) -> None:
+    def decide(self, line: str, reason: str) -> None:
         """A comparison with a number that nobody computes."""
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
             raise decided_too_often(line)
-        self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
+        self.state(reason)
 
 
-_TAKEN = {False: f"counts as {_STANDS} where it decides", True: "nothing can be decided by it"}
+_TAKEN = {False: f"counts as {STANDS} where it decides", True: "only whether it equals another can be decided by it"}
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -174,7 +183,7 @@ class UnknownNumber(float):
     assumptions: Assumptions | None
 
     def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, _STANDS)
+        made = super().__new__(cls, STANDS)
         made.line, made.whole, made.assumptions = line, whole, assumptions
         return made
 
@@ -214,7 +223,7 @@ class UnknownNumber(float):
         if self.whole:
             self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.line)
+            self.assumptions.decide(self.line, AS_IF_ONE)
 
     def __bool__(self) -> bool:
         self._decide()
@@ -222,8 +231,8 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
-        return _STANDS
+            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
+        return STANDS
 
     def is_integer(self) -> bool:
         return False
@@ -250,6 +259,9 @@ def _comparing(own: str) -> Callable[..., Any]:
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
+        if self.whole and own in _EQUALITIES and self.assumptions is not None:
+            self.assumptions.decide(self.line, EQUALS_NONE)
+            return own == "__ne__"
         self._decide()
         return compare(self, other)
 

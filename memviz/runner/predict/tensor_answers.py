@@ -15,11 +15,12 @@ from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
+from memviz.runner.predict.comparisons import Comparisons
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
-from memviz.runner.predict.program_frames import frames
+from memviz.runner.predict.program_frames import frames, line_of_caller
 
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
@@ -52,7 +53,9 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
         self._named = NamedDevices(recorder.card.name)
+        self._comparisons = Comparisons(recorder.host)
         self.answers: dict[Any, Answer] = {
+            **self._comparisons.answers,
             torch.device: _device_itself,
             _getter("device"): self._if_there(lambda tensor: CUDA_0),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
@@ -120,9 +123,20 @@ class TensorAnswers:
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
                 number = self._assumptions.number()
                 return bool(number) if word == _TRUTH else float(number)
+            compared = self._compared(tensor)
+            if compared is not None and word == _TRUTH:
+                return compared
             raise data_needed(word)
 
         return decide
+
+    def _compared(self, tensor: Tensor) -> bool | None:
+        found = self._comparisons.of(tensor)
+        if found is None:
+            return None
+        answer, reason = found
+        self._assumptions.decide(line_of_caller(), reason)
+        return answer
 
     def write_out(self, whole: Any) -> Any:
         """What takes the place of `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
@@ -149,6 +163,8 @@ class TensorAnswers:
         if tensor.dtype == torch.bool:
             given = self._assumptions.given()
             if given is NOT_STATED:
+                given = self._compared(tensor)
+            if given is None:
                 raise data_needed(".item() of bool")
             return given
         return self._assumptions.number(whole=not tensor.is_floating_point())
