@@ -128,7 +128,8 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
+        taken = f"counts as {_STANDS:.0f} where it decides"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self)
 
     def decide(self, line: str) -> None:
@@ -138,9 +139,6 @@ class Assumptions:
         if times > _MOST_DECISIONS:
             raise decided_too_often(line)
         self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
-
-
-_TAKEN = {False: f"counts as {_STANDS} where it decides", True: "nothing can be decided by it"}
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -157,8 +155,8 @@ class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
-    a whole number, such as a count. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it finds 1.0.
+    number, and that is noted; a size or an index that would be made of it is stopped. Where C code takes the number
+    out (`math.exp`, numpy, `"%f"`), it finds 1.0.
     """
 
     __slots__ = ("assumptions", "line", "whole")
@@ -205,8 +203,6 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
-        if self.whole:
-            self._stop()
         if self.assumptions is not None:
             self.assumptions.decide(self.line)
 

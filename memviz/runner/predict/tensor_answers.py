@@ -15,6 +15,7 @@ from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
@@ -34,6 +35,7 @@ _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
 _TRUTH = "bool(), as in a condition,"
 _OF_A_FINITE_NUMBER = (_TRUTH, "float()")
+_WHOLE = ("int()", "An index or a size")
 _DECISIONS = {
     Tensor.__bool__: _TRUTH,
     Tensor.__float__: "float()",
@@ -117,6 +119,8 @@ class TensorAnswers:
             given = self._assumptions.given()
             if given is not NOT_STATED:
                 return bool(given) if word == _TRUTH else given
+            if tensor in self._recorder.choices and word in _WHOLE:
+                return self._first()
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
                 number = self._assumptions.number()
                 return bool(number) if word == _TRUTH else float(number)
@@ -151,7 +155,16 @@ class TensorAnswers:
             if given is NOT_STATED:
                 raise data_needed(".item() of bool")
             return given
+        if tensor in self._recorder.choices:
+            return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point())
+
+    def _first(self) -> int:
+        given = self._assumptions.given()
+        if given is not NOT_STATED:
+            return int(given)
+        self._assumptions.state(SENTENCE)
+        return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):
