@@ -44,33 +44,19 @@ _RULES = (
         "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
     ),
     _Rule(
-        "torch/nn/init.py",
-        ("_no_grad_trunc_normal_",),
-        lambda frame: False,
-        "Weights of a truncated normal distribution are taken to be within its bounds when they are first drawn.",
-    ),
-    _Rule(
         "torch/nn/utils/clip_grad.py",
         (),
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
-    _Rule(
-        "/transformers/masking_utils.py",
-        (),
-        lambda frame: True,
-        "Masks of attention that are not computed are taken to hide nothing.",
-    ),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-STANDS = 1.0
-AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
-EQUALS_NONE = "a whole number that is not computed decides here, as if it were equal to none that it is compared with"
+_STANDS = 1.0
+AS_IF_ONE = f"a number that is not computed decides here, as if it were {_STANDS}"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
-_EQUALITIES = ("__eq__", "__ne__")
 _MOST_DECISIONS = 100_000
 """By one line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
@@ -143,19 +129,17 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
+        taken = f"counts as {_STANDS:.0f} where it decides"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self)
 
-    def decide(self, line: str, reason: str) -> None:
+    def decide(self, line: str, reason: str = AS_IF_ONE) -> None:
         """A comparison with a number that nobody computes."""
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
             raise decided_too_often(line)
         self.state(reason)
-
-
-_TAKEN = {False: f"counts as {STANDS} where it decides", True: "only whether it equals another can be decided by it"}
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -172,8 +156,8 @@ class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
-    a whole number, such as a count. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it finds 1.0.
+    number, and that is noted; a size or an index that would be made of it is stopped. Where C code takes the number
+    out (`math.exp`, numpy, `"%f"`), it finds 1.0.
     """
 
     __slots__ = ("assumptions", "line", "whole")
@@ -183,7 +167,7 @@ class UnknownNumber(float):
     assumptions: Assumptions | None
 
     def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, STANDS)
+        made = super().__new__(cls, _STANDS)
         made.line, made.whole, made.assumptions = line, whole, assumptions
         return made
 
@@ -220,10 +204,8 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
-        if self.whole:
-            self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.line, AS_IF_ONE)
+            self.assumptions.decide(self.line)
 
     def __bool__(self) -> bool:
         self._decide()
@@ -231,8 +213,8 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
-        return STANDS
+            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
+        return _STANDS
 
     def is_integer(self) -> bool:
         return False
@@ -259,9 +241,6 @@ def _comparing(own: str) -> Callable[..., Any]:
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        if self.whole and own in _EQUALITIES and self.assumptions is not None:
-            self.assumptions.decide(self.line, EQUALS_NONE)
-            return own == "__ne__"
         self._decide()
         return compare(self, other)
 

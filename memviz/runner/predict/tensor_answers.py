@@ -15,12 +15,13 @@ from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.comparisons import Comparisons
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
-from memviz.runner.predict.program_frames import frames, line_of_caller
+from memviz.runner.predict.program_frames import frames
 
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
@@ -35,6 +36,7 @@ _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
 _TRUTH = "bool(), as in a condition,"
 _OF_A_FINITE_NUMBER = (_TRUTH, "float()")
+_WHOLE = ("int()", "An index or a size")
 _DECISIONS = {
     Tensor.__bool__: _TRUTH,
     Tensor.__float__: "float()",
@@ -53,7 +55,7 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
         self._named = NamedDevices(recorder.card.name)
-        self._comparisons = Comparisons(recorder.host)
+        self._comparisons = Comparisons(recorder.host, recorder.assumptions)
         self.answers: dict[Any, Answer] = {
             **self._comparisons.answers,
             torch.device: _device_itself,
@@ -120,23 +122,17 @@ class TensorAnswers:
             given = self._assumptions.given()
             if given is not NOT_STATED:
                 return bool(given) if word == _TRUTH else given
+            if tensor in self._recorder.choices and word in _WHOLE:
+                return self._first()
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
                 number = self._assumptions.number()
                 return bool(number) if word == _TRUTH else float(number)
-            compared = self._compared(tensor)
-            if compared is not None and word == _TRUTH:
+            compared = self._comparisons.answer(tensor) if word == _TRUTH else None
+            if compared is not None:
                 return compared
             raise data_needed(word)
 
         return decide
-
-    def _compared(self, tensor: Tensor) -> bool | None:
-        found = self._comparisons.of(tensor)
-        if found is None:
-            return None
-        answer, reason = found
-        self._assumptions.decide(line_of_caller(), reason)
-        return answer
 
     def write_out(self, whole: Any) -> Any:
         """What takes the place of `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
@@ -163,11 +159,20 @@ class TensorAnswers:
         if tensor.dtype == torch.bool:
             given = self._assumptions.given()
             if given is NOT_STATED:
-                given = self._compared(tensor)
+                given = self._comparisons.answer(tensor)
             if given is None:
                 raise data_needed(".item() of bool")
             return given
+        if tensor in self._recorder.choices:
+            return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point())
+
+    def _first(self) -> int:
+        given = self._assumptions.given()
+        if given is not NOT_STATED:
+            return int(given)
+        self._assumptions.state(SENTENCE)
+        return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):
@@ -224,10 +229,9 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
+            if func is Tensor.to and args[0].is_meta:
                 like = args[0]
-                dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
-                return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
+                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
             return func(*args, **kwargs)
         finally:
             self._recorder.making_nowhere = False
