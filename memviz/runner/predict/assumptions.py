@@ -6,6 +6,7 @@ the arguments of a distribution are valid.
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,12 @@ class _Rule:
     """Of that file; empty is any."""
     value: Callable[[FrameType], Any]
     sentence: str
+
+
+def _of_labels(frame: FrameType) -> Any:
+    """`labels.max() >= vocab_size`, and nothing else of a model's own decisions."""
+    line = linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    return False if "labels.max() >=" in line else None
 
 
 _SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
@@ -49,11 +56,23 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule(
+        "/transformers/masking_utils.py",
+        (),
+        lambda frame: True,
+        "Masks of attention that nobody computes are taken to hide nothing.",
+    ),
+    _Rule(
+        "/transformers/models/",
+        ("forward",),
+        _of_labels,
+        "Labels that nobody computes are taken to be in the vocabulary of transformers' models.",
+    ),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-_STANDS = 1.0
-AS_IF_ONE = f"a number that is not computed decides here, as if it were {_STANDS}"
+STANDS = 1.0
+AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -119,8 +138,10 @@ class Assumptions:
         file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
         for rule in _RULES:
             if rule.file in file and (not rule.functions or function in rule.functions):
-                self.say(rule.sentence)
-                return rule.value(frame)
+                value = rule.value(frame)
+                if value is not None:
+                    self.say(rule.sentence)
+                    return value
         return None
 
     def number(self, *, whole: bool = False) -> Any:
@@ -129,7 +150,7 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        taken = f"counts as {_STANDS:.0f} where it decides"
+        taken = f"counts as {STANDS:.0f} where it decides"
         self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self)
 
@@ -167,7 +188,7 @@ class UnknownNumber(float):
     assumptions: Assumptions | None
 
     def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, _STANDS)
+        made = super().__new__(cls, STANDS)
         made.line, made.whole, made.assumptions = line, whole, assumptions
         return made
 
@@ -213,8 +234,8 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
-        return _STANDS
+            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
+        return STANDS
 
     def is_integer(self) -> bool:
         return False

@@ -229,9 +229,10 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
                 like = args[0]
-                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+                dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
+                return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
             return func(*args, **kwargs)
         finally:
             self._recorder.making_nowhere = False
