@@ -223,6 +223,12 @@ def without_notes(trace: Trace) -> Trace:
     return replace(trace, notes=())
 
 
+def test_annotations_out_of_order_keep_the_numbers_of_their_names() -> None:
+    later, first = ({"name": f"at {time}", "stage": "START", "device": 0, "time_us": time} for time in (2, 1))
+    trace = trace_of([alloc(BASE, 512)], external_annotations=[later, first])
+    assert through_pickle(trace) == trace
+
+
 @given(snapshots)
 def test_writing_and_reading_is_the_identity(root: Any) -> None:
     trace = without_notes(read(root))
