@@ -22,7 +22,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,18 @@ def with_torch() -> ForkServer:
     return ForkServer("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
-def start(arguments: list[str], **more: Any) -> subprocess.Popen[Any]:
+@cache
+def with_page() -> ForkServer:
+    """With Gradio and the page's own modules; nothing of the page is built."""
+    return ForkServer("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
+
+
+def start(
+    arguments: Sequence[str], of: Callable[[], ForkServer] = light, **more: Any
+) -> subprocess.Popen[Any]:
     """`Popen` of `[sys.executable, *arguments]`, forked where that can be."""
     command = [sys.executable, *arguments]
-    return Forked(light(), command, **more) if CAN_FORK else subprocess.Popen(command, **more)
+    return Forked(of(), command, **more) if CAN_FORK else subprocess.Popen(command, **more)
 
 
 def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -185,19 +193,21 @@ def _become(call: dict[str, Any], streams: list[int]) -> None:
 
 def _carry_out(arguments: list[str]) -> None:
     options = []
-    while arguments[0] not in ("-m", "-c"):
+    while arguments[0] not in ("-m", "-c") and not arguments[0].endswith(".py"):
         options.append(arguments.pop(0))
     sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through="-u" in options)  # type: ignore[union-attr]
     if "-W" in options:
         warnings.simplefilter(options[options.index("-W") + 1])  # type: ignore[arg-type]
-    how, what, *rest = arguments
-    sys.argv = [how, *rest]
+    how, *rest = arguments
+    sys.argv = [how, *rest[how in ("-m", "-c") :]]
     if how == "-m":
-        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif how != "-c":
+        runpy.run_path(how, run_name="__main__")
     else:
         sys.modules["__main__"].__dict__.clear()
         sys.modules["__main__"].__dict__.update(__name__="__main__", __builtins__=__builtins__)
-        exec(what, sys.modules["__main__"].__dict__)
+        exec(rest[0], sys.modules["__main__"].__dict__)
 
 
 def _exactly(line: socket.socket, count: int) -> bytes:
