@@ -184,7 +184,7 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
     for place in places:
         if place.difference.bitwise or _within_noise(place, noisy=noisy):
             continue
-        if _beyond_type(place, numerics):
+        if _is_wrong(place, numerics):
             return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
         if place.kind != "gradient":
             reason = "That is rounding, and not the equality it claims."
