@@ -286,6 +286,9 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if beyond is not None:
         what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
         return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
+    later = _of_before(beside, list(_places(beside))) if beside is not None else None
+    if later is not None:
+        return _suspicious(numerics, later.place, later.words.removeprefix("suspicious: "))
     for place in places:
         if _gap(place, numerics) > 1:
             what = f"{place.title} differs by {_size(place)}, more than the signal itself."

@@ -25,6 +25,7 @@ from tests.runner.output_check.wrong import (
     WRONG_SPLITS,
     Apply,
     attention,
+    cast_once,
     inputs,
     loss,
     model,
@@ -102,6 +103,13 @@ def test_what_storing_does_not_explain_is_found_beside_it(wrong, training):
     verdict = compared(WRONG_CASTING[wrong], "lossy", p=P, training=training).verdict
     assert verdict.ok is False
     assert "its weights rounded to float8_e4m3fn. This is a bug, not rounding." in verdict.words
+
+
+@TYPES
+def test_a_casting_that_never_reads_its_weights_again_is_found_once_they_have_changed(dtype):
+    verdict = compared(cast_once, "lossy", training=False, dtype=dtype).verdict
+    assert verdict.ok is False
+    assert "once the weights have changed" in verdict.words and "something of before is still in it" in verdict.words
 
 
 @TYPES
