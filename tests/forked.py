@@ -108,9 +108,7 @@ def with_page() -> ForkServer:
     return ForkServer("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
 
 
-def start(
-    arguments: Sequence[str], of: Callable[[], ForkServer] = light, **more: Any
-) -> subprocess.Popen[Any]:
+def start(arguments: Sequence[str], of: Callable[[], ForkServer] = light, **more: Any) -> subprocess.Popen[Any]:
     """`Popen` of `[sys.executable, *arguments]`, forked where that can be."""
     command = [sys.executable, *arguments]
     return Forked(of(), command, **more) if CAN_FORK else subprocess.Popen(command, **more)
