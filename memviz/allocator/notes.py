@@ -43,9 +43,10 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
         notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
     waiting = sum(block.is_waiting for block in layout.blocks)
     if waiting:
+        blocks = _counted(waiting, "block")
         text = (
-            f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({_counted(waiting, 'block')}) "
-            "were freed already and waited for another stream: they are live, and no longer counted as allocated."
+            f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({blocks}) were freed already "
+            "and waited for another stream: they are live, and no longer counted as allocated."
         )
         notes.append(Note("start_waits", text))
     if layout.unplaced:

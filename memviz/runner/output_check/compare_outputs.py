@@ -129,7 +129,13 @@ class _Comparison:
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
         rounded = as_stored(self.reference, types)
         return replace(
-            self, reference=rounded, origin=self.reference, claim="rounding", arithmetic=arithmetic, notes=[], rests=types
+            self,
+            reference=rounded,
+            origin=self.reference,
+            claim="rounding",
+            arithmetic=arithmetic,
+            notes=[],
+            rests=types,
         )
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
