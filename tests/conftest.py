@@ -51,7 +51,7 @@ def quick_workers() -> Iterator[Any]:
 
     started_by_people = worker_process.start_python
     with pytest.MonkeyPatch.context() as patch:
-        if forked.CAN_FORK:
+        if forked.CAN_FORK_RUNS:
             patch.setattr(worker_process, "start_python", forked.start_python)
         yield started_by_people
 

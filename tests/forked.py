@@ -31,6 +31,8 @@ from memviz.runner.jobs.process_tree import APART
 
 ROOT = Path(__file__).parents[1]
 CAN_FORK = sys.platform == "linux"
+CAN_FORK_RUNS = CAN_FORK and not Path("/dev/nvidiactl").exists()
+"""A process that has looked for a GPU leaves none to those that are forked from it."""
 _LENGTH = struct.Struct("<q")
 _PR_SET_CHILD_SUBREAPER = 36
 

@@ -28,7 +28,7 @@ from memviz.runner.jobs import worker_process
 from memviz.ui.app import build_app, launch_options
 from tests import forked
 
-if forked.CAN_FORK:
+if forked.CAN_FORK_RUNS:
     worker_process.start_python = forked.start_python
 build_app().launch(**launch_options())
 """
