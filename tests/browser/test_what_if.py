@@ -23,6 +23,8 @@ def tab(same_page: Any, server: str) -> Any:
     page = same_page
     at_home(page, server)
     page.locator("[data-sample=out-of-memory]").click()
+    # The words of the story before may stand there still; what it drew no longer counts.
+    page.locator("#what-if-plot [data-drawn]").wait_for()
     expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 5,754.")
     return page
 
