@@ -129,7 +129,7 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        taken = f"counts as {_STANDS:.0f} where it decides"
+        taken = f"counts as {_STANDS:.0f} where it decides and where math or numpy take it"
         self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self)
 
