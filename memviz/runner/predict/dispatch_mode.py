@@ -64,7 +64,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
         if treatment.parts_in is not None:
-            with self:
+            with self, self.autocast.below(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is NotImplemented:
