@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from memviz.runner.predict.prediction_errors import decided, decided_too_often
+from memviz.runner.predict.prediction_errors import decided
 from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
 
 
@@ -138,7 +138,7 @@ class Assumptions:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided_too_often(line)
+            raise decided(line, without_end=True)
         self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
 
 

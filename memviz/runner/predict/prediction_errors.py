@@ -71,23 +71,15 @@ def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     return DataNeeded(f"{_head()}{what}", f"{asks} {_say_it(remedy)}")
 
 
-def decided(line: str) -> DataNeeded:
-    """By a number that was taken from a tensor before, in `line`."""
-    origin = f" ({line})" if line else ""
-    return DataNeeded(
-        f"{_head()}a decision",
-        f"asks for a number that was taken from a tensor{origin}, and a predicted device computes none: it may be "
-        f"printed and added up, but this cannot be decided by it. {_say_it(REMEDY)}",
+def decided(line: str, *, without_end: bool = False) -> DataNeeded:
+    """By a number that was taken from a tensor before, in `line`; `without_end` again and again."""
+    number = f"a number that was taken from a tensor{f' ({line})' if line else ''}"
+    why = (
+        "that never changes on a predicted device, so the program would not end."
+        if without_end
+        else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-
-
-def decided_too_often(line: str) -> DataNeeded:
-    origin = f" ({line})" if line else ""
-    return DataNeeded(
-        f"{_head()}a decision",
-        f"asks again and again for a number that was taken from a tensor{origin} and never changes on a predicted "
-        f"device, so the program would not end. {_say_it(REMEDY)}",
-    )
+    return DataNeeded(f"{_head()}a decision", f"asks for {number}, {why} {_say_it(REMEDY)}")
 
 
 def _say_it(remedy: str) -> str:
