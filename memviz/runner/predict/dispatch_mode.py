@@ -93,5 +93,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(name_for_users(func), remedy_for(func)) from error
             if not unknown_shape:
                 raise
-            why = f"torch {torch.__version__} does not know its shapes without running it ({str(error).partition('. ')[0].strip()})"
+            reason = str(error).partition(". ")[0].strip()
+            why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
             raise not_predicted(name_for_users(func), why) from error
