@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import NOT_STATED
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
 
@@ -72,6 +73,9 @@ class Looks:
         given = assumptions.given()
         if given is not NOT_STATED:
             return given
+        if tensor in self._recorder.choices:
+            assumptions.state(SENTENCE)
+            return FIRST
         if not tensor.is_floating_point():
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
         return float(assumptions.number())
