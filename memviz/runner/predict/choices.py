@@ -43,9 +43,7 @@ class Choices(MarkedStorages):
                 self.add(tensor)
 
     def _made(self, func: Any, args: Any, out: Any) -> Iterator[Any]:
-        if func in _CHOOSING:
-            yield out
-        elif func in _BETWEEN and args[0] == FIRST:
+        if func in _CHOOSING or func in _BETWEEN and args[0] == FIRST:
             yield out
         elif func in _CHOOSING_SECOND:
             yield out[1]
