@@ -93,7 +93,8 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
         said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
-        "a number taken from a tensor is not computed: it prints as unknown, and counts as 1 where it decides"
+        "a number taken from a tensor is not computed: it prints as unknown, "
+        "and counts as 1 where it decides and where math or numpy take it"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
@@ -123,6 +124,8 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
     "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
     "an index": (lambda: [1, 2][torch.randint(2, (), device="cuda")], 1, FIRST),
+    "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
+    "places": (lambda: there(5, 5)[torch.randint(5, (), device="cuda"), 2].shape, (), FIRST),
     "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
 }
 
