@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -18,30 +20,52 @@ _NAMES = ("safe_open", "save_file", "safe_save_file")
 _FOLDERS = ("safetensors", "transformers", "diffusers", "accelerate", "peft")
 
 
+@dataclass(frozen=True)
+class _Followed:
+    named: NamedDevices
+    keeps: Callable[[Any, Any, Any], bool]
+    lose: Callable[[Tensor], None]
+
+
+_followed: list[_Followed] = []
+"""One, while a device is in use. Libraries that are loaded meanwhile hold our functions for good."""
+
+
 def follow_safetensors(
     patches: Patches, named: NamedDevices, keeps: Callable[[Any, Any, Any], bool], lose: Callable[[Tensor], None]
 ) -> None:
     """Only where a program has it anyway. `keeps` says whether a file's tensors were kept instead of written."""
-    try:
-        import safetensors.torch as library
-    except ImportError:
+    functions = _functions()
+    if functions is None:
         return
-    open_, save = library.safe_open, library.save_file
+    _followed.append(_Followed(named, keeps, lose))
+    patches.call_back(_followed.clear)
+    for original, ours in functions:
+        _replace_everywhere(patches, original, ours)
+
+
+@cache
+def _functions() -> tuple[tuple[Any, Any], ...] | None:
+    """Their own, and ours instead."""
+    try:
+        from safetensors import safe_open as open_
+        from safetensors.torch import save_file as save
+    except ImportError:
+        return None
 
     def save_file(tensors: Any, filename: Any, metadata: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if not keeps(tensors, filename, metadata):
+        if not _followed or not _followed[0].keeps(tensors, filename, metadata):
             save(tensors, filename, metadata, *args, **kwargs)
 
     def safe_open(filename: Any, framework: Any = "pt", device: Any = "cpu", **kwargs: Any) -> Any:
-        on_card = named.means_us(device, numbers=True)
+        on_card = bool(_followed) and _followed[0].named.means_us(device, numbers=True)
         opened = open_(filename, framework, "cpu" if on_card else device, **kwargs)
-        empty = is_empty(filename)
-        if not on_card and not empty:
+        lose = _followed[0].lose if _followed and is_empty(filename) else None
+        if not on_card and lose is None:
             return opened
-        return _Opened(opened, lambda tensor: _arrived(tensor, lose if empty else None, on_card))
+        return _Opened(opened, lambda tensor: _arrived(tensor, lose, on_card))
 
-    for original, ours in ((open_, safe_open), (save, save_file)):
-        _replace_everywhere(patches, original, ours)
+    return (open_, safe_open), (save, save_file)
 
 
 def _arrived(tensor: Tensor, lose: Callable[[Tensor], None] | None, on_card: bool) -> Tensor:

@@ -216,13 +216,13 @@ def test_what_holds_no_values_is_not_written_and_found_again(tmp_path: Path) -> 
     path = tmp_path / "w.pt"
     with PredictedDevice(A100) as device:
         torch.save({"w": there(3, 4), "step": 7}, path)
-        assert not path.exists()
         found = torch.load(path, map_location="cpu")
         assert (found["step"], found["w"].shape, found["w"].device.type) == (7, (3, 4), "cpu")
         before = device.allocated_bytes
         there_again = torch.load(path, map_location="cuda")["w"]
         assert there_again.is_cuda and device.allocated_bytes - before == 512
         assert any("were not written" in what for what in stated(device))
+    assert not path.exists()
 
 
 def test_what_is_known_is_written_as_the_card_would(tmp_path: Path) -> None:
