@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.arguments import tensors_of, with_each
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 
@@ -105,7 +106,7 @@ class Host:
             out = moved(self, func, args, kwargs)
             if out is not NotImplemented:
                 return out
-        if len(self.unknown) and any(tensor in self.unknown for tensor in _tensors((args, kwargs))):
+        if len(self.unknown) and any(tensor in self.unknown for tensor in tensors_of((args, kwargs))):
             return self._with_unknown(func, args, kwargs)
         return self._without_large_values(func, args, kwargs)
 
@@ -113,12 +114,12 @@ class Host:
         """Nobody looks at them, and to compute the weights of a large model would take minutes and its memory."""
         target = args[0] if args and func._schema.is_mutable else None
         if isinstance(target, Tensor):
-            if not target.is_meta and _is_large(target) and not any(t.is_meta for t in _tensors((args, kwargs))):
+            if not target.is_meta and _is_large(target) and not any(t.is_meta for t in tensors_of((args, kwargs))):
                 return self._by_shapes(func, args, kwargs)
             return NotImplemented
         if func in _LARGE_FROM_NOTHING:
             return NotImplemented if _goes_to_device(kwargs) else self._made_large(func, args, kwargs)
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(tensors_of((args, kwargs)))
         if any(tensor.is_meta for tensor in tensors) or not any(map(_is_large, tensors)) or _goes_to_device(kwargs):
             return NotImplemented
         return self._large_result(func, args, kwargs) if _makes_anew(func) else NotImplemented
@@ -141,12 +142,12 @@ class Host:
     def _large_result(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Of large tensors that are known, such as a file's: a small result is computed, a large one is not."""
         out = self._by_shapes(func, args, kwargs)
-        made = list(_tensors(out))
+        made = list(tensors_of(out))
         return out if made and all(map(_is_large, made)) else NotImplemented
 
     def meets_device(self, func: Any, args: Any) -> Any:
         """An operator of a host's tensor with the device's: as on a card it is an error, but for a single number."""
-        tensors = list(_tensors(args))
+        tensors = list(tensors_of(args))
         first = tensors[0] if tensors else None
         if first is None or first.is_meta:
             return NotImplemented
@@ -161,12 +162,12 @@ class Host:
         )
 
     def _with_unknown(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if any(tensor.is_meta for tensor in _tensors((args, kwargs))):
+        if any(tensor.is_meta for tensor in tensors_of((args, kwargs))):
             self._refuse_to_read(func, args)
             return NotImplemented
         if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):
             return NotImplemented
-        if func in _FILLERS and not any(tensor in self.unknown for tensor in _tensors((args[1:], kwargs))):
+        if func in _FILLERS and not any(tensor in self.unknown for tensor in tensors_of((args[1:], kwargs))):
             if _is_large(args[0]):
                 return self._by_shapes(func, args, kwargs)
             if _fills_its_storage(args[0]):
@@ -182,7 +183,7 @@ class Host:
         elif func is _PACK:
             reads = args[1] in self.unknown
         else:
-            reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in _tensors(args))
+            reads = _is_sized_by_values(func) and any(tensor in self.unknown for tensor in tensors_of(args))
         if reads:
             raise data_needed(name_for_users(func))
 
@@ -198,12 +199,12 @@ class Host:
             return twin
 
         named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
-        out = func(*_mapped(shape_of, args), **_mapped(shape_of, named))
+        out = func(*with_each(shape_of, args), **with_each(shape_of, named))
         for written in _written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        return _mapped(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        return with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
 
     def blank_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
@@ -283,7 +284,7 @@ def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     for at, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             name = argument.name
-            yield from _tensors(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+            yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
 
 
 def _only_its_shape_counts(func: Any, args: Any) -> bool:
@@ -310,26 +311,6 @@ def _is_view(func: Any) -> bool:
 
 def _fills_its_storage(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-
-
-def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)([_mapped(change, item) for item in value])
-    if isinstance(value, dict):
-        return {key: _mapped(change, item) for key, item in value.items()}
-    return value
 
 
 MOVES: dict[Any, Callable[[Host, Any, Any, Any], Any]] = {

@@ -10,12 +10,14 @@ They are kept by storage, so every view sees them, and what is written through o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from memviz.runner.predict.arguments import tensors_of, with_each
 
 aten = torch.ops.aten
 MOST_BYTES = 1 << 20
@@ -101,7 +103,7 @@ class KnownValues:
             del self._entries[entry.key]
 
     def all_known(self, args: Any, kwargs: Any) -> bool:
-        return all(map(self.is_known, _tensors((args, kwargs))))
+        return all(map(self.is_known, tensors_of((args, kwargs))))
 
     def is_known(self, tensor: Tensor) -> bool:
         if tensor.is_meta:
@@ -124,7 +126,7 @@ class KnownValues:
         return made
 
     def reason_of(self, args: Any, kwargs: Any) -> str:
-        return next(filter(None, map(self.reason, (t for t in _tensors((args, kwargs)) if t.is_meta))), "")
+        return next(filter(None, map(self.reason, (t for t in tensors_of((args, kwargs)) if t.is_meta))), "")
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
         """After an operator ran without values: those of what it made and wrote, as far as they are known."""
@@ -148,14 +150,14 @@ class KnownValues:
         return func.overloadpacket.__name__ in _SHAPE_COUNTS
 
     def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        new = [tensor for tensor in _tensors(out) if tensor.is_meta and not self._shares(tensor, args)]
+        new = [tensor for tensor in tensors_of(out) if tensor.is_meta and not self._shares(tensor, args)]
         if not new:
             return
         reason = self.reason_of(args, kwargs)
-        few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in _tensors((args, kwargs)))
+        few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
-            found = [t for t in _tensors(self._result(func, args, kwargs))]
-            for made, values in zip(_tensors(out), found, strict=True):
+            found = [t for t in tensors_of(self._result(func, args, kwargs))]
+            for made, values in zip(tensors_of(out), found, strict=True):
                 if made.is_meta and not self._shares(made, args):
                     self.put(made, values, reason)
         elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
@@ -169,7 +171,7 @@ class KnownValues:
 
     def _shares(self, tensor: Tensor, args: Any) -> bool:
         key = _key(tensor)
-        return any(other.is_meta and _key(other) == key for other in _tensors(args))
+        return any(other.is_meta and _key(other) == key for other in tensors_of(args))
 
     def _write(self, func: Any, args: Any, kwargs: Any) -> None:
         target = args[0]
@@ -185,7 +187,7 @@ class KnownValues:
         reason = self.reason_of(args, kwargs)
         if target.is_meta and _key(target) not in self._entries:
             self.put(target, torch.zeros((), dtype=target.dtype))
-        if sum(tensor.numel() for tensor in _tensors((args, kwargs))) > _MOST_ELEMENTS:
+        if sum(tensor.numel() for tensor in tensors_of((args, kwargs))) > _MOST_ELEMENTS:
             return self._forget_written(func, args, kwargs, True)
         self.reads(func, args, kwargs)
         if reason and target.is_meta:
@@ -204,12 +206,12 @@ class KnownValues:
         pointwise = torch.Tag.pointwise in func.tags or func in (aten._to_copy.default, aten.copy_.default)
         if not pointwise and func not in _UNIFORM_REDUCTIONS and name != "clone":
             return None
-        tensors = list(_tensors((args, kwargs)))
+        tensors = list(tensors_of((args, kwargs)))
         numbers = [number for number in map(self._number, tensors) if number is not None]
         if not numbers or len(numbers) < len(tensors):
             return None
         rest = iter(numbers)
-        ones = _mapped(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
+        ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
         found: Tensor = func(*ones[0], **_on_host(ones[1]))
         return found.reshape(-1)[0].item() if isinstance(found, Tensor) else None
 
@@ -274,12 +276,12 @@ class KnownValues:
         for at, argument in enumerate(func._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
                 value = kwargs[argument.name] if argument.name in kwargs else args[at] if at < len(args) else ()
-                for tensor in _tensors(value):
+                for tensor in tensors_of(value):
                     if tensor.is_meta:
                         self.forget(tensor)
 
     def _twins(self, value: Any) -> Any:
-        return _mapped(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
+        return with_each(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
 
 
 def _if_finite(func: Any, args: Any) -> bool | None:
@@ -322,23 +324,3 @@ def _fills(tensor: Tensor) -> bool:
 
 def _on_host(kwargs: Any) -> Any:
     return {key: _HOST if key == "device" else value for key, value in kwargs.items()}
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        yield from _tensors(tuple(value.values()))
-
-
-def _mapped(change: Callable[[Tensor], Any], value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, list | tuple):
-        return type(value)([_mapped(change, item) for item in value])
-    if isinstance(value, dict):
-        return {key: _mapped(change, item) for key, item in value.items()}
-    return value
