@@ -14,6 +14,7 @@ from typing import Any, NoReturn, Self
 
 from memviz.runner.predict.prediction_errors import decided, decided_too_often
 from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
+from memviz.runner.predict.stand_ins import STANDS
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,6 @@ _RULES = (
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-_STANDS = 1.0
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -116,25 +116,37 @@ class Assumptions:
                 return rule.value(frame)
         return None
 
-    def number(self, *, whole: bool = False) -> Any:
-        """For a number that the program takes from a tensor."""
+    def number(self, *, whole: bool = False, stands: int | None = None) -> Any:
+        """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""
         given = self.given()
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
-        return UnknownNumber(line_of_caller(), whole, self)
+        counts = f"counts as {stands if whole else STANDS} where it decides"
+        taken = counts if stands is not None or not whole else "nothing can be decided by it"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
+        return UnknownNumber(line_of_caller(), whole, self, stands)
 
-    def decide(self, line: str) -> None:
+    def truth(self, stands: int | None) -> bool:
+        """Of a condition that lies in a tensor: True as masks are, where no comparison says otherwise."""
+        given = self.given()
+        if given is not NOT_STATED:
+            return bool(given)
+        truth = stands is None or bool(stands)
+        self._count_decision(line_of_caller())
+        self.state(f"a condition that is not computed is taken to be {truth}")
+        return truth
+
+    def decide(self, line: str, number: float) -> None:
         """A comparison with a number that nobody computes."""
+        self._count_decision(line)
+        self.state(f"a number that is not computed decides here, as if it were {number}")
+
+    def _count_decision(self, line: str) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
             raise decided_too_often(line)
-        self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
-
-
-_TAKEN = {False: f"counts as {_STANDS} where it decides", True: "nothing can be decided by it"}
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -152,18 +164,23 @@ class UnknownNumber(float):
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
     number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
-    a whole number, such as a count. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it finds 1.0.
+    a whole number for which nothing stands in. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it
+    finds 1.0, or what stands in.
     """
 
-    __slots__ = ("assumptions", "line", "whole")
+    __slots__ = ("assumptions", "line", "stands", "whole")
     line: str
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
+    stands: int | None
+    """For a whole number: what it would naturally be, if anything."""
 
-    def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, _STANDS)
-        made.line, made.whole, made.assumptions = line, whole, assumptions
+    def __new__(
+        cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None, stands: int | None = None
+    ) -> Self:
+        made = super().__new__(cls, STANDS if stands is None else stands)
+        made.line, made.whole, made.assumptions, made.stands = line, whole, assumptions, stands
         return made
 
     def __repr__(self) -> str:
@@ -177,7 +194,7 @@ class UnknownNumber(float):
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._stop() if digits is None else self
+        return self._whole_number() if digits is None else self
 
     def __neg__(self) -> UnknownNumber:
         return self
@@ -191,7 +208,7 @@ class UnknownNumber(float):
         return self
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.line, self.whole)
+        return UnknownNumber, (self.line, self.whole, None, self.stands)
 
     __hash__ = float.__hash__
 
@@ -199,33 +216,54 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
-        if self.whole:
+        if self.whole and self.stands is None:
             self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.line)
+            self.assumptions.decide(self.line, STANDS if self.stands is None else self.stands)
 
     def __bool__(self) -> bool:
         self._decide()
-        return True
+        return self.stands != 0
+
+    def _whole_number(self) -> int:
+        """As a size, an index, or what `int()` makes of it."""
+        self._decide()
+        return self._stop() if self.stands is None else self.stands
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
-        return _STANDS
+            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
+        return STANDS if self.stands is None else float(self.stands)
 
     def is_integer(self) -> bool:
-        return False
+        return self.whole
 
-    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _stop
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
     as_integer_ratio = __divmod__ = __rdivmod__ = _stop
 
 
 def _unknown(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
-        return self if isinstance(other, int | float) else NotImplemented
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return _of_whole(own, self, other) if self.whole else self
 
     operation.__name__ = own
     return operation
+
+
+def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+    """A whole number again, where Python's own operation on the stand-ins gives one."""
+    if type(other) is UnknownNumber:
+        other = other.stands if other.whole else STANDS
+    if one.stands is None or not isinstance(other, int):
+        return UnknownNumber(one.line, isinstance(other, int) and "truediv" not in own, one.assumptions)
+    try:
+        found = getattr(one.stands, own)(other)
+    except ZeroDivisionError:
+        found = STANDS
+    stands = found if isinstance(found, int) else None
+    return UnknownNumber(one.line, stands is not None, one.assumptions, stands)
 
 
 def _comparing(own: str) -> Callable[..., Any]:

@@ -70,7 +70,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._run(func, args, kwargs)
         self.recorder.ran(treatment, args, kwargs, out)
         if not treatment.is_view:
-            self.recorder.host.known.follow(func, args, kwargs, out, writes=treatment.writes)
+            self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:

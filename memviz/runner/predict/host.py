@@ -21,6 +21,7 @@ from torch import Tensor
 
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
+from memviz.runner.predict.stand_ins import StandIns
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
@@ -81,6 +82,17 @@ class Host:
         self.nowhere = MarkedStorages()
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
+        self.stand_ins = StandIns(self._values)
+
+    def _values(self, tensor: Tensor) -> Tensor | None:
+        if tensor.is_meta:
+            return self.known.of(tensor)
+        return None if tensor in self.unknown else tensor
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
+        """After an operator of the device: what is known of what it made and wrote."""
+        self.known.follow(func, args, kwargs, out, writes=writes)
+        self.stand_ins.follow(func, args, out)
 
     def is_unknown(self, value: Any) -> bool:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
@@ -189,7 +201,9 @@ class Host:
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        return _mapped(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        made = _mapped(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        self.stand_ins.follow(func, args, made)
+        return made
 
     def blank_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
@@ -210,7 +224,9 @@ class Host:
         values = self.known.of(args[0])
         if values is not None and not _is_large(values):
             return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
-        return self.blank_like(args[0], kwargs.get("dtype"))
+        blank = self.blank_like(args[0], kwargs.get("dtype"))
+        self.stand_ins.copy(args[0], blank)
+        return blank
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""

@@ -20,6 +20,7 @@ from memviz.runner.predict.prediction_errors import data_needed, name_for_users,
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_EQUAL = "tensors that are not computed are taken to be equal"
 _ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
 
 
@@ -57,6 +58,9 @@ class Looks:
                 shape = torch.broadcast_shapes(tensor.shape, mask.shape)
                 return tensor.expand(shape)[mask.expand(shape)]
         given = self._recorder.assumptions.given()
+        if given is NOT_STATED and func is aten.equal.default:
+            self._recorder.assumptions.state(_EQUAL)
+            return bool(args[0].shape == args[1].shape)
         if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
             raise data_needed(name_for_users(func), remedy_for(func))
         return given
@@ -67,12 +71,17 @@ class Looks:
         assumed = assumptions.for_library()
         if assumed is not None:
             return assumed
+        stands = self._host.stand_ins.of(tensor)
+        if tensor.dtype == torch.bool:
+            return assumptions.truth(stands)
         given = assumptions.given()
         if given is not NOT_STATED:
             return given
-        if not tensor.is_floating_point():
+        if tensor.is_floating_point():
+            return float(assumptions.number())
+        if stands is None:
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
-        return float(assumptions.number())
+        return int(assumptions.number(whole=True, stands=stands))
 
     def _index(self, args: Any) -> Any:
         """With masks: as on a card, each becomes the places where it is true."""

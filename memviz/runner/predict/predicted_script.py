@@ -76,6 +76,7 @@ def _run(script: Script) -> tuple[int, DataNeeded | None]:
     except BaseException as error:
         stopped = _cause(error)
         if stopped is not None:
+            stopped.was_not_caught()
             return STOPPED, stopped
         script.show(error)
         status = 1

@@ -45,6 +45,12 @@ class DataNeeded(UsageError):
         self.where = place_of_caller()
         """The program's line, as 'train.py:12'."""
         self.what = f"{head.removeprefix(_head())} {rest}"
+        self._head = head
+
+    def was_not_caught(self) -> None:
+        """By the program: it ended."""
+        if self._head in _refused:
+            _refused.remove(self._head)
 
 
 def forget_refusals() -> None:

@@ -7,6 +7,7 @@ stands in for the real one; whatever else looks at values is refused here or, fo
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ _DECISIONS = {
     Tensor.__index__: "An index or a size",
     Tensor.__complex__: "complex()",
 }
+_TAKEN_AS = {_TRUTH: bool, "float()": float, "int()": int, "An index or a size": operator.index, "complex()": complex}
 _COPY = copy.__file__
 
 
@@ -115,9 +117,11 @@ class TensorAnswers:
             given = self._assumptions.given()
             if given is not NOT_STATED:
                 return given
-            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
-                number = self._assumptions.number()
-                return bool(number) if word == _TRUTH else float(number)
+            stands = self._host.stand_ins.of(tensor)
+            if word == _TRUTH and tensor.dtype == torch.bool:
+                return self._assumptions.truth(stands)
+            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
+                return _TAKEN_AS[word](self._assumptions.number(whole=stands is not None, stands=stands))
             raise data_needed(word)
 
         return decide
@@ -142,12 +146,10 @@ class TensorAnswers:
         assumed = self._assumptions.for_library()
         if assumed is not None:
             return assumed
+        stands = self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
-            given = self._assumptions.given()
-            if given is NOT_STATED:
-                raise data_needed(".item() of bool")
-            return given
-        return self._assumptions.number(whole=not tensor.is_floating_point())
+            return self._assumptions.truth(stands)
+        return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands)
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):

@@ -1,0 +1,119 @@
+"""What stands in for values that nobody computes, where the operators that lead to them leave one natural answer.
+
+An index that was searched for (the largest, the one drawn) is 0, which every row has. A count of what is true is all
+of it, as a mask is true everywhere where its places are asked for. A question about one number is answered as if that
+were 1.0. Whoever looks gets these with a note; a tensor keeps them by its storage, and its copies with it.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+aten = torch.ops.aten
+STANDS = 1.0
+_COUNTS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList}
+_SEARCHES = {
+    *(aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim, aten.topk.default),
+    *(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.multinomial.default),
+}
+_KEEP = {
+    *(aten.cat.default, aten.stack.default, aten.gather.default, aten.index.Tensor, aten.index_select.default),
+    *(aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.repeat.default, aten.sum.default),
+    *(aten.index_put_.default, aten.max.default, aten.min.default),
+}
+_COMPARE: dict[Any, Callable[[Any, Any], bool]] = {
+    overload: compare
+    for name, compare in {
+        "lt": operator.lt,
+        "le": operator.le,
+        "gt": operator.gt,
+        "ge": operator.ge,
+        "eq": operator.eq,
+        "ne": operator.ne,
+    }.items()
+    for overload in (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+}
+_NOT = {aten.logical_not.default, aten.bitwise_not.default}
+
+
+class _StandIn(weakref.ref["torch.UntypedStorage"]):
+    __slots__ = ("key", "number")
+    key: int
+    number: int
+
+
+class StandIns:
+    def __init__(self, known: Callable[[Tensor], Tensor | None]) -> None:
+        """`known` gives the values of a tensor, wherever it lies, or None."""
+        self._known = known
+        self._refs: dict[int, _StandIn] = {}
+
+    def of(self, tensor: Tensor) -> int | None:
+        ref = self._refs.get(_key(tensor))
+        return None if ref is None else ref.number
+
+    def copy(self, tensor: Tensor, copied: Tensor) -> None:
+        number = self.of(tensor) if self._refs else None
+        if number is not None:
+            self._mark(copied, number)
+
+    def follow(self, func: Any, args: Any, out: Any) -> None:
+        """After an operator that met values which nobody knows, or draws some."""
+        if func in _SEARCHES:
+            for tensor in _whole(out):
+                self._mark(tensor, 0)
+        elif func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
+            self._mark(out, args[0].numel() // out.numel())
+        elif func in _COMPARE and out.numel() == 1:
+            self._compare(func, args, out)
+        elif self._refs and func in _NOT and out.numel() == 1 and out.dtype is torch.bool:
+            number = self.of(args[0])
+            if number is not None:
+                self._mark(out, int(not number))
+        elif self._refs and func in _KEEP and isinstance(out, Tensor) and not out.is_floating_point():
+            numbers = [self.of(tensor) for tensor in _whole(args)]
+            if any(number is not None for number in numbers):
+                self._mark(out, min(number for number in numbers if number is not None))
+
+    def _compare(self, func: Any, args: Any, out: Tensor) -> None:
+        one, other = map(self._number, args[:2])
+        if one is not None and other is not None:
+            self._mark(out, int(_COMPARE[func](one, other)))
+
+    def _number(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        values = self._known(value)
+        if values is not None:
+            return values.reshape(-1)[0].item()
+        return STANDS if value.is_floating_point() else self.of(value)
+
+    def _mark(self, tensor: Tensor, number: int) -> None:
+        storage = tensor.untyped_storage()
+        ref = _StandIn(storage, self._gone)
+        ref.key, ref.number = storage._cdata, number
+        self._refs[ref.key] = ref
+
+    def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
+        assert isinstance(ref, _StandIn)
+        if self._refs.get(ref.key) is ref:
+            del self._refs[ref.key]
+
+
+def _key(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata) if tensor.layout is torch.strided else 0
+
+
+def _whole(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if not value.is_floating_point() and not value.is_complex():
+            yield value
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _whole(item)
