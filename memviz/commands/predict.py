@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from memviz.commands.command import Command, add_json, positive, printable
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
-from memviz.units import bytes_text
+from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
+    from memviz.runner.predict.estimate import Estimate
     from memviz.runner.predict.predicted_script import ScriptPrediction
 
 _HELP = "Run your own script on a GPU that is not there, and say what it would take."
@@ -32,9 +33,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.usage = "python -m memviz predict [options] (SCRIPT | -m MODULE) [ARGUMENT ...]"
     parser.epilog = _MORE
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
-    parser.add_argument(
-        "--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6"
-    )
+    parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
@@ -96,20 +95,33 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
-    estimate = done.estimate
+    estimate, until = done.estimate, ""
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
-    _line(f"predicted for {estimate.card.name}, torch {estimate.torch}{'' if done.stopped is None else ', until then'}:")
-    _line(f"  live       {bytes_text(estimate.peak_requested)} at the peak, in blocks of {bytes_text(estimate.peak_allocated)}")
-    _line(f"  reserved   {bytes_text(estimate.peak_reserved)}")
-    if estimate.steps:
-        _line(f"  steps      {estimate.steps} of an optimizer")
-    if estimate.out_of_memory:
-        _line(f"  memory ran out {estimate.out_of_memory} times" if estimate.out_of_memory > 1 else "  memory ran out")
+        until = ", until there"
+    steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
+    _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{steps}{until}:")
+    blocks = bytes_text(estimate.peak_allocated)
+    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
+    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most")
+    if done.stopped is None:
+        _line(f"  {_fit_words(estimate)}")
     for stated in estimate.assumed:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _fit_words(estimate: Estimate) -> str:
+    name = estimate.card.name
+    if estimate.out_of_memory:
+        times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
+        return f"does not fit: {name} ran out of memory {times}"
+    fit = estimate.fit()
+    usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
+    if fit.fits:
+        return f"fits in {usable}"
+    return f"does not fit in {usable}: it would run out at event {count_text(fit.event or 0)}"
 
 
 def _line(text: str) -> None:

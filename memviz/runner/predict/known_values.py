@@ -25,6 +25,10 @@ _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
 _HOST = torch.device("cpu")
 _FINITE = "numbers that nobody computes are taken to be finite"
+_ONE = "a number that nobody computes is taken to be 1.0"
+_COMPARISONS = {
+    getattr(getattr(aten, name), kind) for name in ("lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")
+}
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
@@ -200,8 +204,9 @@ class KnownValues:
         pointwise = torch.Tag.pointwise in func.tags or func in (aten._to_copy.default, aten.copy_.default)
         if not pointwise and func not in _UNIFORM_REDUCTIONS and name != "clone":
             return None
-        numbers = [self._number(tensor) for tensor in _tensors((args, kwargs))]
-        if not numbers or any(number is None for number in numbers):
+        tensors = list(_tensors((args, kwargs)))
+        numbers = [number for number in map(self._number, tensors) if number is not None]
+        if not numbers or len(numbers) < len(tensors):
             return None
         rest = iter(numbers)
         ones = _mapped(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
@@ -229,9 +234,25 @@ class KnownValues:
         """Of unknown numbers: that they are finite."""
         if self._is_absorbed(func, args, out):
             return
+        if not isinstance(out, Tensor) or not out.is_meta:
+            return
         number = _if_finite(func, args)
-        if number is not None and isinstance(out, Tensor) and out.is_meta:
+        if number is not None:
             self.put_all_alike(out, number, _FINITE)
+        elif func in _COMPARISONS and out.numel() == 1:
+            self._compare(func, args, out)
+
+    def _compare(self, func: Any, args: Any, out: Tensor) -> None:
+        """A single number with another, as programs do with a loss."""
+        numbers = [self._standing_in(arg) if isinstance(arg, Tensor) else arg for arg in args]
+        if all(number is not None for number in numbers):
+            self.put_all_alike(out, bool(func(numbers[0], *numbers[1:])), _ONE)
+
+    def _standing_in(self, tensor: Tensor) -> Tensor | None:
+        number = self._number(tensor)
+        if number is not None or not tensor.is_floating_point():
+            return number
+        return torch.ones((), dtype=tensor.dtype)
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -281,7 +302,7 @@ def _twin(entry: _Entry, tensor: Tensor) -> Tensor | None:
         return entry.number.expand(tensor.shape) if entry.number.dtype == tensor.dtype else None
     assert entry.bytes is not None
     twin = torch.empty(0, dtype=tensor.dtype)
-    twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())  # type: ignore[call-overload]
+    twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())
     twin = twin.conj() if tensor.is_conj() else twin
     return twin._neg_view() if tensor.is_neg() else twin
 

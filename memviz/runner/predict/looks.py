@@ -55,7 +55,7 @@ class Looks:
         if func is aten.masked_select.default:
             tensor, mask = args
             with self._mode:
-                shape = torch.broadcast_shapes(tensor.shape, mask.shape)
+                shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
                 return tensor.expand(shape)[mask.expand(shape)]
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func is aten.equal.default:
@@ -124,7 +124,9 @@ class Looks:
             return 0
         if type(given) is int and 0 <= given <= tensor.numel():
             return given
-        raise UsageError(f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}.")
+        raise UsageError(
+            f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}."
+        )
 
 
 _MOST_PLACES = 1 << 22

@@ -13,7 +13,6 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.trace.model import Category
 
-
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """They belong to the memory, not to the object."""
 
@@ -95,7 +94,7 @@ def become(tensor: Any, data: Any) -> bool:
         # Nothing else may hold it while it moves with its weight.
         tensor.grad = None
     try:
-        torch._C._swap_tensor_impl(tensor, new)  # type: ignore[attr-defined]
+        torch._C._swap_tensor_impl(tensor, new)
     except RuntimeError:
         if gradient is not None:
             tensor.grad = gradient

@@ -1,8 +1,8 @@
 """Anybody's program on a card that is not there: around code of one's own, or a function of it.
 
-    with memviz.predicting(card="RTX 4090") as predicted:
-        train()
-    print(predicted.peak, predicted.fits(), predicted.by_category())
+with memviz.predicting(card="RTX 4090") as predicted:
+    train()
+print(predicted.peak, predicted.fits(), predicted.by_category())
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def _status_of(error: SystemExit) -> int:
     """As Python ends: nothing is 0, and what is no number is printed."""
     if error.code is None or isinstance(error.code, int):
         return error.code or 0
-    print(error.code, file=sys.stderr)
+    sys.stderr.write(f"{error.code}\n")
     return 1
 
 

@@ -24,7 +24,9 @@ from memviz.runner.predict.torch_patches import Patches
 
 _Plainly = torch._C.DisableTorchFunction
 """Tensors as they are here, not as the program sees them."""
-_NOT_WRITTEN = "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
+_NOT_WRITTEN = (
+    "values that are not computed were not written to a file; who loads that file in this run gets their shapes"
+)
 
 
 @contextmanager
@@ -85,9 +87,7 @@ class SavedFiles:
                 obj = _mapped(with_values, obj)
         patches = Patches()
         where = torch.serialization.location_tag
-        patches.replace(
-            torch.serialization, "location_tag", lambda s: str(CUDA_0) if s._cdata in of_card else where(s)
-        )
+        patches.replace(torch.serialization, "location_tag", lambda s: str(CUDA_0) if s._cdata in of_card else where(s))
         try:
             self.save(obj, f, *args, **kwargs)
         finally:
@@ -118,7 +118,7 @@ class SavedFiles:
 
         def on_host(storage: Any, location: str) -> Any:
             if location.startswith("cuda"):
-                were_there.add(storage._untyped_storage._cdata if hasattr(storage, "_untyped_storage") else storage._cdata)
+                were_there.add(getattr(storage, "_untyped_storage", storage)._cdata)
             return storage
 
         found = self.load(f, on_host, *args, **kwargs)
@@ -158,5 +158,5 @@ def _as_on_host(obj: Any) -> Any:
 
 def _mapped(change: Callable[[Tensor], Tensor], obj: Any) -> Any:
     if isinstance(obj, nn.Module):
-        return obj._apply(change)
+        return obj._apply(change)  # type: ignore[no-untyped-call]
     return tree_map_only(Tensor, change, obj)

@@ -24,7 +24,7 @@ from memviz.runner.predict.program_frames import frames
 
 Answer = Callable[[Any, Any], Any]
 """Arguments, keyword arguments -> the answer, or NotImplemented where torch's own is right."""
-_READ_VALUES = {
+_READ_VALUES: dict[Any, str] = {
     Tensor.numpy: ".numpy()",
     Tensor.__array__: "numpy",
 }
@@ -96,7 +96,9 @@ class TensorAnswers:
                     "Use Tensor.cpu() to copy the tensor to host memory first."
                 )
             if self._host.is_unknown(tensor):
-                self._assumptions.state(f"{word} of values that are not computed gives zeros")
+                self._assumptions.state(
+                    f"{word} of values that are not computed gives what stands in for them, mostly zeros"
+                )
             return NotImplemented
 
         return given
@@ -116,7 +118,7 @@ class TensorAnswers:
                 return assumed
             given = self._assumptions.given()
             if given is not NOT_STATED:
-                return given
+                return bool(given) if word == _TRUTH else given
             stands = self._host.stand_ins.of(tensor)
             if word == _TRUTH and tensor.dtype == torch.bool:
                 return self._assumptions.truth(stands)
@@ -130,7 +132,9 @@ class TensorAnswers:
         """What takes the place of `Tensor.__reduce_ex__`, by which torch.save and others write a tensor."""
 
         def reduced(tensor: Tensor, protocol: Any) -> Any:
-            if self._host.is_unknown(tensor) and not _is_copying():
+            with torch._C.DisableTorchFunction():
+                is_unknown = self._host.is_unknown(tensor)
+            if is_unknown and not _is_copying():
                 raise data_needed("torch.save, pickling or sending to another process")
             return whole(tensor, protocol)
 
@@ -278,8 +282,6 @@ def _is_copying() -> bool:
 
 def _getter(name: str) -> Any:
     return getattr(Tensor, name).__get__
-
-
 
 
 def _set_data(args: Any, kwargs: Any) -> Any:
