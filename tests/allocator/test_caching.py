@@ -80,6 +80,28 @@ def test_it_waits_for_the_last_of_its_streams():
     assert not block.in_use
 
 
+def test_a_stream_may_be_known_to_have_come_only_so_far():
+    run = Driver()
+    first, second = run.malloc(20 * MiB), run.malloc(20 * MiB)
+    pending = run.allocator.pending
+    for block in (first, second):
+        run.allocator.record_stream(block, 7)
+    run.free(first)
+    assert pending.asked(7) == 1
+    run.free(second)
+    pending.finish(7, 1)
+    # To hear of it again changes nothing.
+    pending.finish(7, 1)
+    run.malloc(512)
+    assert (first.in_use, second.in_use, pending.asked(7)) == (False, True, 2)
+    pending.finish(7, 1)
+    run.malloc(512)
+    assert second.in_use
+    pending.finish(7, 2)
+    run.malloc(512)
+    assert not second.in_use and pending.asked(7) == 2
+
+
 def test_running_out_waits_for_other_streams_first():
     run = Driver(card=100 * MiB)
     block = run.malloc(60 * MiB)

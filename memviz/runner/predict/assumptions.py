@@ -39,6 +39,12 @@ _RULES = (
         "Arguments and samples of torch.distributions are taken to be valid.",
     ),
     _Rule(
+        "torch/nn/init.py",
+        (),
+        lambda frame: False,
+        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
+    ),
+    _Rule(
         "torch/nn/utils/clip_grad.py",
         (),
         lambda frame: False,
@@ -227,8 +233,10 @@ class UnknownNumber(float):
 
     def _whole_number(self) -> int:
         """As a size, an index, or what `int()` makes of it."""
+        if self.stands is None:
+            self._stop()
         self._decide()
-        return self._stop() if self.stands is None else self.stands
+        return self.stands
 
     def __float__(self) -> float:
         if self.assumptions is not None:
@@ -238,8 +246,12 @@ class UnknownNumber(float):
     def is_integer(self) -> bool:
         return self.whole
 
+    def as_integer_ratio(self) -> tuple[int, int]:
+        """What means of Python's own library are made of."""
+        return float(self).as_integer_ratio()
+
     __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
-    as_integer_ratio = __divmod__ = __rdivmod__ = _stop
+    __divmod__ = __rdivmod__ = _stop
 
 
 def _unknown(own: str) -> Callable[..., Any]:

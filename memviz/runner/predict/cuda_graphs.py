@@ -10,9 +10,11 @@ from itertools import count
 from typing import Any, ClassVar, Self
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.allocator.blocks import PoolId, PoolPair
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.ledger import Ledger
 from memviz.runner.predict.stream_order import Lane, StreamOrder
 from memviz.runner.predict.torch_patches import Patches
@@ -26,9 +28,10 @@ _REPLAYED = (
 class GraphPools:
     """Pools of memory beside the default one: of graphs, and those a program makes."""
 
-    def __init__(self, ledger: Ledger, order: StreamOrder) -> None:
+    def __init__(self, ledger: Ledger, order: StreamOrder, known: KnownValues) -> None:
         self.order = order
         self._ledger = ledger
+        self._known = known
         self._numbers = {False: count(1), True: count(1)}
 
     def new(self, *, by_user: bool = False) -> PoolId:
@@ -41,6 +44,15 @@ class GraphPools:
             known[pool].use_count += 1
         else:
             known[pool] = PoolPair(pool)
+
+    def forget_values(self, pool: PoolId) -> None:
+        """Of what a graph made: each replay computes it anew from what lies in its inputs then."""
+        taken = [each for each in self._ledger.live.values() if each.block.pool.owner.id == pool]
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            for allocation in taken:
+                storage = None if allocation.storage is None else allocation.storage()
+                if storage is not None:
+                    self._known.forget(torch.empty(0, dtype=torch.uint8, device="meta").set_(storage))
 
     def let_go(self, pool: PoolId) -> None:
         """What is cached there goes back when the cache is emptied."""
@@ -73,6 +85,8 @@ class FakeGraph:
             raise RuntimeError("CUDA error: no capture is under way")
         self._lane.capture = None
         self._lane = None
+        if self._pool is not None:
+            self.pools.forget_values(self._pool)
 
     def replay(self) -> None:
         if self._pool is None:

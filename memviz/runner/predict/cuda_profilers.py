@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +12,6 @@ from memviz.runner.predict.torch_patches import Patches
 
 
 def follow_profilers(patches: Patches) -> None:
-    # A profile with stacks loses the names of modules that are first imported within it.
-    importlib.import_module("torch.utils.flop_counter")
     _mark_ranges(patches)
     emits: Any = torch.autograd.profiler.emit_nvtx
     patches.put(emits, "__enter__", lambda self: self)

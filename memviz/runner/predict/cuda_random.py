@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from memviz.runner.predict.named_devices import CUDA_0, NamedDevices
+from memviz.runner.predict.program_frames import first_of_library
 from memviz.runner.predict.torch_patches import Patches
 
 _RealGenerator: Any = torch._C.Generator
@@ -17,6 +19,8 @@ _FIRST_SEED = 67280421310721
 """Of generators that nobody gave one."""
 _STATE_BYTES = 16
 _SEED_BITS = 64
+_SAMPLER = "torch/utils/data/sampler.py"
+IN_ORDER = "data that a generator of the card shuffles are taken in their order"
 
 
 class CardGenerator(_RealGenerator):  # type: ignore[misc]
@@ -104,6 +108,12 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
         torch.cuda.default_generators = (CardGenerator(),)
 
     return begin
+
+
+def is_for_a_sampler() -> bool:
+    """torch's own, which only asks in which order data are to come."""
+    frame = first_of_library()
+    return frame is not None and Path(frame.f_code.co_filename).as_posix().endswith(_SAMPLER)
 
 
 def check_generator(generator: Any, out_is_ours: bool) -> None:

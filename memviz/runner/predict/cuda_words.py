@@ -6,6 +6,7 @@ are given here, so that every release's own Python runs above them, with its own
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from enum import IntEnum
@@ -134,6 +135,8 @@ def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], N
         machine.begin()
         begin()
 
+    # We use it; a build for CUDA would complain of what it misses, and a profile with stacks of its being imported.
+    importlib.import_module("torch.utils.flop_counter")
     cuda: Any = torch.cuda
     for name, function in {**machine.functions(), "_cuda_init": first_used}.items():
         patches.put(torch._C, name, function)
@@ -141,6 +144,8 @@ def follow_machine(patches: Patches, machine: FakeMachine, begin: Callable[[], N
         "_initialized": False,
         "_queued_calls": list(cuda._queued_calls),
         "_cached_device_count": None,
+        # It would look at the real machine's cards.
+        "_HAS_PYNVML": False,
         "_cudart": machine.runtime(),
         "_is_in_bad_fork": machine.is_in_fork,
         "_exchange_device": machine.exchange,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, overrides
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
@@ -16,7 +17,7 @@ from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
 from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
 from memviz.runner.predict.cuda_parallel import follow_data_parallel
 from memviz.runner.predict.cuda_profilers import follow_profilers
-from memviz.runner.predict.cuda_random import check_generator, follow_generators
+from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_generators, is_for_a_sampler
 from memviz.runner.predict.cuda_streams import follow_streams
 from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
@@ -48,6 +49,7 @@ class FakeCudaMode(TorchFunctionMode):
         self._tensors = tensors
         self._order = order
         self._ledger = recorder.ledger
+        self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
         self._types_of = tensors.answers[Tensor.type]
@@ -98,6 +100,10 @@ class FakeCudaMode(TorchFunctionMode):
         out = func(*args, **{**kwargs, "pin_memory": False} if "pin_memory" in kwargs else kwargs)
         if isinstance(out, Tensor):
             check_generator(kwargs["generator"], out.is_meta)
+            if func is torch.randperm and out.is_meta and is_for_a_sampler():
+                with torch._C.DisableTorchFunction(), _disable_current_modes():
+                    self._recorder.host.known.put(out, torch.arange(out.numel()))
+                self._recorder.assumptions.state(IN_ORDER)
         return self._tensors.pinned(out) if kwargs.get("pin_memory") else out
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
@@ -163,7 +169,7 @@ class FakeCuda:
         follow_memory(patches, calls, self._device.set_allocator_settings)
         follow_history(patches, self._history)
         follow_streams(patches, order, named, recorder.assumptions)
-        follow_graphs(patches, GraphPools(recorder.ledger, order), recorder.assumptions)
+        follow_graphs(patches, GraphPools(recorder.ledger, order, recorder.host.known), recorder.assumptions)
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
         follow_profilers(patches)

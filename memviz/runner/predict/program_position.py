@@ -7,6 +7,7 @@ that operator's module and stack.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -35,38 +36,54 @@ def _needed(owner: Any, name: str) -> Callable[..., Any]:
     return function
 
 
+class _InThread(threading.local):
+    """Autograd counts in each thread by itself, and each has its own modules on the way."""
+
+    def __init__(self, next_number: Callable[[], int]) -> None:
+        self.modules: list[int] = []
+        self.steps = 0
+        self.task = NO_TASK
+        self.known_up_to = next_number()
+        self.modules_before = 0
+        self.made_by: dict[int, tuple[int, int]] = {}
+        self.stream = 0
+        """The current one's handle."""
+        self.streams: dict[int, int] = {}
+        """Of nodes, where it is known."""
+
+
 class ProgramPosition:
     def __init__(self, interner: Interner) -> None:
         self.graph_task = _needed(torch._C, "_current_graph_task_id")
         self._node = _needed(torch._C, "_current_autograd_node")
         self._next_number = _needed(torch.autograd, "_get_sequence_nr")
         self._text = interner.string
-        self.modules: list[int] = []
-        """Paths of the modules entered, as numbers of texts."""
+        self.here = _InThread(self._next_number)
         self.phases: list[str] = []
-        self.steps = 0
-        """Optimizers that are stepping."""
-        self.task = NO_TASK
-        self._known_up_to = self._next_number()
-        self._modules_before = 0
-        self._made_by: dict[int, tuple[int, int]] = {}
         self.follows_streams = False
         """Whether there is any stream but the default one."""
-        self.stream = 0
-        """The current one's handle."""
-        self._streams: dict[int, int] = {}
-        """Of nodes, where it is known."""
         self._owners: Any = WeakIdKeyDictionary()
         """The path of the module that a weight belongs to."""
         self._paths: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()
 
     def begins(self) -> None:
         """What autograd did before belongs to no operator of the program."""
-        self._known_up_to = self._next_number()
+        self.here.known_up_to = self._next_number()
+
+    @property
+    def modules(self) -> list[int]:
+        """Paths of the modules entered, as numbers of texts."""
+        return self.here.modules
+
+    @property
+    def task(self) -> int:
+        """Of the engine that runs backward here."""
+        return self.here.task
 
     @property
     def module(self) -> int:
-        return self.modules[-1] if self.modules else 0
+        modules = self.here.modules
+        return modules[-1] if modules else 0
 
     @property
     def phase(self) -> Phase:
@@ -75,7 +92,7 @@ class ProgramPosition:
         for name in reversed(self.phases):
             if name in _PHASES:
                 return _PHASES[name]
-        if self.steps:
+        if self.here.steps:
             return Phase.STEP
         return Phase.FORWARD if self.modules else Phase.UNKNOWN
 
@@ -86,23 +103,23 @@ class ProgramPosition:
 
     def turned(self, task: int) -> bool:
         """Takes note of the engine's task; whether another backward has begun."""
-        began = task != NO_TASK
-        if self.task == NO_TASK:
-            self._modules_before = len(self.modules)
-        self.task = task
+        began, here = task != NO_TASK, self.here
+        if here.task == NO_TASK:
+            here.modules_before = len(here.modules)
+        here.task = task
         return began
 
     def nodes_are_new(self) -> bool:
-        return bool(self._next_number() != self._known_up_to)
+        return bool(self._next_number() != self.here.known_up_to)
 
     def made_nodes(self, stack: int) -> None:
         """The operator that runs now has made all nodes since the last."""
-        upto = self._next_number()
-        for number in range(self._known_up_to, upto):
-            self._made_by[number] = (self.module, stack)
+        upto, here = self._next_number(), self.here
+        for number in range(here.known_up_to, upto):
+            here.made_by[number] = (self.module, stack)
         if self.follows_streams:
-            self._streams.update(dict.fromkeys(range(self._known_up_to, upto), self.stream))
-        self._known_up_to = upto
+            here.streams.update(dict.fromkeys(range(here.known_up_to, upto), here.stream))
+        here.known_up_to = upto
 
     def name_modules(self, model: nn.Module) -> None:
         """By their paths, the model itself by its class."""
@@ -113,17 +130,18 @@ class ProgramPosition:
     def inside(self, module: nn.Module) -> Iterator[None]:
         path = self._paths.get(module)
         if path is None:
-            if self.modules:
+            if self.here.modules:
                 # Made on the way: it belongs to whoever calls it.
-                path = self.modules[-1]
+                path = self.module
             else:
                 self.name_modules(module)
                 path = self._paths[module]
-        self.modules.append(path)
+        modules = self.here.modules
+        modules.append(path)
         try:
             yield
         finally:
-            self.modules.pop()
+            modules.pop()
 
     def own(self, weight: torch.Tensor, path: str) -> None:
         self._owners[weight] = self._text(path)
@@ -133,7 +151,7 @@ class ProgramPosition:
         node = self._node()
         if node is None or node.name() == ACCUMULATE:
             return otherwise
-        return self._streams.get(node._sequence_nr(), 0)
+        return self.here.streams.get(node._sequence_nr(), 0)
 
     def in_backward(self) -> tuple[int, int, str]:
         """Module, forward stack and node of what runs now, as far as there are any."""
@@ -144,7 +162,8 @@ class ProgramPosition:
         weight = getattr(node, "variable", None)
         if weight is not None:
             return self._owners.get(weight, 0), NO_STACK, name
-        module, stack = self._made_by.get(node._sequence_nr(), (0, NO_STACK))
-        if len(self.modules) > self._modules_before:
-            module = self.module
+        here = self.here
+        module, stack = here.made_by.get(node._sequence_nr(), (0, NO_STACK))
+        if len(here.modules) > here.modules_before:
+            module = here.modules[-1]
         return module, stack, name

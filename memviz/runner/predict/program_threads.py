@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.dispatch_mode import AllocationMode
+from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, without_our_frames
 from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.torch_patches import Patches
@@ -67,7 +68,7 @@ def follow_workers(patches: Patches, recorder: AllocationRecorder) -> None:
     whole: Any = reductions.reduce_tensor
 
     def reduced(tensor: Tensor) -> Any:
-        if tensor.is_meta:
+        if on_card(tensor):
             raise data_needed("sending a tensor of the card to another process")
         if not recorder.host.is_unknown(tensor):
             return whole(tensor)

@@ -66,7 +66,7 @@ class StreamOrder:
         self._of_thread.lane = lane
         if lane is not self.default:
             self._are_several = self._position.follows_streams = True
-        self._position.stream = lane.handle
+        self._position.here.stream = lane.handle
 
     def new(self, priority: int = 0) -> Lane:
         level = min(max(-priority, 0), 3)

@@ -96,10 +96,10 @@ def _follow_optimizers(patches: Patches, recorder: AllocationRecorder) -> None:
     position = recorder.position
 
     def begins(optimizer: Any, args: Any, kwargs: Any) -> None:
-        position.steps += 1
+        position.here.steps += 1
 
     def ends(optimizer: Any, args: Any, kwargs: Any) -> None:
-        position.steps -= 1
+        position.here.steps -= 1
         recorder.optimizer_stepped(optimizer)
 
     patches.call_back(register_optimizer_step_pre_hook(begins).remove)

@@ -64,6 +64,18 @@ def test_graphs_of_any_accelerator_are_the_same() -> None:
         del y
 
 
+def test_what_a_graph_made_is_not_known_for_what_it_was_at_capture() -> None:
+    with PredictedDevice(A100):
+        x = torch.zeros(8, device="cuda")
+        assert (x + 1).tolist() == [1.0] * 8
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            y = x + 1
+        x.fill_(5)
+        graph.replay()
+        assert x.tolist() == [5.0] * 8 and str(y[0].item()) == "unknown"
+
+
 def test_what_torch_refuses_is_refused() -> None:
     with PredictedDevice(A100):
         graph = torch.cuda.CUDAGraph()

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
 
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
@@ -61,6 +62,24 @@ def test_a_generator_draws_on_its_own_device() -> None:
             torch.randint(0, 5, (3,), generator=ours)
         twin = pickle.loads(pickle.dumps(ours))
         assert twin.initial_seed() == copy.copy(ours).initial_seed() == 3
+
+
+def test_a_generator_of_the_card_shuffles_data_in_their_order_and_that_is_said() -> None:
+    with PredictedDevice(A100) as device:
+        torch.set_default_device("cuda")
+        data = TensorDataset(torch.arange(32))
+        loader = DataLoader(data, batch_size=8, shuffle=True, generator=torch.Generator(device="cuda"))
+        seen = [batch.tolist() for (batch,) in loader]
+        assert all(batch.is_cuda for (batch,) in loader)
+    assert sum(seen, []) == list(range(32))
+    assert [said for said in device.unseen() if "are taken in their order" in said]
+
+
+@pytest.mark.parametrize("where", ["cpu", "cuda"])
+def test_weights_may_be_drawn_within_bounds(where: str) -> None:
+    with PredictedDevice(A100):
+        weight = torch.empty(1024, 1024, device=where)
+        assert nn.init.trunc_normal_(weight, std=0.02) is weight
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from statistics import mean
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -153,6 +155,7 @@ def test_times_between_events_are_unknown_and_said_so() -> None:
         torch.cuda.synchronize()
         assert f"{begin.elapsed_time(end):.2f} ms" == "unknown ms" and end.query()
         assert [said for said in device.unseen() if "time between two events is not known" in said]
+        assert f"{mean([begin.elapsed_time(end), 3.0])}" == "unknown"
         with pytest.raises(ValueError, match="enable_timing=True"):
             torch.cuda.Event().elapsed_time(end)
         assert isinstance(begin, torch.Event) and isinstance(torch.Event(), torch.Event)

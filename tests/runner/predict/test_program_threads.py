@@ -13,7 +13,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from memviz.allocator.replay import replay
 from memviz.runner.predict.predicted_device import PredictedDevice
-from tests.runner.predict.rows import A100
+from memviz.trace.model import Phase
+from tests.runner.predict.rows import A100, Row, allocations
 
 
 def test_threads_take_memory_of_the_same_card() -> None:
@@ -92,3 +93,39 @@ def test_one_card_for_parallel_modules() -> None:
         torch.zeros(1, device="cuda")
         weight = 512 * 512 * 4
         assert device.allocated_bytes == 2 * weight + 2 * A100.cublas_workspace_bytes
+
+
+def test_a_program_may_train_in_a_thread_while_another_works() -> None:
+    """Autograd counts its nodes in each thread by itself."""
+
+    def rows_of(in_thread: bool) -> list[Row]:
+        model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64))
+        stop = threading.Event()
+
+        def train() -> None:
+            model.cuda()
+            optimizer = torch.optim.AdamW(model.parameters())
+            for _ in range(2):
+                model(torch.zeros(8, 64, device="cuda")).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def disturb() -> None:
+            while not stop.is_set():
+                (torch.ones(4, requires_grad=True) * 2).sum()
+
+        with PredictedDevice(A100) as device:
+            if not in_thread:
+                train()
+                return allocations(device.finish())
+            trains, disturbs = threading.Thread(target=train), threading.Thread(target=disturb)
+            disturbs.start()
+            trains.start()
+            trains.join()
+            stop.set()
+            disturbs.join()
+            return allocations(device.finish())
+
+    alone, beside = rows_of(False), rows_of(True)
+    assert beside == alone
+    assert {row.phase for row in alone} == set(Phase) and {row.module for row in alone} > {"0", "2"}
