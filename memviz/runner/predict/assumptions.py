@@ -139,9 +139,12 @@ class Assumptions:
         if given is not NOT_STATED:
             return bool(given)
         truth = stands is None or bool(stands)
-        self._count_decision(line_of_caller())
-        self.state(f"a condition that is not computed is taken to be {truth}")
+        self.state_a_decision(f"a condition that is not computed is taken to be {truth}")
         return truth
+
+    def state_a_decision(self, what: str) -> None:
+        self._count_decision(line_of_caller())
+        self.state(what)
 
     def decide(self, line: str, number: float) -> None:
         """A comparison with a number that nobody computes."""

@@ -82,9 +82,10 @@ class Host:
         self.nowhere = MarkedStorages()
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
-        self.stand_ins = StandIns(self._values)
+        self.stand_ins = StandIns(self.values)
 
-    def _values(self, tensor: Tensor) -> Tensor | None:
+    def values(self, tensor: Tensor) -> Tensor | None:
+        """Wherever it lies."""
         if tensor.is_meta:
             return self.known.of(tensor)
         return None if tensor in self.unknown else tensor

@@ -20,6 +20,7 @@ from memviz.runner.predict.prediction_errors import data_needed, name_for_users,
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_ARE_EQUAL = (aten.equal.default, aten.allclose.default)
 _EQUAL = "tensors that are not computed are taken to be equal"
 _ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
 
@@ -42,7 +43,7 @@ class Looks:
         known = self._host.known
         reason = known.reason_of(args, kwargs)
         if reason:
-            self._recorder.assumptions.state(reason)
+            self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
         self._recorder.ran(treatment, args, kwargs, out)
         return out
@@ -58,8 +59,8 @@ class Looks:
                 shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
                 return tensor.expand(shape)[mask.expand(shape)]
         given = self._recorder.assumptions.given()
-        if given is NOT_STATED and func is aten.equal.default:
-            self._recorder.assumptions.state(_EQUAL)
+        if given is NOT_STATED and func in _ARE_EQUAL:
+            self._recorder.assumptions.state_a_decision(_EQUAL)
             return bool(args[0].shape == args[1].shape)
         if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
             raise data_needed(name_for_users(func), remedy_for(func))

@@ -101,6 +101,21 @@ def _say_it(remedy: str) -> str:
     return f"State it with --assume {place}=VALUE. {remedy}" if place else remedy
 
 
+def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
+    """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
+    if "is not on the expected device meta" in str(error):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {name_for_users(func)})"
+        ) from None
+    if func.overloadpacket.__name__ not in ("mm", "addmm"):
+        return
+    one, other = args[-2:]
+    if one.dim() == other.dim() == 2 and one.size(1) != other.size(0):
+        shapes = f"{one.size(0)}x{one.size(1)} and {other.size(0)}x{other.size(1)}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})") from None
+
+
 def not_predicted(operator: str, why: str) -> UsageError:
     return UsageError(
         f"{_head()}{operator} cannot be predicted: {why}. Leave it out, or write it with other operators."

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict import ctc
+
 aten = torch.ops.aten
 Shape = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
@@ -192,6 +194,8 @@ SHAPES: dict[Any, Shape] = {
     aten.addmm.default: _addmm,
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
+    aten._ctc_loss.default: ctc.shape,
+    aten._ctc_loss_backward.default: ctc.shape_of_gradient,
     aten._foreach_sqrt.default: _one_beside_each,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
+from memviz.runner.predict import ctc
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
@@ -152,6 +153,8 @@ TEMPORARIES: dict[Any, Temporaries] = {
     aten.index_put_: _index_put,
     aten.index_put: _index_put,
     aten._foreach_norm: _foreach_norm,
+    aten._ctc_loss: ctc.lengths_there,
+    aten._ctc_loss_backward: ctc.backward,
     **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _copies_for_cublas),
     **dict.fromkeys((aten.native_layer_norm, aten.native_layer_norm_backward), _copies_to_be_contiguous),
     **dict.fromkeys((aten._softmax, aten._softmax_backward_data), _copies_to_be_contiguous),
