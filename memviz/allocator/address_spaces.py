@@ -8,10 +8,12 @@ segment. Each ends, at the latest, where the next begins; the driver puts them s
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from memviz.allocator.blocks import PoolId
+from memviz.allocator.ranges import Begins, FirstRanges
 from memviz.allocator.start_layout import StartLayout, StartSegment, unsigned
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.trace.rounding import SMALL_SEGMENT
@@ -29,7 +31,11 @@ class AddressSpaces:
 
     def size(self, address: int, wanted: int) -> int:
         """Where nothing ends it, as much as the smallest other one has."""
-        return min(wanted, self.sizes.get(address, min(self.sizes.values(), default=wanted)))
+        return min(wanted, self.sizes.get(address, self._smallest if self.sizes else wanted))
+
+    @cached_property
+    def _smallest(self) -> int:
+        return min(self.sizes.values())
 
 
 def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
@@ -42,8 +48,9 @@ def ranges_by_group(layout: StartLayout) -> dict[Group, list[StartSegment]]:
 
 
 def address_spaces(trace: Trace, device: DeviceTrace, layout: StartLayout) -> AddressSpaces:
-    finder = _Finder(layout)
-    for group, address, end in _mapped(trace, device):
+    mapped = _mapped(trace, device)
+    finder = _Finder(layout, mapped)
+    for group, address, end in mapped:
         finder.see(group, address, end)
     begins = sorted(space.begin for spaces in finder.spaces.values() for space in spaces)
     sizes = {first: after - first for first, after in zip(begins, begins[1:], strict=False)}
@@ -66,27 +73,39 @@ class _Space:
 
 
 class _Finder:
-    def __init__(self, layout: StartLayout) -> None:
-        self.spaces = {
-            group: [_Space(ranges[0].address, ranges[-1].end)] for group, ranges in ranges_by_group(layout).items()
-        }
-        self.at_start = set(self.spaces)
+    def __init__(self, layout: StartLayout, mapped: list[tuple[Group, int, int]]) -> None:
+        self.spaces: dict[Group, list[_Space]] = {}
+        asked: dict[Group, list[int]] = {}
+        for group, address, _ in mapped:
+            asked.setdefault(group, []).append(address)
+        there = ranges_by_group(layout)
+        self._of_group = {group: FirstRanges(asked.get(group, ())) for group in (*there, *asked)}
+        self._begins = Begins((*(ranges[0].address for ranges in there.values()), *(row[1] for row in mapped)))
+        for group, ranges in there.items():
+            self._begin(group, ranges[0].address, ranges[-1].end)
+        self.at_start = set(there)
 
     def see(self, group: Group, address: int, end: int) -> None:
-        spaces = self.spaces.setdefault(group, [])
-        for space in spaces:
-            if space.begin <= address <= space.used_to:
-                space.used_to = max(space.used_to, end)
-                return
-        if (
-            group in self.at_start
-            and address < spaces[0].begin
-            and not self._anything_between(address, spaces[0].begin)
+        spaces, known = self.spaces.get(group, []), self._of_group[group]
+        number = known.at(address)
+        if number is not None:
+            space = spaces[number]
+            space.used_to = max(space.used_to, end)
+        elif (
+            group in self.at_start and address < spaces[0].begin and not self._begins.between(address, spaces[0].begin)
         ):
             # Its first pages had been given back when the recording began.
-            spaces[0].begin = address
+            number, space = 0, spaces[0]
+            self._begins.add(space.begin, -1)
+            self._begins.add(address)
+            space.begin = address
         else:
-            spaces.append(_Space(address, end))
+            self._begin(group, address, end)
+            return
+        known.put(number, space.begin, space.used_to)
 
-    def _anything_between(self, address: int, end: int) -> bool:
-        return any(address <= space.begin < end for spaces in self.spaces.values() for space in spaces)
+    def _begin(self, group: Group, address: int, end: int) -> None:
+        spaces = self.spaces.setdefault(group, [])
+        self._of_group[group].put(len(spaces), address, end)
+        self._begins.add(address)
+        spaces.append(_Space(address, end))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
@@ -138,6 +139,9 @@ class FreeList:
         return self.blocks[place] if place < len(self.keys) and self.keys[place] == key else None
 
 
+_address = attrgetter("address")
+
+
 class BlockPool:
     """Small or large blocks, of the default pool or of a private one. Memory never crosses streams here."""
 
@@ -165,12 +169,11 @@ class BlockPool:
         self.free[block.stream].remove(block)
 
     def add_unmapped(self, block: Block) -> None:
-        ranges = self.unmapped.setdefault(block.stream, [])
-        ranges.append(block)
-        ranges.sort(key=lambda unmapped: unmapped.address)
+        insort(self.unmapped.setdefault(block.stream, []), block, key=_address)
 
     def remove_unmapped(self, block: Block) -> None:
-        self.unmapped[block.stream].remove(block)
+        ranges = self.unmapped[block.stream]
+        del ranges[bisect_left(ranges, block.address, key=_address)]
 
     def free_blocks(self) -> list[Block]:
         """By stream, size and address: PyTorch's one order for all of them."""

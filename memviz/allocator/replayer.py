@@ -25,8 +25,9 @@ from memviz.allocator.steps import ReplayStep, Steps, pools_of_events, steps_of
 from memviz.allocator.who_freed import WhoFreed, who_freed
 from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
 
-_CHUNK = 1 << 16
-"""Events that are turned into Python numbers at a time: ten million at once would take a gigabyte."""
+_CHUNK = 1 << 11
+"""Events that are turned into Python numbers at a time. So often it is asked whether the replay is to go on: in a
+recording that is made for it, a single event can take milliseconds."""
 
 Progress = Callable[[int, int], None]
 """Told how many events are done, and of how many. What it raises ends the replay."""

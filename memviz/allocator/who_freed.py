@@ -16,7 +16,7 @@ import numpy as np
 from memviz.allocator.blocks import PoolId
 from memviz.allocator.settings import Settings
 from memviz.allocator.steps import Forced, Steps
-from memviz.trace.model import Action, DeviceTrace, Ints8
+from memviz.trace.model import Action, DeviceTrace, Ints8, driver_free
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,8 @@ def reserved_after(device: DeviceTrace) -> Ints8:
 def _memory(device: DeviceTrace, reserved: Ints8, short: list[Forced], failed: tuple[int, ...]) -> Memory | None:
     peak = int(reserved.max(initial=0))
     if failed:
-        # PyTorch writes there what the driver calls free.
-        exact = int(reserved[failed[0] + 1]) + int(device.events.address[failed[0]])
+        free = driver_free(device.events, failed[0])
+        exact = int(reserved[failed[0] + 1]) + free if free is not None else -1
         return Memory(exact, exact) if exact >= peak else None
     refused = [int(reserved[free.first]) + free.grown_bytes for free in short if free.grown_bytes]
     if not refused or min(refused) <= peak:

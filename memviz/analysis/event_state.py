@@ -13,7 +13,7 @@ from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.live import check_event, clock, has_times, live_rows
 from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
 from memviz.analysis.reserved.segments import TileKind, segments_at
-from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace
+from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace, driver_free
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Failed:
     """What an out-of-memory event says."""
 
     asked_bytes: int
-    device_free_bytes: int
-    """What the driver called free, for all programs together."""
+    device_free_bytes: int | None
+    """What the driver called free, for all programs together; None where the file does not say."""
 
 
 @dataclass(frozen=True)
@@ -87,4 +87,4 @@ def _failed(device: DeviceTrace, event: int) -> Failed | None:
     events = device.events
     if event == BEFORE or events.action[event] != Action.OOM:
         return None
-    return Failed(int(events.size[event]), int(events.address[event]))
+    return Failed(int(events.size[event]), driver_free(events, event))

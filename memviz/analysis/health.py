@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace
+from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -193,16 +193,19 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if not len(found):
         return
     first = int(found[0])
-    asked, free = int(device.events.size[first]), int(device.events.address[first])
+    asked, free = int(device.events.size[first]), driver_free(device.events, first)
     figures = fragmentation_at(trace, device, first)
     unused = figures.reserved - figures.live - figures.waiting
     times = "once" if len(found) == 1 else f"{count_text(len(found))} times; the first time"
-    text = f"It ran out of memory {times}: {bytes_text(asked)} were asked, {bytes_text(free)} were free on the device"
+    had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} were free on the device"
+    text = f"It ran out of memory {times}: {bytes_text(asked)} were asked, {had}"
     if figures.outside or figures.unknown or not figures.reserved:
         yield Note("out_of_memory", f"{text}; what was reserved cannot be told.", level="warning")
         return
     text += f", and of {bytes_text(figures.reserved)} reserved {bytes_text(unused)} held no live tensor."
-    if free >= asked + LARGE_SEGMENT:
+    if free is None:
+        remedy = ""
+    elif free >= asked + LARGE_SEGMENT:
         remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
     elif unused + free < asked:
         remedy = "No setting of the allocator would have made room: less must be live at that moment."

@@ -9,15 +9,15 @@ import numpy as np
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.peak import LiveSet, at
-from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace
+from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace, driver_free
 
 
 @dataclass(frozen=True)
 class OutOfMemory:
     asked_bytes: int
     """Rounded up to the allocator's blocks, as PyTorch records it."""
-    device_free_bytes: int
-    """What the driver called free, for all programs together."""
+    device_free_bytes: int | None
+    """What the driver called free, for all programs together; None where the file does not say."""
     site: str
     stack: int | None
     then: LiveSet
@@ -37,7 +37,7 @@ def out_of_memory(
     return tuple(
         OutOfMemory(
             asked_bytes=int(events.size[event]),
-            device_free_bytes=int(events.address[event]),
+            device_free_bytes=driver_free(events, event),
             site=table.of(int(events.stack[event])).label,
             stack=int(events.stack[event]) if events.stack[event] != NO_STACK else None,
             then=at(trace, device, event, by, top=top, rule=rule),

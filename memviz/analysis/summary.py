@@ -8,7 +8,7 @@ import numpy as np
 
 from memviz.analysis.health import health, history
 from memviz.analysis.timeline import timeline
-from memviz.trace.model import Action, DeviceTrace, Note, Trace
+from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free
 
 
 def summary(trace: Trace, devices: tuple[DeviceTrace, ...] | None = None) -> dict[str, Any]:
@@ -54,12 +54,12 @@ def _used(first: Any, second: Any) -> list[int]:
     return [int(code) for code in np.union1d(np.unique(first), np.unique(second))]
 
 
-def _oom(device: DeviceTrace, event: int) -> dict[str, int]:
+def _oom(device: DeviceTrace, event: int) -> dict[str, int | None]:
     line = timeline(device)
     return {
         "event": event,
         "requested_bytes": int(device.events.size[event]),
-        "device_free_bytes": int(device.events.address[event]),
+        "device_free_bytes": driver_free(device.events, event),
         "live_bytes": int(line.live[event + 1]),
         "reserved_bytes": int(line.reserved[event + 1]),
     }

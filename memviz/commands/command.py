@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.commands.terminal import harmless, progress
+from memviz.errors import UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 
@@ -55,6 +56,13 @@ def count(text: str) -> int:
     if number < 0:
         raise argparse.ArgumentTypeError("must not be negative")
     return number
+
+
+def pair(text: str) -> tuple[str, str]:
+    knob, equals, value = text.partition("=")
+    if not equals:
+        raise UsageError(f"--set takes KNOB=VALUE, as in --set batch=2; not {text}.")
+    return knob.strip(), value.strip()
 
 
 def positive(text: str) -> int:

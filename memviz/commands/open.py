@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
 from memviz.commands.command import Command, add_file, open_trace
 
@@ -10,14 +11,24 @@ from memviz.commands.command import Command, add_file, open_trace
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser, many="*")
     parser.add_argument("--port", type=int, help="where the page answers (default: 7860 or the next that is free)")
+    parser.add_argument(
+        "--program", type=Path, action="append", default=[], metavar="FILE.py",
+        help="a Python file of yours whose functions Run offers, each returning a model and its inputs; everybody who "
+        "sees the page can run them",
+    )  # fmt: skip
     parser.add_argument("--browser", action="store_true", help="open it in a browser")
 
 
 def _run(args: argparse.Namespace) -> int:
+    from memviz.runner.own_source import functions_of
+
     # Gradio takes seconds to import, and no other command needs it.
     from memviz.ui.app import build_app, launch_options
 
-    page = build_app([open_trace(path) for path in args.files])
+    for path in args.program:
+        # What cannot be offered is said before the page starts.
+        functions_of(str(path))
+    page = build_app([open_trace(path) for path in args.files], [path.resolve() for path in args.program])
     page.launch(server_port=args.port, inbrowser=args.browser, **launch_options())
     return 0
 

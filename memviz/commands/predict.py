@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, positive, printable
+from memviz.commands.command import Command, add_json, pair, positive, printable
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text
@@ -35,6 +35,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--card", help="by a part of its name; its memory is the limit then (default: no limit)")
     parser.add_argument("--torch", default="", metavar="RELEASE", help="with the kernels of another release, as in 2.6")
     parser.add_argument("--settings", help="as in PYTORCH_CUDA_ALLOC_CONF, which holds by default")
+    parser.add_argument(
+        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
+        help="an optimization, applied to the script's models as they reach the device; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the optimizations")
     parser.add_argument("--steps", type=positive, metavar="N", help="end after N steps of the optimizer")
     parser.add_argument(
         "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE",
@@ -49,6 +54,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
+    from memviz.runner.predict.model_changes import optimizations_named
     from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
     from memviz.runner.record.script import load_module, load_script
 
@@ -62,6 +68,7 @@ def _predict(args: argparse.Namespace) -> int:
         assume=dict(map(_assumed, args.assume)),
         output=args.output,
         overwrite=args.overwrite,
+        optimizations=optimizations_named(args.optimizations, list(map(pair, args.set))),
     )
     try:
         done = predict_script(script, order, progress)
@@ -104,6 +111,10 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     blocks = bytes_text(estimate.peak_allocated)
     _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
     _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most")
+    if estimate.peak_host:
+        _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
+    for name, models in done.applied.items():
+        _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:
         _line(f"  {_fit_words(estimate)}")
     for stated in estimate.assumed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from memviz.commands.command import Command, add_json, print_json, print_table, printable
+from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text, percent_text
@@ -75,7 +75,7 @@ def _request(args: argparse.Namespace) -> Request:
 
     return Request(
         workload=args.workload,
-        settings=dict(_pair(text) for text in args.set),
+        settings=dict(map(pair, args.set)),
         optimizations=tuple(_named(text) for text in args.optimizations),
         on=args.on,
         card=args.card or DEFAULT_CARD,
@@ -94,13 +94,6 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError("must be more than 0")
     return seconds
-
-
-def _pair(text: str) -> tuple[str, str]:
-    knob, equals, value = text.partition("=")
-    if not equals:
-        raise UsageError(f"--set takes KNOB=VALUE, as in --set batch=2; not {text}.")
-    return knob.strip(), value.strip()
 
 
 def _named(text: str) -> tuple[str, dict[str, str]]:

@@ -170,9 +170,11 @@ def _mark_failures(drawing: go.Figure, failures: Sequence[OutOfMemory], axis: _A
 
 
 def _failure_text(failure: OutOfMemory) -> str:
+    free = failure.device_free_bytes
+    had = "what the driver had is not known" if free is None else f"the driver had {bytes_text(free)}"
     return lines(
         f"out of memory {moment(failure.then.event)}",
-        f"asked {bytes_text(failure.asked_bytes)}, the driver had {bytes_text(failure.device_free_bytes)}",
+        f"asked {bytes_text(failure.asked_bytes)}, {had}",
         plain(failure.site),
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -12,12 +13,14 @@ import torch
 from memviz.runner.knobs import described
 from memviz.runner.predict.cards import CARDS
 from memviz.runner.workloads import WORKLOADS
+from memviz.runner.workloads.own import program_rows
 from optimizations import OPTIMIZATIONS
 
 
-def listing() -> dict[str, Any]:
+def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
+    """`programs` are the owner's own files: each function that makes a model stands before our workloads."""
     return {
-        "workloads": [_row(kind) for kind in WORKLOADS],
+        "workloads": [*(row for file in programs for row in program_rows(file)), *(_row(kind) for kind in WORKLOADS)],
         "optimizations": [
             {**_row(kind), "needs": kind.needs, "claim": kind().claim, "not_with": dict(kind.not_with)}
             for kind in OPTIMIZATIONS
@@ -33,4 +36,4 @@ def _row(kind: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    json.dump(listing(), sys.stdout)
+    json.dump(listing(sys.argv[1:]), sys.stdout)

@@ -56,7 +56,7 @@ class Plan:
 
 def plan_of(request: Request) -> Plan:
     workload = workload_named(request.workload, request.settings)
-    chosen = {name: _optimization(name, knobs) for name, knobs in request.optimizations}
+    chosen = {name: optimization_named(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
             "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
@@ -74,7 +74,7 @@ def plan_of(request: Request) -> Plan:
     return Plan(request, workload, ordered, card_named(request.card))
 
 
-def _optimization(name: str, knobs: object) -> Optimization:
+def optimization_named(name: str, knobs: object) -> Optimization:
     by_name = {kind.name: kind for kind in OPTIMIZATIONS}
     if name not in by_name:
         raise UsageError(f"There is no optimization {name}.{nearest(name, by_name)}")

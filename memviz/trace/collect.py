@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from memviz.errors import TraceError
 from memviz.trace.intern import Interner
-from memviz.trace.model import ACTION_NAMES, Action, Category, Events, Ints4, Ints8
+from memviz.trace.model import ACTION_NAMES, FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
 from memviz.trace.texts import sound
 
 LARGEST_SUM = 2**62
@@ -194,9 +194,9 @@ def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[li
 def _address(event: dict[str, Any]) -> Any:
     if event.get("action") != "oom":
         return event.get("addr", 0)
-    free = event.get("device_free", 0)
-    # Bytes, and no address: none is below nothing, and what is beyond the largest number is cut to it.
-    return max(0, min(free, _MOST_BYTES)) if type(free) is int else free
+    free = event.get("device_free", FREE_UNKNOWN)
+    # Bytes, and no address: no driver has less than nothing, and none has more than a column can hold.
+    return FREE_UNKNOWN if type(free) is int and not 0 <= free <= _MOST_BYTES else free
 
 
 def _categories(batch: list[dict[str, Any]]) -> npt.NDArray[np.uint8] | None:

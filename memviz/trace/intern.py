@@ -12,7 +12,7 @@ import numpy as np
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget
 from memviz.trace.limits import Limits
-from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Stacks
+from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Frames, Ints4, Stacks
 from memviz.trace.texts import MOST_TEXT, bounded, sound
 
 MOST_FRAMES = 2000
@@ -49,7 +49,7 @@ class Interner:
         self._texts: list[str] = [""]
         self._mended: dict[str, int] = {}
         """Texts that are not kept as they stand in the file."""
-        self._frame_costs: list[int] = []
+        self._frame_costs = array("q")
         """In a stack."""
         self._frames: dict[tuple[int, int, int], int] = {}
         self._stacks: dict[bytes, int] = {}
@@ -135,6 +135,8 @@ class Interner:
 
     def _numbers(self, frames: Sequence[Any]) -> Sequence[int]:
         seen = list(map(self._seen_frames.get, map(id, frames)))
+        if None not in seen:
+            return seen  # type: ignore[return-value]
         return [self.frame(frame) if number is None else number for frame, number in zip(frames, seen, strict=True)]
 
     def shortened(self, frames: Sequence[Any]) -> Sequence[Any]:
@@ -145,14 +147,15 @@ class Interner:
         left_out = f"… {len(frames) - MOST_FRAMES + 1:,} frames left out …"
         return [*frames[: MOST_FRAMES // 2], left_out, *frames[-(MOST_FRAMES // 2) + 1 :]]
 
-    def stack_of(self, frame_numbers: Sequence[int]) -> int:
-        if not frame_numbers:
+    def stack_of(self, frame_numbers: Sequence[int] | Ints4) -> int:
+        if not len(frame_numbers):
             return NO_STACK
-        key = array("i", frame_numbers).tobytes()
+        numbers = np.asarray(frame_numbers, dtype=np.int32)
+        key = numbers.tobytes()
         number = self._stacks.get(key)
         if number is None:
             number = self._stacks[key] = len(self._stacks)
-            self.budget.charge(_STACK_BYTES + sum(map(self._frame_costs.__getitem__, frame_numbers)))
+            self.budget.charge(_STACK_BYTES + int(np.frombuffer(self._frame_costs, np.int64)[numbers].sum()))
         return number
 
     def frozen_stacks(self) -> Stacks:

@@ -26,6 +26,8 @@ Ints4 = npt.NDArray[np.int32]
 Ints8 = npt.NDArray[np.int64]
 
 NO_STACK = -1
+FREE_UNKNOWN = -1
+"""Where an OOM event does not say how much the driver had."""
 EMPTY_TEXT = 0
 DEFAULT_POOL = (0, 0)
 
@@ -122,7 +124,7 @@ class Events(Columns):
 
     action: Bytes1
     address: Ints8
-    """Of the block or segment; for OOM the bytes that the driver called free (PyTorch does the same)."""
+    """Of the block or segment; for OOM what the driver called free, as in PyTorch: see `driver_free`."""
     size: Ints8
     """Requested bytes for alloc and free, the segment's or mapping's for segment_*, rounded bytes for OOM."""
     stream: Ints4
@@ -336,6 +338,12 @@ class Trace:
         if code >= Action.OTHER:
             return self.other_actions[code - Action.OTHER]
         return Action(code).name.lower()
+
+
+def driver_free(events: Events, event: int) -> int | None:
+    """Of an OOM event: what the driver called free, for all programs together. None where the file does not say."""
+    free = int(events.address[event])
+    return None if free == FREE_UNKNOWN else free
 
 
 def address_text(address: int) -> str:

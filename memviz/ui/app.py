@@ -94,9 +94,9 @@ _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 
 
-def build_app(traces_given: Sequence[Trace] = ()) -> gr.Blocks:
-    """`traces_given` are open from the start, for everybody who sees the page."""
-    context = Context(TraceStore())
+def build_app(traces_given: Sequence[Trace] = (), programs: Sequence[Path] = ()) -> gr.Blocks:
+    """`traces_given` are open from the start, for everybody who sees the page; Run offers what is in `programs`."""
+    context = Context(TraceStore(), tuple(map(str, programs)))
     given = Session()
     for each in traces_given:
         given = given.with_opened(open_trace(context.store, each, pinned=True))

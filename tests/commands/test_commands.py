@@ -264,3 +264,12 @@ def test_a_real_pair_adds_up_to_the_byte() -> None:
     found = answer("diff", FOLDER / "train-complete.pickle", FOLDER / "train-mixed-precision.pickle", "--top", 5)
     assert found["delta_bytes"] == 977167528 - 682735240
     assert sum(each["delta_bytes"] for each in found["rows"]) + found["rest_bytes"] == found["delta_bytes"]
+
+
+def test_what_the_driver_had_free_may_not_be_known(tmp_path: Path) -> None:
+    oom = {"action": "oom", "device_free": 2**64 - 1, "size": 2**30, "stream": 0}
+    path = written(tmp_path, "oom.pickle", [alloc(0, 100), oom])
+    (told,) = answer("summary", path)["devices"][0]["oom"]
+    assert told["device_free_bytes"] is None
+    said = memviz("summary", path).stdout
+    assert said.count("what was free on the device is not known") == 2 and "EiB" not in said

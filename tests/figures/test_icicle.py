@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from memviz.analysis.callstacks.stacks import StackTree, TreeOptions, stack_tree
+from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.callstacks.tree import StackTree
 from memviz.analysis.live import live_rows
 from memviz.figures.icicle import MOST_NODES, plot_icicle
 from memviz.trace.model import Trace

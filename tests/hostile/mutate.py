@@ -9,10 +9,13 @@ import pickletools
 import random
 import zlib
 from copy import deepcopy
+from functools import lru_cache
 from typing import Any
 
 Random = random.Random
 _LONGEST = 60_000
+_REMEMBERED = 500
+"""Files that are changed again and again; looking through one by its operations takes longer than reading it."""
 _VALUES: list[Any] = [
     None,
     True,
@@ -78,6 +81,7 @@ def _objects(raw: bytes, other: bytes, luck: Random) -> bytes:
         return _bytes(raw, other, luck)
 
 
+@lru_cache(_REMEMBERED)
 def _is_plain(raw: bytes) -> bool:
     try:
         return all(op.name not in _NAMES_CLASSES for op, _, _ in pickletools.genops(raw))
@@ -126,9 +130,8 @@ def _holders(root: Any) -> list[tuple[Any, Any]]:
 
 
 def _operations(raw: bytes, other: bytes, luck: Random) -> bytes:
-    try:
-        places = [at for _, _, at in pickletools.genops(raw) if at is not None]
-    except Exception:
+    places = _places(raw)
+    if not places:
         return _bytes(raw, other, luck)
     first, second, goal = sorted(luck.choices(range(len(places)), k=2)) + [luck.choice(places)]
     piece = raw[places[first] : places[min(second, first + 40)]]
@@ -141,6 +144,15 @@ def _operations(raw: bytes, other: bytes, luck: Random) -> bytes:
         code = luck.choice(b"()]}.0123NKMJh\x94qjreualtsdXVTSUGFIL\x85\x86\x87\x88\x89\x8a\x8b\x8c\x8d\x8e\x95")
         return raw[:goal] + bytes([code]) + raw[goal + luck.randrange(2) :]
     return raw[:goal] + piece + raw[goal + len(piece) :]
+
+
+@lru_cache(_REMEMBERED)
+def _places(raw: bytes) -> tuple[int, ...]:
+    """Where its operations begin; none where it is no pickle."""
+    try:
+        return tuple(at for _, _, at in pickletools.genops(raw) if at is not None)
+    except Exception:
+        return ()
 
 
 def _bytes(raw: bytes, other: bytes, luck: Random) -> bytes:

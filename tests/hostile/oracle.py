@@ -44,6 +44,8 @@ def check(raw: bytes, *, is_quick: bool = False) -> bool:
         if not is_quick:
             for device in trace.devices[:20]:
                 adds_up(trace, device)
+            health(trace)
+            summary(trace)
             again(trace)
     except MemvizError as error:
         if "needs more memory than" in str(error) or len(str(error)) > _MOST_WORDS:
@@ -68,8 +70,6 @@ def adds_up(trace: Trace, device: DeviceTrace) -> None:
     for event in (-1, line.peak_event, len(device.events) - 1):
         segments_at(trace, device, event)
         fragmentation_at(trace, device, event)
-    health(trace)
-    summary(trace, (device,))
 
 
 def again(trace: Trace) -> None:

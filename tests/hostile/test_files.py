@@ -44,7 +44,12 @@ def commands(name: str, path: Path) -> Iterator[list[str]]:
     if name in REFUSED or name in _OPENED:
         yield ["summary", file]
         return
-    wanted = {"report": (*_EVERY_COMMAND, *_REPORTED)}
+    deep = "eight_thousand_stacks_of_900_random_frames"
+    wanted = {
+        "report": (*_EVERY_COMMAND, *_REPORTED, deep),
+        "peak": (*_EVERY_COMMAND, deep),
+        "diff": (*_EVERY_COMMAND, deep),
+    }
     several = {
         "look": ["look", file],
         "report": ["report", file, "-o", f"{out}.html"],

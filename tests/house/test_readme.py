@@ -152,7 +152,31 @@ def test_recording_command_in_the_readme_records_or_says_what_it_lacks(line, fol
         assert "`python -m memviz run` predicts" in done.stderr
 
 
-@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith((SERVING, NEEDS_GPU))])
+PREDICTING = "python -m memviz predict "
+TRAIN_ON_A_CARD = """
+import sys, torch
+assert sys.argv[1:] == ["--batch", "8"]
+model = torch.nn.Linear(512, 512, device="cuda")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while True:
+    model(torch.ones(8, 512, device="cuda")).sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(PREDICTING)])
+def test_predicting_command_in_the_readme_runs_the_script(line, folder):
+    (folder / "train.py").write_text(TRAIN_ON_A_CARD)
+    done = memviz(*shlex.split(line)[3:], folder=folder)
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "predicted for NVIDIA GeForce RTX 4090" in done.stderr and "2 steps" in done.stderr
+    assert (folder / "run.pickle").stat().st_size > 0
+
+
+ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING)
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
 def test_command_in_the_readme_does_what_it_says(line, folder):
     done = memviz(*shlex.split(line)[3:], folder=folder)
     assert (done.returncode, done.stderr) == (0, "")

@@ -63,7 +63,9 @@ class MoCo(nn.Module):
         labels = torch.zeros(logits.shape[0], dtype=torch.long, device=logits.device)
         pairs = scale * i @ t.t()
         target = torch.arange(len(pairs)).to(pairs.device)
-        loss = F.cross_entropy(logits, labels) + (F.cross_entropy(pairs, target) + F.cross_entropy(pairs.t(), target)) / 2
+        loss = (
+            F.cross_entropy(logits, labels) + (F.cross_entropy(pairs, target) + F.cross_entropy(pairs.t(), target)) / 2
+        )
         self._enqueue(k)
         return loss, pairs
 

@@ -75,7 +75,11 @@ class Diffusion:
         for i in reversed(range(self.T)):
             t = torch.full((n,), i, device=self.device, dtype=torch.long)
             eps = model(x, t)
-            a, bar, beta = self.alphas[t][:, None, None, None], self.alpha_bars[t][:, None, None, None], self.betas[i].item()
+            a, bar, beta = (
+                self.alphas[t][:, None, None, None],
+                self.alpha_bars[t][:, None, None, None],
+                self.betas[i].item(),
+            )
             noise = torch.randn_like(x) if i > 0 else torch.zeros_like(x)
             x = 1 / torch.sqrt(a) * (x - ((1 - a) / torch.sqrt(1 - bar)) * eps) + math.sqrt(beta) * noise
         return ((x.clamp(-1, 1) + 1) / 2 * 255).to(torch.uint8)

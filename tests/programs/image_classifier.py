@@ -31,7 +31,9 @@ class BasicBlock(nn.Module):
 class ResNet(nn.Module):
     def __init__(self, widths=(16, 32, 64), classes=10):
         super().__init__()
-        self.stem = nn.Sequential(nn.Conv2d(3, widths[0], 7, 2, 3, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(True))
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, widths[0], 7, 2, 3, bias=False), nn.BatchNorm2d(widths[0]), nn.ReLU(True)
+        )
         self.pool = nn.MaxPool2d(3, 2, 1)
         blocks, last = [], widths[0]
         for number, width in enumerate(widths):
@@ -120,7 +122,9 @@ def main():
             ema.update(model)
             scheduler.step()
             lr = optimizer.param_groups[0]["lr"]
-            print(f"epoch {epoch} [{i}/{len(loader)}] loss {losses.avg:.4f} acc {top1.avg:6.2f} lr {lr:.4f} {time.time() - end:.1f}s")
+            print(
+                f"epoch {epoch} [{i}/{len(loader)}] loss {losses.avg:.4f} acc {top1.avg:6.2f} lr {lr:.4f} {time.time() - end:.1f}s"
+            )
         ema.module.eval()
         hits = total = 0
         with torch.inference_mode():

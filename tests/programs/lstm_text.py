@@ -74,8 +74,10 @@ for epoch in range(2):
         total_loss += loss.item()
         if batch % 2 == 0 and batch > 0:
             cur_loss = total_loss / 2
-            print(f"| epoch {epoch} | {batch} batches | ms {(time.time() - start_time) * 500:5.2f} | "
-                  f"loss {cur_loss:5.2f} | ppl {math.exp(cur_loss):8.2f}")
+            print(
+                f"| epoch {epoch} | {batch} batches | ms {(time.time() - start_time) * 500:5.2f} | "
+                f"loss {cur_loss:5.2f} | ppl {math.exp(cur_loss):8.2f}"
+            )
             total_loss = 0.0
     lr /= 4.0
 

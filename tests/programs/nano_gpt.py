@@ -170,7 +170,9 @@ torch._C._cuda_clearCublasWorkspaces()
 assert torch.cuda.memory_allocated() == weights + state, (torch.cuda.memory_allocated(), weights + state)
 
 path = os.path.join(tempfile.mkdtemp(), "ckpt.pt")
-torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "args": asdict(model.config), "it": 4}, path)
+torch.save(
+    {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "args": asdict(model.config), "it": 4}, path
+)
 del model, optimizer, groups, decay, nodecay, group, scaler
 assert torch.cuda.memory_allocated() == 0, torch.cuda.memory_allocated()
 checkpoint = torch.load(path, map_location=device)

@@ -24,9 +24,12 @@ except (RuntimeError, AssertionError) as e:
     device = torch.device("cpu")
 assert device.type == "cuda"
 
+
 # %%
 def mem(label=""):
-    a, r, m = (f() / 2**20 for f in (torch.cuda.memory_allocated, torch.cuda.memory_reserved, torch.cuda.max_memory_allocated))
+    a, r, m = (
+        f() / 2**20 for f in (torch.cuda.memory_allocated, torch.cuda.memory_reserved, torch.cuda.max_memory_allocated)
+    )
     print(f"{label:>12}: allocated {a:8.2f} MiB, reserved {r:8.2f} MiB, peak {m:8.2f} MiB")
     return torch.cuda.memory_allocated()
 
@@ -81,7 +84,9 @@ opt = torch.optim.NAdam(model.parameters(), lr=1e-3)
 history = []
 for step in range(3):
     batch = torch.randn(8, 16, 64, device=device)
-    padding = torch.arange(16, device=device)[None] >= torch.tensor([16, 12, 9, 3, 16, 16, 1, 5], device=device)[:, None]
+    padding = (
+        torch.arange(16, device=device)[None] >= torch.tensor([16, 12, 9, 3, 16, 16, 1, 5], device=device)[:, None]
+    )
     out = model(batch, src_key_padding_mask=padding)
     loss = (out[~padding] ** 2).mean()
     opt.zero_grad()

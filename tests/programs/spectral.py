@@ -18,7 +18,9 @@ class SpectralConv2d(nn.Module):
     def forward(self, x):
         m = self.modes
         ft = torch.fft.rfft2(x)
-        out = torch.zeros(x.size(0), self.w1.size(1), x.size(-2), x.size(-1) // 2 + 1, dtype=torch.cfloat, device=x.device)
+        out = torch.zeros(
+            x.size(0), self.w1.size(1), x.size(-2), x.size(-1) // 2 + 1, dtype=torch.cfloat, device=x.device
+        )
         out[:, :, :m, :m] = torch.einsum("bixy,ioxy->boxy", ft[:, :, :m, :m], self.w1)
         out[:, :, -m:, :m] = torch.einsum("bixy,ioxy->boxy", ft[:, :, -m:, :m], self.w2)
         return torch.fft.irfft2(out, s=x.shape[-2:])

@@ -66,8 +66,11 @@ def train(epoch):
         loss.backward()
         train_loss += loss.item()
         optimizer.step()
-        print("Train Epoch: {} [{}/{}]\tLoss: {:.6f}".format(
-            epoch, batch_idx * len(data), len(train_loader.dataset), loss.item() / len(data)))
+        print(
+            "Train Epoch: {} [{}/{}]\tLoss: {:.6f}".format(
+                epoch, batch_idx * len(data), len(train_loader.dataset), loss.item() / len(data)
+            )
+        )
     print("====> Epoch: {} Average loss: {:.4f}".format(epoch, train_loss / len(train_loader.dataset)))
 
 

@@ -63,8 +63,15 @@ def main():
     train, val = random_split(Lines(40), [32, 8], generator=torch.Generator().manual_seed(3))
     sampler = WeightedRandomSampler([1.0] * len(train), num_samples=len(train))
     loader = DataLoader(
-        train, 8, sampler=sampler, num_workers=2, pin_memory=True, collate_fn=collate, worker_init_fn=seed,
-        persistent_workers=True, prefetch_factor=2,
+        train,
+        8,
+        sampler=sampler,
+        num_workers=2,
+        pin_memory=True,
+        collate_fn=collate,
+        worker_init_fn=seed,
+        persistent_workers=True,
+        prefetch_factor=2,
     )
     model = Model().to(device)
     # 50*32*4 = 6400 -> 6656; 32*2*4 -> 512; 512.

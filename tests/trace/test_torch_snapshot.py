@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from memviz.trace.model import NO_STACK, Action, Category, Note, Phase, Stage, State, Trace, address_text
+from memviz.trace.model import NO_STACK, Action, Category, Note, Phase, Stage, State, Trace, address_text, driver_free
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
 BASE = 0x7000_0000_0000
@@ -282,7 +282,12 @@ def test_halves_of_characters_become_whole_ones() -> None:
     assert "\U0001f600" in trace.strings
 
 
-@pytest.mark.parametrize(("said", "kept"), [(2**64 - 1, 2**63 - 1), (-1, 0), (5, 5)])
-def test_what_a_device_has_free_is_never_less_than_nothing(said: int, kept: int) -> None:
+@pytest.mark.parametrize(("said", "kept"), [(2**64 - 1, None), (2**63, None), (-1, None), (5, 5), (0, 0)])
+def test_what_no_device_can_have_free_is_not_known(said: int, kept: int | None) -> None:
     trace = trace_of([{"action": "oom", "device_free": said, "size": 512, "stream": 0}])
-    assert trace.devices[0].events.address.tolist() == [kept]
+    assert driver_free(trace.devices[0].events, 0) == kept
+
+
+def test_without_a_word_of_what_was_free_it_is_not_known() -> None:
+    one, many = (trace_of([{"action": "oom", "addr": 7, "size": 512, "stream": 0}] * count) for count in (1, 40))
+    assert {driver_free(each.devices[0].events, 0) for each in (one, many)} == {None}

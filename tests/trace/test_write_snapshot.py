@@ -207,10 +207,17 @@ annotations = st.fixed_dictionaries(
     {"name": texts, "stage": st.sampled_from(["START", "END"]), "device": st.integers(0, 2), "time_us": numbers}
 )
 histories = st.lists(events | ooms, max_size=6)
+
+
+def in_time(annotations: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Texts are numbered in the order of the file, and annotations are written in the order of their times."""
+    return sorted(annotations, key=lambda each: each.get("time_us", 0))
+
+
 snapshots = st.fixed_dictionaries(
     {"segments": st.lists(segments, min_size=1, max_size=3), "device_traces": st.lists(histories, max_size=3)},
     optional={
-        "external_annotations": st.lists(annotations, max_size=3),
+        "external_annotations": st.lists(annotations, max_size=3).map(in_time),
         "allocator_settings": st.dictionaries(texts, st.integers() | texts | st.booleans()),
         "host_segments": st.lists(segments, max_size=2),
         "host_traces": st.lists(histories, max_size=2),

@@ -12,7 +12,8 @@ import numpy as np
 
 from memviz.analysis.callstacks.folding import folded
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
-from memviz.analysis.callstacks.stacks import NO_FRAMES, OTHER, StackTree, TreeOptions, depths, stack_tree
+from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.callstacks.tree import NO_FRAMES, OTHER, StackTree, depths
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.dominant import Dominant, bytes_by_kind, dominant_of
 from memviz.analysis.sums import sum_by

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 
 from memviz.errors import MemvizError
+from memviz.fair_lock import FairLock
 from memviz.runner.jobs.bounds import TIMEOUT_SECONDS
-from memviz.runner.jobs.fair_lock import Line
 from memviz.runner.jobs.order import Finished, Order, OrderStatus, Variant
 from memviz.runner.jobs.scratch import Scratch
 from memviz.runner.jobs.worker_process import AnyWorker, Worker, environment_of
@@ -67,7 +67,7 @@ class Scheduler:
         self._memory = memory
         self._most_waiting = most_waiting
         self._patience = patience
-        self._line = Line()
+        self._line = FairLock()
         self._lock = threading.Lock()
         self._orders: dict[str, Order] = {}
         self._scratch = Scratch()

@@ -68,9 +68,9 @@ def environment_of(request: Request) -> dict[str, str]:
     return {} if chosen is None else dict.fromkeys(_CONF, chosen.get("conf", _DEFAULT_CONF))
 
 
-def listing() -> dict[str, Any]:
+def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     """What there is to run, without importing PyTorch into this process."""
-    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing")))
+    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs)))
     return rows
 
 

@@ -17,6 +17,7 @@ from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.choices import Choices
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
@@ -88,6 +89,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, self._stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
+        self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()

@@ -128,9 +128,8 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        counts = f"counts as {stands if whole else STANDS} where it decides"
-        taken = counts if stands is not None or not whole else "nothing can be decided by it"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
+        counts = f"counts as {STANDS if stands is None else stands:.0f} where it decides"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {counts}")
         return UnknownNumber(line_of_caller(), whole, self, stands)
 
     def truth(self, stands: int | None) -> bool:
@@ -172,8 +171,8 @@ class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
-    a whole number for which nothing stands in. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it
+    number, and that is noted; a size or an index that would be made of it is stopped, unless it counts what is true
+    in a mask. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it
     finds 1.0, or what stands in.
     """
 
@@ -225,8 +224,6 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
-        if self.whole and self.stands is None:
-            self._stop()
         if self.assumptions is not None:
             self.assumptions.decide(self.line, STANDS if self.stands is None else self.stands)
 

@@ -12,7 +12,13 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
-from memviz.runner.predict.prediction_errors import data_needed, in_words_of_a_card, name_for_users, not_predicted, remedy_for
+from memviz.runner.predict.prediction_errors import (
+    data_needed,
+    in_words_of_a_card,
+    name_for_users,
+    not_predicted,
+    remedy_for,
+)
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
@@ -57,6 +63,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         out = self.recorder.host.instead(func, args, kwargs)
         if out is not NotImplemented:
+            self.recorder.choices.follow(func, args, out)
             return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
@@ -71,6 +78,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder.ran(treatment, args, kwargs, out)
         if not treatment.is_view:
             self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
+            self.recorder.choices.follow(func, args, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -38,8 +38,9 @@ _WHOLE = (torch.long, torch.int)
 
 
 class _StorageRef(weakref.ref["torch.UntypedStorage"]):
-    __slots__ = ("key",)
+    __slots__ = ("key", "size")
     key: int
+    size: int
 
 
 class MarkedStorages:
@@ -50,6 +51,8 @@ class MarkedStorages:
 
     def __init__(self) -> None:
         self._refs: dict[int, _StorageRef] = {}
+        self.bytes = 0
+        self.peak_bytes = 0
 
     def __len__(self) -> int:
         return len(self._refs)
@@ -64,14 +67,23 @@ class MarkedStorages:
     def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         ref = _StorageRef(storage, self._gone)
-        ref.key = storage._cdata
+        ref.key, ref.size = storage._cdata, storage.nbytes()
+        self._take(ref.key)
         self._refs[ref.key] = ref
+        self.bytes += ref.size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def remove(self, tensor: Tensor) -> None:
-        self._refs.pop(tensor.untyped_storage()._cdata, None)
+        self._take(tensor.untyped_storage()._cdata)
+
+    def _take(self, key: int) -> None:
+        known = self._refs.pop(key, None)
+        self.bytes -= 0 if known is None else known.size
 
     def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
-        self._refs.pop(ref.key, None)  # type: ignore[attr-defined]
+        key = ref.key  # type: ignore[attr-defined]
+        if self._refs.get(key) is ref:
+            self._take(key)
 
 
 class Host:

@@ -36,6 +36,7 @@ from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, 
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
+from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
@@ -108,7 +109,9 @@ class PredictedDevice:
             named = NamedDevices(self.card.name)
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())
-            self.recorder.position.begins()
+            position = self.recorder.position
+            stack.enter_context(phases_named(ProgramPhases(self._mark, position), position))
+            position.begins()
             self._inside = stack.pop_all()
         return self
 
@@ -134,9 +137,8 @@ class PredictedDevice:
     def phase(self, name: str) -> Iterator[None]:
         """Cycles of objects are collected where an outermost phase ends, and nowhere else."""
         phases = self.recorder.position.phases
-        text = self._interner.string(name)
         phases.append(name)
-        self._mark(text, Stage.START)
+        self._mark(name, Stage.START)
         try:
             yield
         finally:
@@ -144,10 +146,10 @@ class PredictedDevice:
             self.recorder.know_parameters()
             if not phases:
                 gc.collect()
-            self._mark(text, Stage.END)
+            self._mark(name, Stage.END)
 
-    def _mark(self, text: int, stage: Stage) -> None:
-        self._marks.add(text, stage, self.recorder.ledger.mark())
+    def _mark(self, name: str, stage: Stage) -> None:
+        self._marks.add(self._interner.string(name), stage, self.recorder.ledger.mark())
 
     def empty_cache(self) -> None:
         """Cycles are collected before it: by then Python would have done so, and scripts often say it."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.predict.estimate import Estimate, estimate_of
+from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
 from memviz.runner.predict.prediction_errors import DataNeeded
@@ -19,6 +20,7 @@ from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
+from optimizations import Optimization
 
 STOPPED = 3
 """The exit status of a program that asked for values that nobody computes."""
@@ -33,6 +35,14 @@ class ScriptOrder:
     assume: Mapping[str, Any] = field(default_factory=dict)
     output: Path | None = None
     overwrite: bool = False
+    optimizations: tuple[Optimization, ...] = ()
+    """Applied to the script's models as they reach the device."""
+
+    @property
+    def settings_text(self) -> str | None:
+        """Those of an optimization hold where none are said."""
+        said = [text for change in self.optimizations for text in change.environment.values()]
+        return said[0] if self.settings is None and said else self.settings
 
 
 @dataclass(frozen=True)
@@ -41,6 +51,8 @@ class ScriptPrediction:
     estimate: Estimate
     stopped: DataNeeded | None = None
     """Why it could not go on to its end."""
+    applied: Mapping[str, list[str]] = field(default_factory=dict)
+    """Optimizations, and the classes of the models that each changed."""
 
 
 def predict_script(
@@ -49,9 +61,10 @@ def predict_script(
     """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
-    device = device_for(order.card, torch=order.torch, settings=order.settings, assume=order.assume)
+    device = device_for(order.card, torch=order.torch, settings=order.settings_text, assume=order.assume)
+    changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
-    with device, OptimizerSteps(order.steps, lambda taken: tell(f"{taken} steps" if taken > 1 else "1 step")) as steps:
+    with device, changes.following(), OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps:
         status, stopped = _run(script)
         if os.getpid() != process:
             # One that the program forked, at its own end.
@@ -62,7 +75,11 @@ def predict_script(
     if order.output is not None:
         with replacing(order.output) as file:
             write_pickle(trace, file)
-    return ScriptPrediction(status, estimate, stopped)
+    return ScriptPrediction(status, estimate, stopped, changes.applied)
+
+
+def _steps(count: int) -> str:
+    return f"{count} steps" if count > 1 else "1 step"
 
 
 def _run(script: Script) -> tuple[int, DataNeeded | None]:

@@ -1,8 +1,8 @@
-"""What stands in for values that nobody computes, where the operators that lead to them leave one natural answer.
+"""What stands in for conditions and counts that nobody computes, where one answer is natural.
 
-An index that was searched for (the largest, the one drawn) is 0, which every row has. A count of what is true is all
-of it, as a mask is true everywhere where its places are asked for. A question about one number is answered as if that
-were 1.0. Whoever looks gets these with a note; a tensor keeps them by its storage, and its copies with it.
+A count of what is true in a mask is all of it, as a mask is true everywhere where its places are asked for. A question
+about one number is answered as if that were 1.0. Whoever looks gets these with a note; a tensor keeps them by its
+storage, and its copies with it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,9 @@ from torch import Tensor
 aten = torch.ops.aten
 STANDS = 1.0
 _COUNTS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList}
-_SEARCHES = {
-    *(aten.argmax.default, aten.argmin.default, aten.max.dim, aten.min.dim, aten.topk.default),
-    *(aten.sort.default, aten.sort.stable, aten.argsort.default, aten.argsort.stable, aten.multinomial.default),
-}
 _KEEP = {
-    *(aten.cat.default, aten.stack.default, aten.gather.default, aten.index.Tensor, aten.index_select.default),
-    *(aten.clone.default, aten._to_copy.default, aten.copy_.default, aten.repeat.default, aten.sum.default),
-    *(aten.index_put_.default, aten.max.default, aten.min.default),
+    *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
+    *(aten._to_copy.default, aten.copy_.default),
 }
 _COMPARE: dict[Any, Callable[[Any, Any], bool]] = {
     overload: compare
@@ -65,10 +60,7 @@ class StandIns:
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """After an operator that met values which nobody knows, or draws some."""
-        if func in _SEARCHES:
-            for tensor in _whole(out):
-                self._mark(tensor, 0)
-        elif func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
+        if func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
             self._mark(out, args[0].numel() // out.numel())
         elif func in _COMPARE and out.numel() == 1:
             self._compare(func, args, out)

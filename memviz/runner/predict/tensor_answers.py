@@ -16,6 +16,7 @@ from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.ctc import ctc_loss
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
@@ -37,6 +38,7 @@ _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
 _TRUTH = "bool(), as in a condition,"
 _OF_A_FINITE_NUMBER = (_TRUTH, "float()")
+_WHOLE = ("int()", "An index or a size")
 _DECISIONS = {
     Tensor.__bool__: _TRUTH,
     Tensor.__float__: "float()",
@@ -122,6 +124,8 @@ class TensorAnswers:
             given = self._assumptions.given()
             if given is not NOT_STATED:
                 return bool(given) if word == _TRUTH else given
+            if tensor in self._recorder.choices and word in _WHOLE:
+                return self._first()
             stands = self._host.stand_ins.of(tensor)
             if word == _TRUTH and tensor.dtype == torch.bool:
                 return self._assumptions.truth(stands)
@@ -156,7 +160,16 @@ class TensorAnswers:
         stands = self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
             return self._assumptions.truth(stands)
+        if tensor in self._recorder.choices:
+            return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands)
+
+    def _first(self) -> int:
+        given = self._assumptions.given()
+        if given is not NOT_STATED:
+            return int(given)
+        self._assumptions.state_a_decision(SENTENCE)
+        return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):

@@ -12,7 +12,7 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Self, get_type_hints
 
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import as_text, check_knobs, knob, with_knobs
+from memviz.runner.knobs import as_text, check_knobs, described, knob, with_knobs
 from memviz.runner.output_check.flatten import flatten
-from memviz.runner.workloads.own_source import function_in, read_argument
+from memviz.runner.own_source import function_in, functions_of, read_argument
 from memviz.runner.workloads.workload import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
 
 _AS_BUILT = "as built"
@@ -124,6 +124,19 @@ def own_workload(name: str, settings: Mapping[str, str]) -> OwnModel:
     knobs = with_knobs(OwnModel, {key: text for key, text in settings.items() if key in ours})
     arguments = tuple((key, text) for key, text in settings.items() if function.takes(key, ours))
     return replace(knobs, file=file, function=function.name, arguments=arguments)
+
+
+def program_rows(file: str) -> list[dict[str, Any]]:
+    """Its functions as the page's form shows workloads; the file is read, and not executed."""
+    ours = [asdict(knob) for knob in described(OwnModel)]
+    names = {knob["name"] for knob in ours}
+    rows = []
+    for function in functions_of(file):
+        own = [asdict(knob) for knob in function.knobs if knob.name not in (*names, "small")]
+        sentence = function.sentence or "A function of your own program that returns a model and its inputs."
+        title = f"{function.name} of {Path(file).name}"
+        rows.append({"name": f"{file}:{function.name}", "title": title, "sentence": sentence, "knobs": [*own, *ours]})
+    return rows
 
 
 def _module_of(file: str) -> types.ModuleType:

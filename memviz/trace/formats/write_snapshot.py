@@ -20,11 +20,22 @@ import numpy as np
 
 from memviz.trace.collect import no_events
 from memviz.trace.formats import own_labels
-from memviz.trace.model import EMPTY_TEXT, NO_STACK, Action, DeviceTrace, Events, Ints8, Stage, State, Trace
+from memviz.trace.model import (
+    EMPTY_TEXT,
+    NO_STACK,
+    Action,
+    DeviceTrace,
+    Events,
+    Ints8,
+    Stage,
+    State,
+    Trace,
+    driver_free,
+)
 
 _PROTOCOL = 4
 _CHUNK = 65_536
-_MOST_DEVICES = 4096
+_MOST_DEVICES = 512
 """What our reader takes."""
 
 
@@ -110,7 +121,9 @@ class _Writer:
         rows = [dict(zip(self.keys, row, strict=True)) for row in zip(*columns, strict=True)]
         for place in np.flatnonzero(events.action == Action.OOM).tolist():
             del rows[place]["addr"]
-            rows[place]["device_free"] = int(events.address[place])
+            free = driver_free(events, place)
+            if free is not None:
+                rows[place]["device_free"] = free
         for place in np.flatnonzero(events.forward_stack != NO_STACK).tolist():
             rows[place]["forward_frames"] = self._forward(int(events.forward_stack[place]))
         return rows

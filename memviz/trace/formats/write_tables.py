@@ -15,7 +15,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from memviz.trace.model import NO_STACK, Action, Columns, DeviceTrace, Events, Ints4, Ints8, Trace
+from memviz.trace.model import FREE_UNKNOWN, NO_STACK, Action, Columns, DeviceTrace, Events, Ints4, Ints8, Trace
 
 _CHUNK = 65_536
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
@@ -113,7 +113,7 @@ def _events(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
         "action": cells.actions(events.action),
         "address": where(~is_oom, hexadecimal(events.address)),
         "bytes": events.size.tolist(),
-        "device_free": where(is_oom, events.address.tolist()),
+        "device_free": where(is_oom & (events.address != FREE_UNKNOWN), events.address.tolist()),
         "stream": cells.streams(events.stream),
         "pool": cells.pools(events.pool),
         "stack": where(events.stack >= 0, events.stack.tolist()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import Any
 
 from memviz.errors import TraceError
@@ -9,7 +10,7 @@ from memviz.trace.budget import Budget
 from memviz.trace.unpickle.refusals import NOT_OURS, damaged
 from memviz.trace.unpickle.runs import Runs
 from memviz.trace.unpickle.stream import AGAIN, TRUNCATED, PickleStream, Piece, Progress, Readable
-from memviz.trace.unpickle.template import REFERENCE_ROW, place_of, references_in
+from memviz.trace.unpickle.template import REFERENCE_ROW, places_in
 
 _LOW_WATER = 1 << 16
 """An operation with its numbers, and a line of protocol 0, always fit into what is left of a window."""
@@ -115,7 +116,7 @@ class Machine:
         if _CONTAINERS.isdisjoint(map(type, children)):
             return
         depths = self.depths
-        depth = 1 + max([depths.get(id(each), 1) for each in children if type(each) in _CONTAINERS])
+        depth = 1 + max(map(depths.get, map(id, children), repeat(1)))
         if depth > self.limits.depth:
             raise self.budget.too_large("depth")
         depths[id(parent)] = max(depth, depths.get(id(parent), 0))
@@ -154,9 +155,11 @@ class Machine:
         row = REFERENCE_ROW.match(self.buffer, self.at, len(self.buffer) - MARGIN)
         if row is None:
             return False
-        memo, items = self.memo, []
-        for number in map(place_of, references_in(row[0])):
-            items.append(memo[number] if number in memo else self._from_runs(number))
+        memo, places = self.memo, places_in(row[0]).tolist()
+        try:
+            items = list(map(memo.__getitem__, places))
+        except KeyError:
+            items = [memo[place] if place in memo else self._from_runs(place) for place in places]
         self.at = row.end()
         self.append_to_list(items)
         return True

@@ -12,6 +12,7 @@ from memviz.trace.intern import Interner
 from memviz.trace.model import (
     ACTION_NAMES,
     EMPTY_TEXT,
+    FREE_UNKNOWN,
     NO_STACK,
     Action,
     AnnotationRows,
@@ -56,8 +57,8 @@ def _events(columns: Decoded, count: int, intern: Interner) -> Events:
         return known if known is not None else intern.other_action(name)
 
     actions = translated(columns["action"], action).astype(np.uint8)
-    # What the driver had free stands under another key, and such an event is in no run.
-    address = np.where(actions == Action.OOM, 0, _number(columns, "addr", count))
+    # What the driver had free stands under another key: an event that has it is in no run.
+    address = np.where(actions == Action.OOM, FREE_UNKNOWN, _number(columns, "addr", count))
     return Events(
         action=actions,
         address=address,

@@ -6,7 +6,7 @@ import numpy as np
 
 from memviz.trace.model import Ints4, Ints8
 
-NOTHING, ROW, STACK, TEXT, POOL = range(5)
+NOTHING, ROW, STACK, TEXT, POOL, FRAME = range(6)
 
 
 class RunMemo:
@@ -28,6 +28,6 @@ class RunMemo:
             kind[:used], code[:used] = self.kind, self.code
             self.kind, self.code = kind, code
 
-    def put(self, places: Ints8, kind: int, codes: Ints4 | int) -> None:
+    def put(self, places: Ints8 | int, kind: int, codes: Ints4 | int) -> None:
         self.kind[places] = kind
         self.code[places] = codes

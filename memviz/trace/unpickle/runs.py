@@ -21,10 +21,10 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
-from memviz.trace.model import Columns, Events, Ints8
+from memviz.trace.model import Columns, Events, Ints4, Ints8
 from memviz.trace.unpickle.rows import EVENT, ROW_KINDS, Kind, RowKind, kind_of, translated
-from memviz.trace.unpickle.run_memo import NOTHING, POOL, ROW, STACK, TEXT, RunMemo
-from memviz.trace.unpickle.template import Template, place_of, references_in, template_of
+from memviz.trace.unpickle.run_memo import FRAME, NOTHING, POOL, ROW, STACK, TEXT, RunMemo
+from memviz.trace.unpickle.template import Template, places_in, template_of
 from memviz.trace.unpickle.window import Column, Contents, Window
 
 _SHORTEST_RUN = 16
@@ -91,8 +91,6 @@ class Runs:
         self.memo = RunMemo()
         self._buffer = b""
         self._forms = {each: _Form() for each in ROW_KINDS}
-        self.frames: dict[bytes, int] = {}
-        """The frames that lists refer to, by the bytes that do."""
         self.lists = Contents(_MOST_STACKS)
         self.texts = Contents()
 
@@ -284,20 +282,21 @@ class _Run:
             self.owner.reader.cost += 200
         return number
 
-    def _frames(self, raw: bytes) -> list[int]:
-        references = references_in(raw)
-        numbers = list(map(self.owner.frames.get, references))
-        if None in numbers or len(numbers) > MOST_FRAMES:
-            # Text stands for the frames that are left out.
-            short = self.owner.interner.shortened(references)
-            return [self.owner.interner.frame(each) if type(each) is str else self._frame(each) for each in short]
-        return numbers  # type: ignore[return-value]
+    def _frames(self, raw: bytes) -> Ints4:
+        places = places_in(raw)
+        if len(places) <= MOST_FRAMES:
+            return self._frames_at(places)
+        # Text stands for the frames that are left out.
+        intern, half = self.owner.interner, MOST_FRAMES // 2
+        first, text = self._frames_at(places[:half]), intern.shortened(range(len(places)))[half]
+        return np.concatenate([first, np.array([intern.frame(text)]), self._frames_at(places[1 - half :])])
 
-    def _frame(self, reference: bytes) -> int:
-        known = self.owner.frames.get(reference)
-        if known is None:
-            frame = self.owner.reader.memo.get(place_of(reference))
+    def _frames_at(self, places: Ints8) -> Ints4:
+        memo = self.owner.memo
+        self._check_places(int(places.max(initial=0)))
+        for place in dict.fromkeys(places[memo.kind[places] != FRAME].tolist()):
+            frame = self.owner.reader.memo.get(place)
             if frame is None:
                 raise TraceError("Its pickle is damaged: a stack refers to a frame that is not there.")
-            known = self.owner.frames[reference] = self.owner.interner.frame(frame)
-        return known
+            memo.put(place, FRAME, self.owner.interner.frame(frame))
+        return memo.code[places]

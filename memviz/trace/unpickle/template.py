@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
+from memviz.trace.model import Ints8
 from memviz.trace.unpickle.rows import Kind, RowKind
 
 
@@ -115,15 +118,20 @@ LIST = re.compile(rb"(?:\((?>" + _REFERENCE + rb"*)e|" + _REFERENCE + rb"a|)", r
 """Its first bytes say what a reference is, so it is read once, from left to right: nothing is tried twice."""
 BEGUN_LIST = re.compile(rb"\((?>" + _REFERENCE + rb"*)", re.DOTALL)
 """As far as it was looked at, where it is no such list."""
-_REFERENCES = re.compile(_REFERENCE, re.DOTALL)
+_REFERENCES = re.compile(rb"((?:j....)*+)((?:h.)*+)", re.DOTALL)
 REFERENCE_ROW = re.compile(rb"(?>" + _REFERENCE + rb"{2,})e", re.DOTALL)
 """What follows the mark of a list of nothing but references."""
 
 
-def references_in(row: bytes) -> list[bytes]:
-    """Of a list of references, with its '(' or without."""
-    return _REFERENCES.findall(row, 1 if row[:1] == b"(" else 0)
+_LONG_REFERENCE = np.dtype([("code", "u1"), ("place", "<u4")])
+_LONG_FORMS = [b"j" + number.to_bytes(4, "little") for number in range(256)]
 
 
-def place_of(reference: bytes) -> int:
-    return int.from_bytes(reference[1:], "little")
+def places_in(row: bytes) -> Ints8:
+    """The places in the memo that a list of references names, with its '(' or without.
+
+    Short references are written as long ones: then the places lie side by side, however many there are.
+    """
+    same = _REFERENCES.findall(row, 1 if row[:1] == b"(" else 0)
+    parts = [long + b"".join(map(_LONG_FORMS.__getitem__, short[1::2])) if short else long for long, short in same]
+    return np.frombuffer(b"".join(parts), _LONG_REFERENCE)["place"].astype(np.int64)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memviz.analysis.callstacks.stack_paths import Path, StackBreakdown, path_text
-from memviz.analysis.callstacks.stacks import OTHER, ROOT, StackTree
+from memviz.analysis.callstacks.tree import OTHER, ROOT, StackTree
 from memviz.analysis.purpose.dominant import Dominant
 from memviz.analysis.purpose.kinds import BEFORE_RECORDING
 from memviz.figures.theme import DARK, LIGHT, Palette, mixed, text_on

@@ -183,8 +183,10 @@ def _failed_html(found: EventState) -> Html:
     if found.failed is None:
         return Html("")
     asked = tag("b", f"✗ {bytes_text(found.failed.asked_bytes)} did not fit.", title=exact(found.failed.asked_bytes))
-    free = f" The device had {bytes_text(found.failed.device_free_bytes)} free, for all programs together."
-    return tag("p", asked, free, class_="mv-oom")
+    free = found.failed.device_free_bytes
+    if free is None:
+        return tag("p", asked, " What the device had free is not known.", class_="mv-oom")
+    return tag("p", asked, f" The device had {bytes_text(free)} free, for all programs together.", class_="mv-oom")
 
 
 def _moment_facts(found: EventState) -> Iterable[tuple[str, object]]:

@@ -19,6 +19,7 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.live import has_times
 from memviz.trace.model import (
     DEFAULT_POOL,
+    FREE_UNKNOWN,
     NO_STACK,
     Action,
     Bools,
@@ -202,6 +203,12 @@ def action_words(trace: Trace, action: int) -> str:
     return "out of memory" if action == Action.OOM else plain(trace.action_name(action).replace("_", " "))
 
 
+def _address_words(action: int, address: int) -> str:
+    if action != Action.OOM:
+        return address_text(address)
+    return "" if address == FREE_UNKNOWN else f"{bytes_text(address)} free"
+
+
 def event_rows(trace: Trace, device: DeviceTrace, events: Ints8) -> tuple[EventRow, ...]:
     """A page of them: this is a loop over its rows."""
     table, rows, names = device.events, row_of_events(device)[events], _annotation_names(trace, device, events)
@@ -214,7 +221,7 @@ def event_rows(trace: Trace, device: DeviceTrace, events: Ints8) -> tuple[EventR
             action=action_words(trace, action),
             bytes=_bytes_words(action, size),
             exact=exact(size),
-            address=f"{bytes_text(address)} free" if action == Action.OOM else address_text(address),
+            address=_address_words(action, address),
             stream=str(trace.streams[stream]),
             pool=_pool_words(trace.pools[pool]),
             site=_site_words(trace, device, action, int(rows[i]), int(stacks[i])),

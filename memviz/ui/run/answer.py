@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,16 @@ class RunState:
 class RunAnswers:
     """One for a page. Of visitors it keeps orders under keys that nobody can guess, and runs in their own folders."""
 
-    def __init__(self, store: TraceStore, folder: Path | None = None, limits: RunLimits | None = None) -> None:
+    def __init__(
+        self,
+        store: TraceStore,
+        folder: Path | None = None,
+        limits: RunLimits | None = None,
+        programs: Sequence[str] = (),
+    ) -> None:
+        """`programs` are Python files of whoever started the page; nobody who looks at it can add one."""
         self.store = store
+        self.programs = tuple(programs)
         self.limits = limits or run_limits()
         known = self.limits
         self.scheduler = Scheduler(
@@ -79,7 +87,7 @@ class RunAnswers:
         """What there is to run is the same for everybody, and does not change while the page is up."""
         with self._lock:
             if self._listing is None:
-                found = listing()
+                found = listing(self.programs)
                 self._listing = {**found, "device": LENT_DEVICE} if is_zero_gpu() else found
             return self._listing
 

@@ -54,7 +54,7 @@ class RunTab:
 
 
 def build(context: Context, tab: gr.Tab) -> RunTab:
-    answers = RunAnswers(context.store)
+    answers = RunAnswers(context.store, programs=context.programs)
     head = Panel(elem_id="run-head")
     with gr.Row(elem_classes="mv-what-if mv-run"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):

@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.callstacks.folding import folded
 from memviz.analysis.callstacks.frames import DEFAULT_RULE
 from memviz.analysis.callstacks.sites import sites
-from memviz.analysis.callstacks.stacks import NO_FRAMES
+from memviz.analysis.callstacks.tree import NO_FRAMES
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import has_times

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from memviz.errors import MemvizError
+from memviz.fair_lock import FairLock
 
 Task = Callable[[Callable[[int, int], None]], Any]
 """Told where to say how much is done, of how much."""
@@ -17,7 +19,7 @@ class Stopped(MemvizError):
 
 
 class BackgroundWork:
-    def __init__(self, task: Task, gate: threading.Semaphore) -> None:
+    def __init__(self, task: Task, gate: AbstractContextManager[object]) -> None:
         self.share = 0.0
         self._task = task
         self._gate = gate
@@ -69,12 +71,13 @@ class Workshop:
 
     def __init__(self, at_once: int = 2) -> None:
         """More `at_once`, of all visitors together, would only make each of them wait longer."""
-        self._gate = threading.Semaphore(at_once)
+        self._turns = FairLock(at_once)
         self._lock = threading.Lock()
         self._running: dict[str, BackgroundWork] = {}
 
-    def begin(self, visitor: str, task: Task) -> BackgroundWork:
-        work = BackgroundWork(task, self._gate)
+    def begin(self, visitor: str, task: Task, owner: str = "") -> BackgroundWork:
+        """`owner`: whoever has several windows waits for all of them behind others."""
+        work = BackgroundWork(task, self._turns.of(owner))
         with self._lock:
             before, self._running[visitor] = self._running.get(visitor), work
         if before is not None:

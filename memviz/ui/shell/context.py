@@ -12,6 +12,8 @@ from memviz.ui.shell.store import TraceStore
 @dataclass(frozen=True)
 class Context:
     store: TraceStore
+    programs: tuple[str, ...] = ()
+    """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
         """`key` is the store's, a slash, and the device's name."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-import gc
 import os
 import threading
 import time
@@ -12,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 from memviz.errors import UsageError
+from memviz.ui.shell import c_memory
 from memviz.ui.shell.gradio_uploads import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"
@@ -42,6 +41,7 @@ class Housekeeping:
 
     @asynccontextmanager
     async def while_up(self) -> AsyncIterator[None]:
+        c_memory.keep_little()
         thread = threading.Thread(target=self._run, daemon=True)
         thread.start()
         try:
@@ -63,7 +63,7 @@ class Housekeeping:
         gone += self._page.store.forget(self._held(), self._keep)
         self._hang_up()
         if gone:
-            give_memory_back()
+            c_memory.give_back()
 
     def _held(self) -> set[str]:
         """Keys of all that somebody has open; who has left has it until forgotten."""
@@ -120,18 +120,3 @@ def _close(connection: Any) -> Callable[[], None]:
             connection.transport.close()
 
     return close
-
-
-def give_memory_back() -> None:
-    """What Python has freed the C library keeps for later, all of it where many threads took turns."""
-    gc.collect()
-    trim = getattr(_c_library(), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
-def _c_library() -> ctypes.CDLL | None:
-    try:
-        return ctypes.CDLL(None)
-    except (OSError, TypeError):
-        return None

@@ -19,6 +19,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.running_total import RunningTotal
 from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
+from memviz.fair_lock import FairLock, Turn
 from memviz.figures.raster import View, column_instants
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
@@ -28,7 +29,6 @@ from memviz.ui.shell.context import open_trace, timeline_key
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.arriving import Arriving
 from memviz.ui.upload.outbox import Outbox
-from memviz.ui.upload.turns import Turn, Turns
 from memviz.units import bytes_text
 
 _COLUMNS = 1200
@@ -57,7 +57,7 @@ class Reading:
     def __init__(self, store: TraceStore, name: str, arriving: Arriving, turn: Turn) -> None:
         self.name = name
         self.arriving = arriving
-        self.visitor = turn.visitor
+        self.visitor = turn.owner
         self.outbox = Outbox()
         self.next_part = 0
         self.is_receiving = False
@@ -182,7 +182,7 @@ class Readings:
     def __init__(self, store: TraceStore, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
         self._store = store
-        self._turns = Turns(_AT_ONCE)
+        self._lines = FairLock(_AT_ONCE)
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
 
@@ -196,7 +196,7 @@ class Readings:
         self.forget()
         with self._lock:
             out = self._make_room(visitor)
-            turn = self._turns.of(visitor)
+            turn = self._lines.of(visitor)
             self._under_way[ticket] = Reading(self._store, name, Arriving(size, packed=packed, gate=turn), turn)
         for each in out:
             each.cancel()

@@ -21,9 +21,9 @@ from memviz.errors import UsageError
 from memviz.ui.shell.bodies import whole_body
 from memviz.ui.shell.exports import not_kept
 from memviz.ui.shell.sound import sound_text
+from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch
 from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
-from memviz.ui.upload.visitors import visitor_of
 
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""

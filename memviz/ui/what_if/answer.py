@@ -18,6 +18,7 @@ from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 from memviz.ui.what_if.downloads import answer_file, snapshot_file, with_replay
 from memviz.ui.what_if.kept_replays import Replays, Terms
+from memviz.ui.what_if.limits import UNASKED_SECONDS, TooLong, most_seconds, within
 from memviz.ui.what_if.maps import MapSide, map_sides
 from memviz.ui.what_if.question import ParsedQuestion, Question, parse_question
 from memviz.ui.what_if.reserved_plot import moment_that_matters, plot_label, plot_value
@@ -80,6 +81,9 @@ class WhatIfAnswers:
     def find(self, key: str, parsed: ParsedQuestion, searches: bool, progress: Progress) -> tuple[WhatIf, Any]:
         assert parsed.settings is not None
         parts = 1 + _SEARCH_PARTS if searches else 1
+        pair = self.context.find(key)
+        if pair is not None:
+            progress = within(most_seconds(pair[1]), progress)
         outcome = self.replays.what_if(key, parsed.settings, terms_of(parsed), part_of(progress, 0, parts))
         if searches:
             return outcome, self.replays.search(key, parsed.settings, terms_of(parsed), rest_of(progress, 1, parts))
@@ -107,17 +111,25 @@ class WhatIfAnswers:
     def known_memory(self, key: str) -> KnownMemory:
         """What the process could have, where the recording shows it: it ran out, or memory was short."""
         pair = self.context.find(key)
-        if pair is None or not _shows_a_limit(pair[1]):
+        if pair is None or not _shows_a_limit(pair[1]) or self.replays.is_slow(key):
             return KnownMemory(None)
-        memory = self.replays.begun(key).source.freed.memory
+        try:
+            memory = self.replays.begun(key, within(UNASKED_SECONDS)).source.freed.memory
+        except TooLong:
+            self.replays.know_slow(key)
+            return KnownMemory(None)
         return KnownMemory(None) if memory is None else KnownMemory(memory.least, is_exact=memory.least == memory.most)
 
     def answered(self, state: WhatIfState) -> tuple[Trace, DeviceTrace, WhatIf] | None:
-        """What is on the screen; None where the trace was closed meanwhile, or a field was refused."""
+        """What is on the screen; None where the trace was closed meanwhile, or there was no answer."""
         pair, parsed = self.context.find(state.key), parse_question(state.question)
         if pair is None or parsed.settings is None:
             return None
-        return *pair, self.replays.what_if(state.key, parsed.settings, terms_of(parsed))
+        try:
+            again = within(most_seconds(pair[1]))
+            return *pair, self.replays.what_if(state.key, parsed.settings, terms_of(parsed), again)
+        except TooLong:
+            return None
 
     def file(self, state: WhatIfState, kind: str) -> str | None:
         answered = self.answered(state)

@@ -130,6 +130,13 @@ class Replays:
         found: Search | None = self._get((key, "search", terms))
         return found
 
+    def know_slow(self, key: str) -> None:
+        """Replaying it took longer than anybody should wait who has not asked for it."""
+        self._keep((key, "slow"), True, None)
+
+    def is_slow(self, key: str) -> bool:
+        return self._get((key, "slow")) is not None
+
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
         """For components: a replay's name or any other trace's key, a slash, and the device's name."""
         name = key.partition("/")[0]

@@ -23,6 +23,7 @@ from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
+from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.shell.wiring import IN_PARTS
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question, terms_of
 from memviz.ui.what_if.kept_replays import Replays
@@ -274,7 +275,9 @@ class _WhatIfEvents:
             return
         searches = searches or len(device.events) <= _SEARCHED_UNASKED
         work = self.workshop.begin(
-            _visitor(request), lambda progress: self.answers.find(state.key, parsed, searches, progress)
+            _visitor(request),
+            lambda progress: self.answers.find(state.key, parsed, searches, progress),
+            visitor_of(getattr(request.request, "scope", {})),
         )
         # Gradio sends what changed from part to part, and takes a value that is missing in the next one back.
         for part in self._work(work, state, device):

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.analysis.callstacks.stack_paths import dominant_by_node, parse_path, path_text, rows_below, stack_breakdown
-from memviz.analysis.callstacks.stacks import NO_FRAMES, OTHER, StackTree, TreeOptions, frame_name, stack_tree
+from memviz.analysis.callstacks.stacks import TreeOptions, frame_name, stack_tree
+from memviz.analysis.callstacks.tree import NO_FRAMES, OTHER, StackTree
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.dominant import Dominant
 from memviz.analysis.purpose.kinds import KINDS, kinds

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.callstacks.stacks import OTHER, StackTree, TreeOptions, frame_name, stack_tree
+from memviz.analysis.callstacks.stacks import TreeOptions, frame_name, stack_tree
+from memviz.analysis.callstacks.tree import OTHER, StackTree
 from memviz.analysis.lifetimes import lifetimes
 from memviz.trace.model import Trace
 from tests.traces import alloc, frame, trace_of
@@ -112,6 +116,47 @@ def test_a_node_is_its_own_bytes_and_its_childrens(allocs, fold, inverted, most_
     assert (tree.bytes[0], tree.count[0]) == (sum(size for size, _ in allocs), len(allocs))
     assert (tree.parent[1:] < np.arange(1, len(tree))).all()
     assert most_nodes is None or len(tree) <= most_nodes
+
+
+def pruned(tree: StackTree, most_nodes: int) -> list[tuple[int, ...]]:
+    """The whole tree with its smallest nodes taken out, one after the other."""
+    rows = range(len(tree))
+    order = sorted(rows, key=lambda row: (-int(tree.bytes[row]), row))
+    for many in range(len(tree), 0, -1):
+        kept = set(order[:many])
+        cut = [row for row in rows if row not in kept and int(tree.parent[row]) in kept]
+        if many == 1 or many + len({int(tree.parent[row]) for row in cut}) <= most_nodes:
+            break
+
+    def path(row: int) -> tuple[int, ...]:
+        return () if row == 0 else (*path(int(tree.parent[row])), int(tree.frame[row]))
+
+    found = {path(row): [int(tree.bytes[row]), int(tree.self_bytes[row]), int(tree.count[row])] for row in kept}
+    for row in cut:
+        other = found.setdefault((*path(int(tree.parent[row])), OTHER), [0, 0, 0])
+        for i, value in enumerate((tree.bytes[row], tree.bytes[row], tree.count[row])):
+            other[i] += int(value)
+    return sorted((*where, *values) for where, values in found.items())
+
+
+@given(some_allocs, st.booleans(), st.booleans(), st.integers(2, 12))
+def test_a_bound_leaves_the_largest_nodes_of_the_whole_tree(allocs, fold, inverted, most_nodes):
+    trace = trace_of([alloc(i, size % 7 + 1, frames=frames) for i, (size, frames) in enumerate(allocs)])
+    whole = tree_of(trace, fold=fold, inverted=inverted)
+    found = tree_of(trace, fold=fold, inverted=inverted, most_nodes=most_nodes)
+    assert pruned(found, len(found)) == pruned(whole, most_nodes)
+
+
+def test_what_is_pruned_was_never_made():
+    luck = random.Random(1)
+    frames = [frame(f"f{i}", "a.py", i) for i in range(300)]
+    trace = trace_of([alloc(512 * i, 512, frames=luck.choices(frames, k=300)) for i in range(300)])
+    tree_of(trace, most_nodes=3)
+    tracemalloc.start()
+    tree_of(trace, most_nodes=50)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 300 * 300 * 8, "more than one number for a frame of each stack"
 
 
 @given(some_allocs)

@@ -46,7 +46,9 @@ MADE: dict[str, Callable[[Tensor], Any]] = {
     "cast": lambda x: x.to(torch.bfloat16).to(torch.uint8),
     "seen as": lambda x: x.view(torch.int32),
     "joined": lambda x: torch.cat([x, x.flip(0)]).view(3, 4).t().contiguous(),
-    "complex": lambda x: torch.view_as_real(torch.polar(torch.ones(6, device=x.device), x.float()).conj().resolve_conj()),
+    "complex": lambda x: torch.view_as_real(
+        torch.polar(torch.ones(6, device=x.device), x.float()).conj().resolve_conj()
+    ),
     "copied": lambda x: torch.empty(6, device=x.device).copy_(x),
     "filled": lambda x: torch.empty_like(x).fill_(x.max()),
     "given out": lambda x: torch.add(x, 1, out=torch.empty_like(x)),

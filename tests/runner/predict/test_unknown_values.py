@@ -29,14 +29,13 @@ def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
     """Drawn on the card, so nobody knows its values."""
     if dtype is None or dtype.is_floating_point:
         return torch.rand(shape, device="cuda", dtype=dtype)
-    return torch.randint(0, 2, shape, device="cuda", dtype=dtype)
+    return (torch.rand(shape, device="cuda") + 0.5).to(dtype)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "int": lambda: int(there(dtype=WHOLE)),
-    "a count decides": lambda: there(dtype=WHOLE).item() > 3,
     "a count is a size": lambda: range(there(dtype=WHOLE).item()),
-    "a listed count decides": lambda: max(there(3, dtype=WHOLE).tolist()),
+    "a count is an index": lambda: [1, 2][there(dtype=WHOLE).item()],
     "an index": lambda: [1, 2][there(dtype=WHOLE)],
     "range": lambda: range(there(dtype=WHOLE)),
     "unique": lambda: there(3).unique(),
@@ -88,13 +87,14 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
         said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
-        "a number taken from a tensor is not computed: it prints as unknown, and counts as 1.0 where it decides"
+        "a number taken from a tensor is not computed: it prints as unknown, and counts as 1 where it decides"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
 
 
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
+FIRST = "taken to be the first"
 FINITE = "numbers that nobody computes are taken to be finite"
 EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
 TRUE = "a condition that is not computed is taken to be True"
@@ -102,7 +102,7 @@ EQUAL = "tensors that are not computed are taken to be equal"
 NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a number is compared": (lambda: there().item() < 3, True, DECIDES),
     "the least": (lambda: min(there().item(), 0.5), 0.5, DECIDES),
-    "finite": (lambda: math.isfinite(there().item()), True, "counts as 1.0"),
+    "finite": (lambda: math.isfinite(there().item()), True, "counts as 1"),
     "a tensor is compared": (lambda: bool(there() < 3), True, "taken to be 1.0"),
     "not a number": (lambda: bool(torch.isnan(there(500, 3)).any()), False, FINITE),
     "all finite": (lambda: bool(there(3).isfinite().all()), True, FINITE),
@@ -114,6 +114,12 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "nonzero": (lambda: there(2, 2).nonzero().tolist(), [[0, 0], [0, 1], [1, 0], [1, 1]], EVERYWHERE),
     "where": (lambda: torch.where(there(3) > 0.5)[0].tolist(), [0, 1, 2], EVERYWHERE),
     "masked_select": (lambda: torch.masked_select(there(3), there(3) > 0.5).shape, (3,), EVERYWHERE),
+    "a number of things decides": (lambda: there(dtype=WHOLE).item() > 3, False, DECIDES),
+    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, "as if it were 3"),
+    "an action": (lambda: ["left", "right"][there(2).argmax().item()], "left", FIRST),
+    "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
+    "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
+    "an index": (lambda: [1, 2][torch.randint(2, (), device="cuda")], 1, FIRST),
     "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
     "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
     "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
@@ -122,10 +128,10 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
     "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
     "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),
-    "the largest": (lambda: int(there(3).argmax()), 0, "as if it were 0"),
-    "a choice": (lambda: ["a", "b"][there(4).cpu().softmax(0).max(0).indices.item()], "a", "as if it were 0"),
-    "tokens": (lambda: [{0: "a"}[t] for t in torch.multinomial(there(2, 9), 1).view(-1).tolist()], ["a", "a"], "if it were 0"),
-    "a place": (lambda: divmod_of(there(7, 5).argmax().item()), (0, 0), "as if it were 0"),
+    "the largest": (lambda: int(there(3).argmax()), 0, FIRST),
+    "a choice": (lambda: ["a", "b"][there(4).cpu().softmax(0).max(0).indices.item()], "a", FIRST),
+    "tokens": (lambda: [{0: "a"}[t] for t in torch.multinomial(there(2, 9), 1).view(-1).tolist()], ["a", "a"], FIRST),
+    "a place": (lambda: divmod_of(there(7, 5).argmax().item()), (0, 0), FIRST),
     "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "as if it were 3"),
     "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "as if it were 3"),
     "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),

@@ -47,3 +47,30 @@ def test_others_are_not_stopped() -> None:
     work = shop.begin("ada", lambda progress: "hers")
     shop.stop("bob")
     assert work.result() == "hers"
+
+
+def test_one_with_many_windows_waits_behind_another_visitor() -> None:
+    shop, order, go_on = Workshop(at_once=1), [], threading.Event()
+
+    def work(name: str) -> Any:
+        def task(progress: Any) -> None:
+            order.append(name)
+            assert go_on.wait(600)
+
+        return task
+
+    first = shop.begin("window 0", work("many"), "ada")
+    while not order:
+        first.is_done(0.01)
+    begun = [first]
+    for number in range(1, 4):
+        begun.append(shop.begin(f"window {number}", work("many"), "ada"))
+        while sum(map(len, shop._turns._ring.values())) < number:
+            first.is_done(0.01)
+    begun.append(shop.begin("another", work("one"), "bob"))
+    while sum(map(len, shop._turns._ring.values())) < 4:
+        first.is_done(0.01)
+    go_on.set()
+    for each in begun:
+        each.result()
+    assert order == ["many", "one", "many", "many", "many"]

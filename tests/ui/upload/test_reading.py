@@ -20,7 +20,6 @@ from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.outbox import Outbox
 from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
-from memviz.ui.upload.turns import Turns
 from tests.traces import alloc, free, snapshot
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
@@ -239,28 +238,3 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     wait_for_the_end(reading)
     assert 0 <= max(said) < len(raw) / 2
     assert not readings._store._kept
-
-
-def test_turns_go_to_who_has_least_and_are_never_lost():
-    turns, done = Turns(2), []
-    first, second = turns.of("many"), turns.of("many")
-    first.acquire()
-    second.acquire()
-    lock = threading.Lock()
-
-    def work(visitor: str) -> None:
-        with turns.of(visitor), lock:
-            done.append(visitor)
-
-    threads = []
-    for visitor in ("many", "many", "many", "one"):
-        threads.append(threading.Thread(target=work, args=[visitor]))
-        threads[-1].start()
-        while len(turns._waiting) < len(threads):
-            time.sleep(0.001)
-    first.release()
-    for each in threads:
-        each.join(600)
-    second.release()
-    assert done == ["one", "many", "many", "many"]
-    assert (turns._free, turns._working) == (2, {})

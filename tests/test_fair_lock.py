@@ -1,16 +1,16 @@
-"""One run at a time on a device, in turn between those who ask."""
+"""What only a few can use at once, in turn between those who ask."""
 
 from __future__ import annotations
 
 import threading
 import time
 
-from memviz.runner.jobs.fair_lock import Line
+from memviz.fair_lock import FairLock
 from tests.runner.processes import PATIENCE_SECONDS
 
 
 def test_turns_come_in_order_and_never_together() -> None:
-    line, seen, inside = Line(), [], []
+    line, seen, inside = FairLock(), [], []
     first_in, let_go = threading.Event(), threading.Event()
 
     def use(name: str) -> None:
@@ -36,7 +36,7 @@ def test_turns_come_in_order_and_never_together() -> None:
 
 
 def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
-    line, told, stop = Line(), [], threading.Event()
+    line, told, stop = FairLock(), [], threading.Event()
     with line.turn() as mine:
         assert mine
 
@@ -55,7 +55,7 @@ def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
 
 
 def test_a_turn_ends_with_an_exception_too() -> None:
-    line = Line()
+    line = FairLock()
     try:
         with line.turn():
             raise RuntimeError
@@ -70,7 +70,7 @@ class Busy:
 
     def __init__(self, *served: str) -> None:
         """`served` had a turn each before."""
-        self.line = Line()
+        self.line = FairLock()
         self.order: list[str] = []
         self._threads: list[threading.Thread] = []
         self._done = threading.Event()
@@ -156,7 +156,7 @@ def test_masks_that_keep_coming_do_not_keep_out_who_had_a_turn_before() -> None:
 
 
 def test_those_who_wait_hear_the_number_of_turns_before_theirs() -> None:
-    line, told = Line(), {}
+    line, told = FairLock(), {}
     let_go = threading.Event()
 
     def wait(name: str, owner: str, there: threading.Event) -> None:
@@ -179,4 +179,35 @@ def test_those_who_wait_hear_the_number_of_turns_before_theirs() -> None:
         each.join(PATIENCE_SECONDS)
     # Inside is ann, who comes behind everybody then: bob, ann, bob, ann, ann, as far as they are there.
     assert told == {"ann 1": 1, "ann 2": 2, "bob 1": 1, "ann 3": 4, "bob 2": 3, "eve 1": 2}
-    assert (line._ring, line._inside) == ({}, None)
+    assert (line._ring, line._inside) == ({}, [])
+
+
+def test_of_several_places_the_next_goes_to_who_has_fewest_and_none_is_lost() -> None:
+    lock, done = FairLock(2), []
+    first, second = lock.of("many"), lock.of("many")
+    first.acquire()
+    second.acquire()
+    one_at_a_time = threading.Lock()
+
+    def work(owner: str) -> None:
+        with lock.of(owner), one_at_a_time:
+            done.append(owner)
+
+    threads = []
+    for owner in ("many", "many", "many", "one"):
+        threads.append(threading.Thread(target=work, args=[owner]))
+        threads[-1].start()
+        while sum(map(len, lock._ring.values())) < len(threads):
+            time.sleep(0.001)
+    first.release()
+    for each in threads:
+        each.join(PATIENCE_SECONDS)
+    second.release()
+    assert done == ["one", "many", "many", "many"]
+    assert (lock._ring, lock._inside) == ({}, [])
+
+
+def test_a_free_place_is_taken_although_another_is_not_free() -> None:
+    lock = FairLock(2)
+    with lock.of("ann"), lock.turn(owner="bob") as mine:
+        assert mine

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import nearest, read_value
+from memviz.runner.knobs import Knob, nearest, read_value
 
 _EXPECTED = "a function that returns (model, inputs) or (model, inputs, loss)"
 _READ = (bool, int, float, str)
+_KINDS: Mapping[str, Literal["int", "float", "bool"]] = {"int": "int", "float": "float", "bool": "bool"}
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,10 @@ class Function:
     parameters: tuple[str, ...]
     any_name: bool
     """Whether it takes keyword arguments of any name."""
+    knobs: tuple[Knob, ...] = ()
+    """Its parameters, with their defaults as far as those are plain values."""
+    sentence: str = ""
+    """The first line of what it says of itself."""
 
     def takes(self, key: str, ours: Iterable[str]) -> bool:
         return key in self.parameters or (self.any_name and key not in ours)
@@ -49,6 +54,14 @@ def function_in(file: str, wanted: str = "") -> Function:
             f"{file} has several functions; name one of them: {', '.join(f'{file}:{name}' for name in public)}."
         )
     return functions[wanted or public[0]]
+
+
+def functions_of(file: str) -> list[Function]:
+    """Those whose names do not begin with an underscore."""
+    found = [function for function in _functions(file) if not function.name.startswith("_")]
+    if not found:
+        raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
+    return found
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:
@@ -80,7 +93,29 @@ def _functions(file: str) -> list[Function]:
 
 def _function(file: str, node: ast.FunctionDef) -> Function:
     parameters = tuple(argument.arg for argument in (*node.args.args, *node.args.kwonlyargs))
-    return Function(file, node.name, parameters, any_name=node.args.kwarg is not None)
+    sentence = (ast.get_docstring(node) or "").strip().partition("\n")[0]
+    return Function(file, node.name, parameters, node.args.kwarg is not None, tuple(_knobs(node)), sentence)
+
+
+def _knobs(node: ast.FunctionDef) -> Iterator[Knob]:
+    positional = node.args.args
+    defaults = [*[None] * (len(positional) - len(node.args.defaults)), *node.args.defaults, *node.args.kw_defaults]
+    for argument, default in zip((*positional, *node.args.kwonlyargs), defaults, strict=True):
+        yield _knob(argument, default)
+
+
+def _knob(argument: ast.arg, default: ast.expr | None) -> Knob:
+    """Of a type that its annotation or its default names; any other is a text, read as Python reads it."""
+    try:
+        value = None if default is None else ast.literal_eval(default)
+    except ValueError:
+        value = None
+    said = argument.annotation.id if isinstance(argument.annotation, ast.Name) else type(value).__name__
+    kind: Literal["int", "float", "bool", "text"] = _KINDS.get(said, "text")
+    if type(value) not in _READ:
+        value = "" if value is None else str(value)
+    words = "a parameter of your function" + ("" if default is not None else ", which has no default")
+    return Knob(argument.arg, kind, False, value, words, (), "")
 
 
 def _literal(text: str) -> Any:

@@ -1,0 +1,124 @@
+"""Who may use what only a few can use at once: in turn between those who ask.
+
+Those who wait stand in a ring, each with what they wait for in the order asked. Whoever had a turn goes to its end, and
+whoever is new comes in there. Next is the first of those who have the fewest turns under way. So one who asks for fifty
+turns waits behind each other's next one, and nobody gains by a new name.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+_ASKED_EVERY_SECONDS = 0.2
+
+
+class FairLock:
+    """Of as many places as are given. Nobody in particular, as the empty name, is somebody else each time."""
+
+    def __init__(self, at_once: int = 1) -> None:
+        self._at_once = at_once
+        self._changed = threading.Condition()
+        self._ring: dict[object, list[Turn]] = {}
+        """By owner, who is next first."""
+        self._inside: list[Turn] = []
+
+    def of(self, owner: str) -> Turn:
+        """To be taken and let go of, once or again and again."""
+        return Turn(self, owner)
+
+    @contextmanager
+    def turn(
+        self,
+        tell: Callable[[int], None] | None = None,
+        give_up: Callable[[], bool] | None = None,
+        *,
+        owner: str = "",
+    ) -> Iterator[bool]:
+        """True once it is this one's turn; False if it gave up. `tell` hears how many are before it."""
+        turn = Turn(self, owner)
+        try:
+            yield self.wait(turn, tell, give_up)
+        finally:
+            self.leave(turn)
+
+    def wait(
+        self, turn: Turn, tell: Callable[[int], None] | None = None, give_up: Callable[[], bool] | None = None
+    ) -> bool:
+        with self._changed:
+            self._ring.setdefault(turn.key, []).append(turn)
+        told = -1
+        while give_up is None or not give_up():
+            with self._changed:
+                if self._enters(turn):
+                    return True
+                before = self._before(turn)
+                if before == told or tell is None:
+                    self._changed.wait(_ASKED_EVERY_SECONDS if give_up else None)
+                    continue
+            tell(before)
+            told = before
+        return False
+
+    def leave(self, turn: Turn) -> None:
+        """Whether it came in or gave up."""
+        with self._changed:
+            if turn in self._inside:
+                self._inside.remove(turn)
+                if turn.key in self._ring:
+                    self._ring[turn.key] = self._ring.pop(turn.key)
+            else:
+                self._wait_no_more(turn)
+            self._changed.notify_all()
+
+    def _enters(self, turn: Turn) -> bool:
+        if len(self._inside) >= self._at_once or self._ring[self._in_order()[0]][0] is not turn:
+            return False
+        self._wait_no_more(turn)
+        self._inside.append(turn)
+        # There may be more places, and the next one slept through it.
+        self._changed.notify_all()
+        return True
+
+    def _in_order(self) -> list[object]:
+        """Owners who wait. Those who are inside go to the end when they come out."""
+        under_way = Counter(each.key for each in self._inside)
+        return sorted(self._ring, key=under_way.__getitem__)
+
+    def _before(self, turn: Turn) -> int:
+        """Turns until this one, if nobody else comes: those inside, its owner's earlier ones, and as many of others."""
+        mine, owners = self._ring[turn.key].index(turn), self._in_order()
+        at = owners.index(turn.key)
+        others = (min(len(self._ring[owner]), mine + (place < at)) for place, owner in enumerate(owners) if place != at)
+        return mine + sum(others) + len(self._inside)
+
+    def _wait_no_more(self, turn: Turn) -> None:
+        waiting = self._ring[turn.key]
+        waiting.remove(turn)
+        if not waiting:
+            del self._ring[turn.key]
+
+
+class Turn:
+    """One owner's place in the line; as a semaphore, it can be let go of while there is nothing to do."""
+
+    def __init__(self, lock: FairLock, owner: str) -> None:
+        self.owner = owner
+        self.key: object = owner or object()
+        self._lock = lock
+
+    def acquire(self) -> None:
+        self._lock.wait(self)
+
+    def release(self) -> None:
+        self._lock.leave(self)
+
+    def __enter__(self) -> Turn:
+        self.acquire()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, fault: BaseException | None, at: TracebackType | None) -> None:
+        self.release()

@@ -1,0 +1,68 @@
+"""What the C library keeps, in a process of its own: it is asked by its own account (`malloc_info`)."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc can be told")
+ROOT = Path(__file__).parents[3]
+PROGRAM = """
+import ctypes, re, sys, tempfile, threading
+from pathlib import Path
+from memviz.ui.shell.c_memory import keep_little
+
+library = ctypes.CDLL(None)
+library.fopen.restype = ctypes.c_void_p
+
+def account():
+    with tempfile.NamedTemporaryFile() as file:
+        stream = ctypes.c_void_p(library.fopen(file.name.encode(), b"w"))
+        library.malloc_info(0, stream)
+        library.fclose(stream)
+        return Path(file.name).read_text()
+
+if sys.argv[1] == "told":
+    keep_little()
+together = threading.Barrier(6)
+
+def work():
+    together.wait()
+    [bytes(2000) for _ in range(1000)]
+    together.wait()
+
+threads = [threading.Thread(target=work) for _ in range(6)]
+for each in threads: each.start()
+for each in threads: each.join()
+large = bytes(8 << 20)
+del large
+large = bytes(4 << 20)
+said = account()
+print(said.count("<heap nr="), re.findall('type="mmap" count="([0-9]+)"', said)[-1])
+"""
+
+
+def account(*told: str) -> tuple[int, int]:
+    """Heaps, and blocks that lie by themselves."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    environment.update(each.split("=") for each in told[1:])
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, told[0]], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    heaps, alone = done.stdout.split()
+    return int(heaps), int(alone)
+
+
+def test_threads_share_few_heaps_and_large_blocks_go_back_at_once() -> None:
+    usual, told = account("untold"), account("told")
+    assert usual[0] > 2 >= told[0]
+    assert usual[1] < told[1]
+
+
+def test_what_somebody_has_set_stays() -> None:
+    assert account("told", "MALLOC_ARENA_MAX=4")[0] > 2
