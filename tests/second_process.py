@@ -8,20 +8,26 @@ command needs and forks for each call: the child's arguments, folder, output, er
 from __future__ import annotations
 
 import atexit
+import importlib
 import json
 import os
 import runpy
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
+_OF_COMMANDS = ("memviz.commands", "memviz.ui.saved.report")
+_OF_PREDICTIONS = ("memviz.commands", "memviz.runner.predict.predicted_script", "torch.utils.flop_counter")
 
 
-def memviz(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def memviz(
+    *arguments: object, folder: Path | None = None, imports: tuple[str, ...] = _OF_COMMANDS
+) -> subprocess.CompletedProcess[str]:
     """`python -m memviz ARGUMENTS`, waited for."""
     command = [sys.executable, "-m", "memviz", *map(str, arguments)]
     place = str(folder or ROOT)
@@ -29,8 +35,14 @@ def memviz(*arguments: object, folder: Path | None = None) -> subprocess.Complet
         return subprocess.run(command, cwd=place, env=_environment(), capture_output=True, text=True)
     with tempfile.TemporaryDirectory() as scratch:
         out, errors = Path(scratch, "out"), Path(scratch, "errors")
-        status = _asked({"arguments": command[3:], "folder": place, "out": str(out), "errors": str(errors)})
+        call = {"arguments": command[3:], "folder": place, "out": str(out), "errors": str(errors)}
+        status = _asked(call, imports)
         return subprocess.CompletedProcess(command, status, _text(out), _text(errors))
+
+
+def predict(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m memviz predict ARGUMENTS`, for which torch is imported already."""
+    return memviz("predict", *arguments, folder=folder, imports=_OF_PREDICTIONS)
 
 
 def _environment() -> dict[str, str]:
@@ -41,8 +53,8 @@ def _text(path: Path) -> str:
     return path.read_bytes().decode()
 
 
-def _asked(call: dict[str, Any]) -> int:
-    process = _server()
+def _asked(call: dict[str, Any], imports: tuple[str, ...]) -> int:
+    process = _server(imports)
     assert process.stdin is not None and process.stdout is not None
     process.stdin.write(json.dumps(call) + "\n")
     process.stdin.flush()
@@ -50,8 +62,8 @@ def _asked(call: dict[str, Any]) -> int:
 
 
 @cache
-def _server() -> subprocess.Popen[str]:
-    command = [sys.executable, "-c", "from tests.second_process import serve; serve()"]
+def _server(imports: tuple[str, ...]) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", f"from tests.second_process import serve; serve(*{imports})"]
     process = subprocess.Popen(
         command, cwd=ROOT, env=_environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
@@ -66,11 +78,10 @@ def _end(process: subprocess.Popen[str]) -> None:
     process.stdout.close()
 
 
-def serve() -> None:
+def serve(*imports: str) -> None:
     """In the process that forks: a call a line, its exit status a line back."""
-    import memviz.commands
-    import memviz.ui.saved.report  # noqa: F401
-
+    for name in imports:
+        importlib.import_module(name)
     for line in sys.stdin:
         child = os.fork()
         if child == 0:
@@ -94,6 +105,7 @@ def _carry_out(call: dict[str, Any]) -> None:
     except BaseException:
         sys.excepthook(*sys.exc_info())
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(ValueError):
+                stream.flush()
         os._exit(status)

@@ -1,4 +1,4 @@
-"""AdamW written out, on a small transformer with gradient checkpointing, a custom autograd function and accumulation."""
+"""AdamW written out, on a small network with gradient checkpointing and a function with a backward of its own."""
 
 import torch
 import torch.nn as nn

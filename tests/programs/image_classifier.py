@@ -83,6 +83,17 @@ def rounded(tensor):
     return -(-tensor.nbytes // 512) * 512
 
 
+@torch.inference_mode()
+def validate(model, loader, device):
+    model.eval()
+    hits = total = 0
+    for images, target in loader:
+        pred = model(images.to(device)).argmax(1)
+        hits += (pred == target.to(device)).sum().item()
+        total += target.numel()
+    return 100 * hits / total
+
+
 def main():
     parser = argparse.ArgumentParser(description="Train a classifier")
     parser.add_argument("-b", "--batch-size", type=int, default=16)
@@ -122,21 +133,13 @@ def main():
             ema.update(model)
             scheduler.step()
             lr = optimizer.param_groups[0]["lr"]
-            print(
-                f"epoch {epoch} [{i}/{len(loader)}] loss {losses.avg:.4f} acc {top1.avg:6.2f} lr {lr:.4f} {time.time() - end:.1f}s"
-            )
-        ema.module.eval()
-        hits = total = 0
-        with torch.inference_mode():
-            for images, target in loader:
-                pred = ema.module(images.to(device)).argmax(1)
-                hits += (pred == target.to(device)).sum().item()
-                total += target.numel()
-        acc1 = 100 * hits / total
+            print(f"epoch {epoch} [{i}/{len(loader)}] loss {losses.avg:.4f} acc {top1.avg:6.2f} lr {lr:.4f}")
+        print(f"took {time.time() - end:.1f}s")
+        acc1 = validate(ema.module, loader, device)
         best_acc1 = max(acc1, best_acc1)
         print(f"* Acc@1 {acc1:.3f} best {best_acc1:.3f}")
     assert abs(optimizer.param_groups[0]["lr"]) < 1e-9
-    del images, target, output, loss, acc1, acc5, pred
+    del images, target, output, loss, acc1, acc5
     torch._C._cuda_clearCublasWorkspaces()
     # Weights and buffers twice (the average is a whole copy); a gradient and a momentum for each weight.
     held = 2 * at_rest + 2 * sum(rounded(p) for p in model.parameters())

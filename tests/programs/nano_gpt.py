@@ -1,4 +1,4 @@
-"""A small GPT on random tokens: cosine schedule, gradient accumulation, evaluation, a checkpoint written and resumed."""
+"""A small GPT on random tokens: cosine schedule, gradient accumulation, evaluation, a checkpoint and its resumption."""
 
 import math
 import os

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import NOT_STATED
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
 
@@ -80,6 +81,9 @@ class Looks:
             return given
         if tensor.is_floating_point():
             return float(assumptions.number())
+        if tensor in self._recorder.choices:
+            assumptions.state_a_decision(SENTENCE)
+            return FIRST
         if stands is None:
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
         return int(assumptions.number(whole=True, stands=stands))

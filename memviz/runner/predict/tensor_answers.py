@@ -46,7 +46,13 @@ _DECISIONS = {
     Tensor.__index__: "An index or a size",
     Tensor.__complex__: "complex()",
 }
-_TAKEN_AS = {_TRUTH: bool, "float()": float, "int()": int, "An index or a size": operator.index, "complex()": complex}
+_TAKEN_AS: dict[str, Callable[[Any], Any]] = {
+    _TRUTH: bool,
+    "float()": float,
+    "int()": int,
+    "An index or a size": operator.index,
+    "complex()": complex,
+}
 _COPY = copy.__file__
 
 

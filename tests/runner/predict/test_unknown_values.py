@@ -120,6 +120,8 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
     "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
     "an index": (lambda: [1, 2][torch.randint(2, (), device="cuda")], 1, FIRST),
+    "the place in a tensor": (lambda: torch.arange(3, 6)[there(3).argmax().cpu()].item(), 3, FIRST),
+    "a row of the best": (lambda: there(3, 4)[there(3).argmax()].shape, (4,), FIRST),
     "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
     "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
     "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
