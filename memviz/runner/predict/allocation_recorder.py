@@ -30,6 +30,8 @@ from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
 _UNKNOWN = int(Category.UNKNOWN)
+_COPY_OVER = "_to_copy"
+"""From the host, outside of models, it brings in what they are given; weights are known by themselves."""
 
 
 class CategoryColumn:
@@ -215,7 +217,8 @@ class AllocationRecorder:
         if self._is_nowhere(there, kwargs):
             self.host.nowhere.add(tensor)
             return
-        ledger.take(storage, self._describe_next(treatment.name, Category.UNKNOWN))
+        comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
     def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
         """Of what an operator made: it was told so, or all that it came from is."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from memviz.runner.predict.prediction_errors import decided, decided_too_often
+from memviz.runner.predict.prediction_errors import decided
 from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
 from memviz.runner.predict.stand_ins import STANDS
 
@@ -50,6 +50,7 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
@@ -128,8 +129,8 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        counts = f"counts as {STANDS if stands is None else stands:.0f} where it decides"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {counts}")
+        taken = f"counts as {STANDS if stands is None else stands:.0f} where it decides and where math or numpy take it"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self, stands)
 
     def truth(self, stands: int | None) -> bool:
@@ -154,7 +155,7 @@ class Assumptions:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided_too_often(line)
+            raise decided(line, without_end=True)
 
 
 def _split_place(place: str) -> tuple[str, int]:

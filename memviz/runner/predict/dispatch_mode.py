@@ -70,7 +70,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             with self:
                 args, kwargs = self.autocast.cast(func.name().removeprefix("aten::"), args, kwargs)
         if treatment.parts_in is not None:
-            with self:
+            with self, self.autocast.below(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is NotImplemented:
@@ -100,5 +100,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(name_for_users(func), remedy_for(func)) from error
             if not unknown_shape:
                 raise
-            why = f"torch {torch.__version__} does not know its shapes without running it ({str(error).strip()})"
+            reason = str(error).partition(". ")[0].strip()
+            why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
             raise not_predicted(name_for_users(func), why) from error

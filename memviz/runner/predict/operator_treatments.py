@@ -75,9 +75,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> T
 
 
 def _looks(func: Operator) -> bool:
-    return func not in SHAPES and (
-        torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
-    )
+    return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _formula_of(func: Operator) -> Formula | None:

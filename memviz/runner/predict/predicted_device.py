@@ -98,7 +98,7 @@ class PredictedDevice:
             stack.enter_context(_only_one())
             stack.enter_context(_without_collection())
             stack.enter_context(followed_by(self.recorder))
-            autocast = Autocast()
+            autocast = Autocast(self.release)
             kernels = kernels_for(self.card, self.release)
             kernels = {name: autocast.around(name, kernel) for name, kernel in kernels.items()}
             stack.enter_context(registered(kernels))

@@ -17,7 +17,6 @@ from torch import Tensor
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
-from memviz.runner.predict.ctc import ctc_loss
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
@@ -31,7 +30,6 @@ _READ_VALUES: dict[Any, str] = {
     Tensor.__array__: "numpy",
 }
 _MADE_OF_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
-_CTC_LOSSES = (torch.ctc_loss, torch.nn.functional.ctc_loss)
 _SIZED_BY_NUMBERS = (torch.arange, torch.range, torch.nn.functional.interpolate)
 _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
@@ -81,7 +79,6 @@ class TensorAnswers:
             Tensor.__format__: self._shown,
             Tensor.__deepcopy__: self._deep_copy,
             torch.tensor_split: self._split,
-            **{run: ctc_loss(run, self._host.values, self._assumptions) for run in _CTC_LOSSES},
             **{function: self._of_numpy(name) for function, name in _READ_VALUES.items()},
             Tensor.__dlpack__: self._no_dlpack,
             **{function: self._decision(name) for function, name in _DECISIONS.items()},

@@ -87,7 +87,8 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
         said = stated(device)
     assert shown == ["unknown", "unknown", "unknown", "  unknown", "unknown"]
     assert said == [
-        "a number taken from a tensor is not computed: it prints as unknown, and counts as 1 where it decides"
+        "a number taken from a tensor is not computed: it prints as unknown, "
+        "and counts as 1 where it decides and where math or numpy take it"
     ]
     assert isinstance(total, float) and type(total) is UnknownNumber
     assert copy.deepcopy([total])[0] is total and pickle.loads(pickle.dumps(total)).line == total.line
