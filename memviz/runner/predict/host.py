@@ -222,7 +222,7 @@ class Host:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
         dtype = tensor.dtype if dtype is None else dtype
         strides = torch.empty_like(tensor, device="meta").stride()
-        blank = torch.empty(0, dtype=dtype)
+        blank = torch.empty(0, dtype=dtype, device="cpu")
         shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
         storage = _zeros(shape.untyped_storage().nbytes())
         blank.set_(storage, 0, tensor.shape, strides)
@@ -291,7 +291,7 @@ def is_on_device(value: Any) -> bool:
 def _zeros(count: int) -> torch.UntypedStorage:
     if count > _SMALL:
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
-    return torch.zeros(count, dtype=torch.uint8).untyped_storage()
+    return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -72,7 +72,7 @@ class KnownValues:
 
     def put(self, tensor: Tensor, values: Tensor, reason: str = "") -> None:
         """Of a tensor that has its storage to itself."""
-        storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+        storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
         entry = self._enter(tensor, reason)
         entry.bytes = storage
         twin = _twin(entry, tensor)
@@ -301,7 +301,7 @@ def _twin(entry: _Entry, tensor: Tensor) -> Tensor | None:
     if entry.number is not None:
         return entry.number.expand(tensor.shape) if entry.number.dtype == tensor.dtype else None
     assert entry.bytes is not None
-    twin = torch.empty(0, dtype=tensor.dtype)
+    twin = torch.empty(0, dtype=tensor.dtype, device=_HOST)
     twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())
     twin = twin.conj() if tensor.is_conj() else twin
     return twin._neg_view() if tensor.is_neg() else twin

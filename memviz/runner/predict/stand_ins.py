@@ -1,7 +1,7 @@
 """What stands in for conditions and counts that nobody computes, where one answer is natural.
 
 A count of what is true in a mask is all of it, as a mask is true everywhere where its places are asked for. A question
-about one number is answered as if that were 1.0. Whoever looks gets these with a note; a tensor keeps them by its
+about numbers is answered as if they were 1.0. Whoever looks gets these with a note; a tensor keeps them by its
 storage, and its copies with it.
 """
 
@@ -19,6 +19,7 @@ aten = torch.ops.aten
 STANDS = 1.0
 _COUNTS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList}
 _KEEP = {
+    *(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims),
     *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
     *(aten._to_copy.default, aten.copy_.default),
 }
@@ -62,9 +63,9 @@ class StandIns:
         """After an operator that met values which nobody knows, or draws some."""
         if func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
             self._mark(out, args[0].numel() // out.numel())
-        elif func in _COMPARE and out.numel() == 1:
+        elif func in _COMPARE:
             self._compare(func, args, out)
-        elif self._refs and func in _NOT and out.numel() == 1 and out.dtype is torch.bool:
+        elif self._refs and func in _NOT and out.dtype is torch.bool:
             number = self.of(args[0])
             if number is not None:
                 self._mark(out, int(not number))
@@ -83,7 +84,7 @@ class StandIns:
             return value
         values = self._known(value)
         if values is not None:
-            return values.reshape(-1)[0].item()
+            return values.reshape(-1)[0].item() if values.numel() == 1 else None
         return STANDS if value.is_floating_point() else self.of(value)
 
     def _mark(self, tensor: Tensor, number: int) -> None:

@@ -127,6 +127,8 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
     "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
     "a comparison that does not hold": (lambda: bool(there().cpu() > 3), False, "taken to be False"),
+    "none below": (lambda: bool((there(3) < 0).any()), False, "taken to be False"),
+    "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
     "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
     "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
     "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
