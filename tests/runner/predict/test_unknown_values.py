@@ -140,6 +140,8 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "as if it were 3"),
     "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "as if it were 3"),
     "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),
+    "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
+    "places": (lambda: there(5, 5)[torch.randint(5, (), device="cuda"), 2].shape, (), FIRST),
     "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
 }
 
