@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 from tests import forked
@@ -11,8 +12,15 @@ from tests import forked
 ROOT = Path(__file__).parents[1]
 
 
-def memviz(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+def memviz(
+    *arguments: object, folder: Path | None = None, of: Callable[[], forked.ForkServer] = forked.light
+) -> subprocess.CompletedProcess[str]:
     """`python -m memviz ARGUMENTS`, waited for."""
     command = ["-m", "memviz", *map(str, arguments)]
     more = {"cwd": folder or ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
-    return forked.run(command, **more)
+    return forked.run(command, of=of, **more)
+
+
+def predict(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
+    """`python -m memviz predict ARGUMENTS`, for which torch is imported already where that can be."""
+    return memviz("predict", *arguments, folder=folder, of=forked.with_torch if forked.CAN_FORK_RUNS else forked.light)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 import ast
 import json
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import Command, add_json, pair, positive, printable
+from memviz.commands.last_line import LastLine
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text
@@ -58,7 +58,7 @@ def _predict(args: argparse.Namespace) -> int:
     from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
     from memviz.runner.record.script import load_module, load_script
 
-    stdout = _own_stdout() if args.json else None
+    stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
         card=args.card,
@@ -66,7 +66,7 @@ def _predict(args: argparse.Namespace) -> int:
         settings=args.settings,
         steps=args.steps,
         assume=dict(map(_assumed, args.assume)),
-        output=args.output,
+        output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
         optimizations=optimizations_named(args.optimizations, list(map(pair, args.set))),
     )
@@ -78,15 +78,8 @@ def _predict(args: argparse.Namespace) -> int:
     if stdout is not None:
         from memviz.runner.predict.script_json import script_json
 
-        sys.stdout.flush()
-        with os.fdopen(stdout, "w") as file:
-            file.write(json.dumps(script_json(done, args.output)) + "\n")
+        stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
-
-
-def _own_stdout() -> int:
-    """Kept, whatever the script does with its own."""
-    return os.dup(1)
 
 
 def _assumed(text: str) -> tuple[str, Any]:

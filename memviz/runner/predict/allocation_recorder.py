@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._C._functorch import is_functorch_wrapped_tensor
 from torch.nn import Parameter
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -166,7 +167,9 @@ class AllocationRecorder:
                 self.categories.values[number] = category
 
     def _number_of(self, tensor: torch.Tensor) -> int | None:
-        allocation = self.ledger.knows(tensor.untyped_storage()) if on_card(tensor) else None
+        if not on_card(tensor) or is_functorch_wrapped_tensor(tensor):
+            return None
+        allocation = self.ledger.knows(tensor.untyped_storage())
         return None if allocation is None else allocation.number
 
     def _uses(self, parameter: Parameter) -> None:

@@ -12,8 +12,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from memviz.runner.predict.prediction_errors import decided
+from memviz.runner.predict.prediction_errors import data_needed, decided
 from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
+from memviz.runner.predict.stand_ins import STANDS
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,6 @@ _RULES = (
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-STANDS = 1.0
-AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -130,23 +129,44 @@ class Assumptions:
                 return rule.value(frame)
         return None
 
-    def number(self, *, whole: bool = False) -> Any:
-        """For a number that the program takes from a tensor."""
+    def number(self, *, whole: bool = False, stands: int | None = None, drawn: bool = False) -> Any:
+        """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""
         given = self.given()
         if given is not NOT_STATED:
             return given
+        if drawn:
+            self.state("a number that is drawn at random is not computed: it prints as unknown")
+            return UnknownNumber(line_of_caller(), whole, None, None, drawn=True)
         kind = "a whole number" if whole else "a number"
-        taken = f"counts as {STANDS:.0f} where it decides and where math or numpy take it"
+        taken = f"counts as {STANDS if stands is None else stands:.0f} where it decides and where math or numpy take it"
         self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
-        return UnknownNumber(line_of_caller(), whole, self)
+        return UnknownNumber(line_of_caller(), whole, self, stands)
 
-    def decide(self, line: str, reason: str = AS_IF_ONE) -> None:
+    def truth(self, stands: int | None) -> bool:
+        """Of a condition that lies in a tensor, where `stands` is a natural answer."""
+        given = self.given()
+        if given is not NOT_STATED:
+            return bool(given)
+        if stands is None:
+            raise data_needed("bool(), as in a condition,")
+        truth = bool(stands)
+        self.state_a_decision(f"a condition that is not computed is taken to be {truth}")
+        return truth
+
+    def state_a_decision(self, what: str) -> None:
+        self._count_decision(line_of_caller())
+        self.state(what)
+
+    def decide(self, line: str, number: float) -> None:
         """A comparison with a number that nobody computes."""
+        self._count_decision(line)
+        self.state(f"a number that is not computed decides here, as if it were {number}")
+
+    def _count_decision(self, line: str) -> None:
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
             raise decided(line, without_end=True)
-        self.state(reason)
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -163,19 +183,31 @@ class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped. Where C code takes the number
-    out (`math.exp`, numpy, `"%f"`), it finds 1.0.
+    number, and that is noted; a size or an index that would be made of it is stopped, unless it counts what is true
+    in a mask. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it
+    finds 1.0, or what stands in.
     """
 
-    __slots__ = ("assumptions", "line", "whole")
+    __slots__ = ("assumptions", "drawn", "line", "stands", "whole")
     line: str
     """The line that took it from a tensor."""
     whole: bool
     assumptions: Assumptions | None
+    stands: int | None
+    """For a whole number: what it would naturally be, if anything."""
+    drawn: bool
+    """At random: nothing can be decided by it."""
 
-    def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, STANDS)
-        made.line, made.whole, made.assumptions = line, whole, assumptions
+    def __new__(
+        cls,
+        line: str = "",
+        whole: bool = False,
+        assumptions: Assumptions | None = None,
+        stands: int | None = None,
+        drawn: bool = False,
+    ) -> Self:
+        made = super().__new__(cls, STANDS if stands is None else stands)
+        made.line, made.whole, made.assumptions, made.stands, made.drawn = line, whole, assumptions, stands, drawn
         return made
 
     def __repr__(self) -> str:
@@ -189,7 +221,7 @@ class UnknownNumber(float):
         return _WORD.rjust(int(width)) if width.isdigit() else _WORD
 
     def __round__(self, digits: Any = None) -> Any:
-        return self._stop() if digits is None else self
+        return self._whole_number() if digits is None else self
 
     def __neg__(self) -> UnknownNumber:
         return self
@@ -203,7 +235,7 @@ class UnknownNumber(float):
         return self
 
     def __reduce__(self) -> Any:
-        return UnknownNumber, (self.line, self.whole)
+        return UnknownNumber, (self.line, self.whole, None, self.stands, self.drawn)
 
     __hash__ = float.__hash__
 
@@ -211,35 +243,60 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
+        if self.drawn:
+            self._stop()
         if self.assumptions is not None:
-            self.assumptions.decide(self.line)
+            self.assumptions.decide(self.line, STANDS if self.stands is None else self.stands)
 
     def __bool__(self) -> bool:
         self._decide()
-        return True
+        return self.stands != 0
+
+    def _whole_number(self) -> int:
+        """As a size, an index, or what `int()` makes of it."""
+        if self.stands is None:
+            self._stop()
+        self._decide()
+        return self.stands
 
     def __float__(self) -> float:
         if self.assumptions is not None:
             self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
-        return STANDS
+        return STANDS if self.stands is None else float(self.stands)
 
     def is_integer(self) -> bool:
-        return False
+        return self.whole
 
     def as_integer_ratio(self) -> tuple[int, int]:
         """What means of Python's own library are made of."""
         return float(self).as_integer_ratio()
 
-    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _stop
+    __int__ = __index__ = __trunc__ = __floor__ = __ceil__ = _whole_number
     __divmod__ = __rdivmod__ = _stop
 
 
 def _unknown(own: str) -> Callable[..., Any]:
     def operation(self: UnknownNumber, other: Any, *_: Any) -> Any:
-        return self if isinstance(other, int | float) else NotImplemented
+        if not isinstance(other, int | float):
+            return NotImplemented
+        return _of_whole(own, self, other) if self.whole and not self.drawn else self
 
     operation.__name__ = own
     return operation
+
+
+def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
+    """A whole number again, where Python's own operation on the stand-ins gives one."""
+    if type(other) is UnknownNumber:
+        other = other.stands if other.whole else STANDS
+    if one.stands is None or not isinstance(other, int):
+        return UnknownNumber(one.line, isinstance(other, int) and "truediv" not in own, one.assumptions)
+    try:
+        found = getattr(one.stands, own)(other)
+    except ZeroDivisionError:
+        found = STANDS
+    stands = found if isinstance(found, int) else None
+    return UnknownNumber(one.line, stands is not None, one.assumptions, stands)
 
 
 def _comparing(own: str) -> Callable[..., Any]:

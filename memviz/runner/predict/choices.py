@@ -20,10 +20,7 @@ FIRST = 0
 SENTENCE = "which of several it is, nobody computes; it is taken to be the first"
 _CHOOSING = {
     *(aten.argmax.default, aten.argmin.default, aten.multinomial.default),
-    *(aten.randint.default, aten.randint.generator, aten.randperm.default, aten.randperm.generator),
 }
-_BETWEEN = {aten.randint.low, aten.randint.low_generator}
-"""They may begin elsewhere than at the first."""
 _CHOOSING_SECOND = {
     *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.max.dim, aten.min.dim, aten.kthvalue.default),
     aten.mode.default,
@@ -43,7 +40,7 @@ class Choices(MarkedStorages):
                 self.add(tensor)
 
     def _made(self, func: Any, args: Any, out: Any) -> Iterator[Any]:
-        if func in _CHOOSING or func in _BETWEEN and args[0] == FIRST:
+        if func in _CHOOSING:
             yield out
         elif func in _CHOOSING_SECOND:
             yield out[1]

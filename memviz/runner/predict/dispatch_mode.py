@@ -12,7 +12,13 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
+from memviz.runner.predict.prediction_errors import (
+    data_needed,
+    in_words_of_a_card,
+    name_for_users,
+    not_predicted,
+    remedy_for,
+)
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
@@ -71,7 +77,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self._run(func, args, kwargs)
         self.recorder.ran(treatment, args, kwargs, out)
         if not treatment.is_view:
-            self.recorder.host.known.follow(func, args, kwargs, out, writes=treatment.writes)
+            self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
             self.recorder.choices.follow(func, args, out)
         return out
 
@@ -86,6 +92,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         try:
             return func(*args, **kwargs)
         except RuntimeError as error:
+            in_words_of_a_card(error, func, args)
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise

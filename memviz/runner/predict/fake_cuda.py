@@ -26,7 +26,7 @@ from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryRep
 from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
 from memviz.runner.predict.stream_order import StreamOrder
-from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers
+from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
@@ -73,7 +73,12 @@ class FakeCudaMode(TorchFunctionMode):
         nowhere = self._named.means_nowhere
         if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
             return self._tensors.made_nowhere(func, args, kwargs)
-        out = self._called(func, args, kwargs)
+        try:
+            out = self._called(func, args, kwargs)
+        except TypeError:
+            # A size, and torch only says that it is of a wrong type.
+            stop_at_unknown_numbers(args, kwargs)
+            raise
         if has_unknown_numbers(args, kwargs):
             # In a tensor it would be 1.0 for everybody who looks.
             self._tensors.lose(args[0] if func is Tensor.__setitem__ else out)

@@ -22,6 +22,7 @@ from torch import Tensor
 from memviz.runner.predict.arguments import tensors_of, with_each
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
+from memviz.runner.predict.stand_ins import StandIns
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
@@ -94,6 +95,18 @@ class Host:
         self.nowhere = MarkedStorages()
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
+        self.stand_ins = StandIns(self.values)
+
+    def values(self, tensor: Tensor) -> Tensor | None:
+        """Wherever it lies."""
+        if tensor.is_meta:
+            return self.known.of(tensor)
+        return None if tensor in self.unknown else tensor
+
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
+        """After an operator of the device: what is known of what it made and wrote."""
+        self.known.follow(func, args, kwargs, out, writes=writes)
+        self.stand_ins.follow(func, args, out)
 
     def is_unknown(self, value: Any) -> bool:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
@@ -204,13 +217,15 @@ class Host:
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
-        return with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        made = with_each(lambda twin: originals[id(twin)] if id(twin) in originals else self.blank_like(twin), out)
+        self.stand_ins.follow(func, args, made)
+        return made
 
     def blank_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
         dtype = tensor.dtype if dtype is None else dtype
         strides = torch.empty_like(tensor, device="meta").stride()
-        blank = torch.empty(0, dtype=dtype)
+        blank = torch.empty(0, dtype=dtype, device="cpu")
         shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
         storage = _zeros(shape.untyped_storage().nbytes())
         blank.set_(storage, 0, tensor.shape, strides)
@@ -225,7 +240,9 @@ class Host:
         values = self.known.of(args[0])
         if values is not None and not _is_large(values):
             return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
-        return self.blank_like(args[0], kwargs.get("dtype"))
+        blank = self.blank_like(args[0], kwargs.get("dtype"))
+        self.stand_ins.copy(args[0], blank)
+        return blank
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""
@@ -277,7 +294,7 @@ def is_on_device(value: Any) -> bool:
 def _zeros(count: int) -> torch.UntypedStorage:
     if count > _SMALL:
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
-    return torch.zeros(count, dtype=torch.uint8).untyped_storage()
+    return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
 def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:

@@ -56,6 +56,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     if release >= _FUSED_RMS_NORM_SINCE:
         kernels["rms_norm"] = _rms_norm
     kernels["mish_backward"] = _mish_backward
+    kernels["_sample_dirichlet"] = _drawn_beside
     kernels["ctc_loss.Tensor"] = _ctc_loss
     kernels["softmax.int"] = _widening(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _widening(aten.log_softmax.int, aten._log_softmax.default)
@@ -110,6 +111,10 @@ class _RmsNorm(torch.autograd.Function):
 
 
 def _mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
+    return torch.empty_like(self)
+
+
+def _drawn_beside(self: Tensor, generator: torch.Generator | None = None) -> Tensor:
     return torch.empty_like(self)
 
 

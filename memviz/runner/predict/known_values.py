@@ -27,10 +27,6 @@ _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
 _HOST = torch.device("cpu")
 _FINITE = "numbers that nobody computes are taken to be finite"
-_ONE = "a number that nobody computes is taken to be 1.0"
-_COMPARISONS = {
-    getattr(getattr(aten, name), kind) for name in ("lt", "le", "gt", "ge") for kind in ("Scalar", "Tensor")
-}
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
@@ -74,7 +70,7 @@ class KnownValues:
 
     def put(self, tensor: Tensor, values: Tensor, reason: str = "") -> None:
         """Of a tensor that has its storage to itself."""
-        storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8).untyped_storage()
+        storage = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
         entry = self._enter(tensor, reason)
         entry.bytes = storage
         twin = _twin(entry, tensor)
@@ -241,20 +237,6 @@ class KnownValues:
         number = _if_finite(func, args)
         if number is not None:
             self.put_all_alike(out, number, _FINITE)
-        elif func in _COMPARISONS and out.numel() == 1:
-            self._compare(func, args, out)
-
-    def _compare(self, func: Any, args: Any, out: Tensor) -> None:
-        """A single number with another, as programs do with a loss."""
-        numbers = [self._standing_in(arg) if isinstance(arg, Tensor) else arg for arg in args]
-        if all(number is not None for number in numbers):
-            self.put_all_alike(out, bool(func(numbers[0], *numbers[1:])), _ONE)
-
-    def _standing_in(self, tensor: Tensor) -> Tensor | None:
-        number = self._number(tensor)
-        if number is not None or not tensor.is_floating_point():
-            return number
-        return torch.ones((), dtype=tensor.dtype)
 
     def _is_absorbed(self, func: Any, args: Any, out: Any) -> bool:
         """True or anything is true, false and anything is false, and zero times a whole number is zero."""
@@ -303,7 +285,7 @@ def _twin(entry: _Entry, tensor: Tensor) -> Tensor | None:
     if entry.number is not None:
         return entry.number.expand(tensor.shape) if entry.number.dtype == tensor.dtype else None
     assert entry.bytes is not None
-    twin = torch.empty(0, dtype=tensor.dtype)
+    twin = torch.empty(0, dtype=tensor.dtype, device=_HOST)
     twin.set_(entry.bytes, tensor.storage_offset(), tensor.shape, tensor.stride())
     twin = twin.conj() if tensor.is_conj() else twin
     return twin._neg_view() if tensor.is_neg() else twin

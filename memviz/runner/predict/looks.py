@@ -21,6 +21,8 @@ from memviz.runner.predict.prediction_errors import data_needed, name_for_users,
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_ARE_EQUAL = (aten.equal.default, aten.allclose.default)
+_EQUAL = "tensors that are not computed are taken to be equal"
 _ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
 
 
@@ -42,7 +44,7 @@ class Looks:
         known = self._host.known
         reason = known.reason_of(args, kwargs)
         if reason:
-            self._recorder.assumptions.state(reason)
+            self._recorder.assumptions.state_a_decision(reason)
         out = known.on_device(known.reads(func, args, kwargs), reason)
         self._recorder.ran(treatment, args, kwargs, out)
         return out
@@ -60,6 +62,9 @@ class Looks:
         if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
         given = self._recorder.assumptions.given()
+        if given is NOT_STATED and func in _ARE_EQUAL:
+            self._recorder.assumptions.state_a_decision(_EQUAL)
+            return bool(args[0].shape == args[1].shape)
         if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
             raise data_needed(name_for_users(func), remedy_for(func))
         return given
@@ -73,12 +78,19 @@ class Looks:
         given = assumptions.given()
         if given is not NOT_STATED:
             return given
-        if tensor in self._recorder.choices:
-            assumptions.state(SENTENCE)
-            return FIRST
-        if not tensor.is_floating_point():
+        if self._host.stand_ins.is_drawn(tensor):
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
-        return float(assumptions.number())
+        stands = self._host.stand_ins.of(tensor)
+        if tensor.dtype == torch.bool:
+            return assumptions.truth(stands)
+        if tensor.is_floating_point():
+            return float(assumptions.number())
+        if tensor in self._recorder.choices:
+            assumptions.state_a_decision(SENTENCE)
+            return FIRST
+        if stands is None:
+            raise data_needed(name_for_users(aten._local_scalar_dense.default))
+        return int(assumptions.number(whole=True, stands=stands))
 
     def _longest(self, lengths: Any) -> int | None:
         if isinstance(lengths, Tensor):

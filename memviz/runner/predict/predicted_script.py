@@ -11,11 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from memviz.runner.predict.assumptions import UnknownNumber
 from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
-from memviz.runner.predict.prediction_errors import Stopped
+from memviz.runner.predict.prediction_errors import Stopped, size_needed
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.formats.replacing import replacing
@@ -93,6 +94,7 @@ def _run(script: Script) -> tuple[int, Stopped | None]:
     except BaseException as error:
         stopped = _cause(error)
         if stopped is not None:
+            stopped.was_not_caught()
             return STOPPED, stopped
         script.show(error)
         status = 1
@@ -114,5 +116,8 @@ def _cause(error: BaseException | None) -> Stopped | None:
     while error is not None:
         if isinstance(error, Stopped):
             return error
+        if isinstance(error, TypeError) and UnknownNumber.__name__ in str(error):
+            # torch only says that a size is of a wrong type.
+            return size_needed(error)
         error = error.__cause__ or error.__context__
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.errors import UsageError
-from memviz.runner.predict.program_frames import line_of_caller, place_of_caller
+from memviz.runner.predict.program_frames import line_of_caller, place_of, place_of_caller
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
 _REMEDIES = {"repeat_interleave": "Or give it output_size, and its shape is known."}
@@ -45,6 +45,9 @@ class Stopped(UsageError):
         self.where = place_of_caller()
         """The program's line, as 'train.py:12'."""
 
+    def was_not_caught(self) -> None:
+        """By the program: it ended."""
+
 
 class NotPredicted(Stopped):
     """An operator whose memory nobody here knows."""
@@ -54,8 +57,14 @@ class DataNeeded(Stopped):
     """The program branches on data, or a shape depends on it."""
 
     def __init__(self, asking: str, rest: str) -> None:
-        _refused.append(f"{_head()}{asking}")
+        self._refusal = f"{_head()}{asking}"
+        _refused.append(self._refusal)
         super().__init__(f"{asking} {rest}")
+
+    def was_not_caught(self) -> None:
+        """By the program: it ended."""
+        if self._refusal in _refused:
+            _refused.remove(self._refusal)
 
 
 def forget_refusals() -> None:
@@ -93,9 +102,34 @@ def decided(line: str, *, without_end: bool = False) -> DataNeeded:
     return DataNeeded("a decision", f"asks for {number}, {why} {_say_it(REMEDY)}")
 
 
+def size_needed(error: TypeError) -> DataNeeded:
+    """For an error of torch's own about a number that was to be a size."""
+    needed = DataNeeded("A size", "is made of a number that was taken from a tensor, and nobody computes it.")
+    at = place_of(error.__traceback__)
+    needed.where = at
+    needed.what = f"{needed.what} State the number with --assume at the line that takes it."
+    needed.args = (f"{at}: {needed.what}",)
+    return needed
+
+
 def _say_it(remedy: str) -> str:
     place = place_of_caller()
     return f"State it with --assume {place}=VALUE. {remedy}" if place else remedy
+
+
+def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
+    """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
+    if "is not on the expected device meta" in str(error):
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {name_for_users(func)})"
+        ) from None
+    if func.overloadpacket.__name__ not in ("mm", "addmm"):
+        return
+    one, other = args[-2:]
+    if one.dim() == other.dim() == 2 and one.size(1) != other.size(0):
+        shapes = f"{one.size(0)}x{one.size(1)} and {other.size(0)}x{other.size(1)}"
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({shapes})") from None
 
 
 def not_predicted(operator: str, why: str) -> UsageError:

@@ -12,7 +12,7 @@ import sys
 import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
-from types import CodeType, FrameType
+from types import CodeType, FrameType, TracebackType
 
 import torch
 
@@ -61,6 +61,17 @@ def place_of_caller() -> str:
     own, library = _callers()
     frame = own or library
     return "" if frame is None else f"{short_path(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def place_of(traceback: TracebackType | None) -> str:
+    """Of the program's own line that an error came out of, as `place_of_caller` names it."""
+    place = ""
+    while traceback is not None:
+        filename = traceback.tb_frame.f_code.co_filename
+        if not _is_installed(filename) and not filename.startswith(_RUNNER):
+            place = f"{short_path(filename)}:{traceback.tb_lineno}"
+        traceback = traceback.tb_next
+    return place
 
 
 def short_path(filename: str) -> str:

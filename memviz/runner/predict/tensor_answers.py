@@ -7,6 +7,7 @@ stands in for the real one; whatever else looks at values is refused here or, fo
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,7 +17,6 @@ from torch import Tensor
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
-from memviz.runner.predict.comparisons import Comparisons
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
@@ -44,6 +44,13 @@ _DECISIONS = {
     Tensor.__index__: "An index or a size",
     Tensor.__complex__: "complex()",
 }
+_TAKEN_AS: dict[str, Callable[[Any], Any]] = {
+    _TRUTH: bool,
+    "float()": float,
+    "int()": int,
+    "An index or a size": operator.index,
+    "complex()": complex,
+}
 _COPY = copy.__file__
 
 
@@ -55,9 +62,7 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
         self._named = NamedDevices(recorder.card.name)
-        self._comparisons = Comparisons(recorder.host, recorder.assumptions)
         self.answers: dict[Any, Answer] = {
-            **self._comparisons.answers,
             torch.device: _device_itself,
             _getter("device"): self._if_there(lambda tensor: CUDA_0),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
@@ -124,12 +129,13 @@ class TensorAnswers:
                 return bool(given) if word == _TRUTH else given
             if tensor in self._recorder.choices and word in _WHOLE:
                 return self._first()
-            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
-                number = self._assumptions.number()
-                return bool(number) if word == _TRUTH else float(number)
-            compared = self._comparisons.answer(tensor) if word == _TRUTH else None
-            if compared is not None:
-                return compared
+            if self._host.stand_ins.is_drawn(tensor):
+                raise data_needed(word)
+            stands = self._host.stand_ins.of(tensor)
+            if word == _TRUTH and tensor.dtype == torch.bool:
+                return self._assumptions.truth(stands)
+            if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
+                return _TAKEN_AS[word](self._assumptions.number(whole=stands is not None, stands=stands))
             raise data_needed(word)
 
         return decide
@@ -156,22 +162,21 @@ class TensorAnswers:
         assumed = self._assumptions.for_library()
         if assumed is not None:
             return assumed
+        drawn = self._host.stand_ins.is_drawn(tensor)
+        stands = None if drawn else self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
-            given = self._assumptions.given()
-            if given is NOT_STATED:
-                given = self._comparisons.answer(tensor)
-            if given is None:
-                raise data_needed(".item() of bool")
-            return given
+            return self._assumptions.truth(stands)
+        if drawn and not tensor.is_floating_point() and self._assumptions.given() is NOT_STATED:
+            raise data_needed(".item() or .tolist() of whole numbers that are drawn at random")
         if tensor in self._recorder.choices:
             return self._first()
-        return self._assumptions.number(whole=not tensor.is_floating_point())
+        return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands, drawn=drawn)
 
     def _first(self) -> int:
         given = self._assumptions.given()
         if given is not NOT_STATED:
             return int(given)
-        self._assumptions.state(SENTENCE)
+        self._assumptions.state_a_decision(SENTENCE)
         return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
@@ -320,9 +325,7 @@ def _device_itself(args: Any, kwargs: Any) -> Any:
 
 
 def _sized_by_numbers(args: Any, kwargs: Any) -> Any:
-    for leaf in _leaves((*args, *kwargs.values())):
-        if type(leaf) is UnknownNumber:
-            int(leaf)
+    stop_at_unknown_numbers(args, kwargs)
     return NotImplemented
 
 
@@ -331,6 +334,12 @@ def has_unknown_numbers(args: Any, kwargs: Any) -> bool:
         if type(arg) is UnknownNumber or type(arg) is list and any(type(item) is UnknownNumber for item in arg):
             return True
     return False
+
+
+def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
+    for leaf in _leaves((*args, *kwargs.values())):
+        if type(leaf) is UnknownNumber:
+            int(leaf)
 
 
 def _nested(shape: Any, number: Any) -> Any:

@@ -126,6 +126,17 @@ def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable
     return (len(tensors) * pieces * _SINGLE,)
 
 
+def _lengths_of_sequences(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Both lengths and where targets begin are copied to the card (read)."""
+    return (args[0].size(1) * _INDEX,) * 3
+
+
+def _ctc_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Those, and a second table (read)."""
+    yield from _lengths_of_sequences(args[1:], kwargs, out, card)
+    yield _bytes(args[6])
+
+
 def _copies_for_cublas(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Matrices whose rows or columns do not lie one after the other are copied first (read)."""
     for arg in args:
@@ -152,6 +163,8 @@ TEMPORARIES: dict[Any, Temporaries] = {
     aten.index_put_: _index_put,
     aten.index_put: _index_put,
     aten._foreach_norm: _foreach_norm,
+    aten._ctc_loss: _lengths_of_sequences,
+    aten._ctc_loss_backward: _ctc_backward,
     **dict.fromkeys((aten.mm, aten.addmm, aten.bmm, aten.baddbmm), _copies_for_cublas),
     **dict.fromkeys((aten.native_layer_norm, aten.native_layer_norm_backward), _copies_to_be_contiguous),
     **dict.fromkeys((aten._softmax, aten._softmax_backward_data), _copies_to_be_contiguous),

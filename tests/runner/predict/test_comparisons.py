@@ -27,21 +27,36 @@ def test_an_unknown_token_is_not_the_end_and_that_is_stated(way: str) -> None:
     with PredictedDevice(A100) as device:
         tokens = torch.rand(4, 100, device="cuda").argmax(-1)
         assert not DONE[way](tokens)
-        assert any("equal none" in sentence for sentence in device.unseen())
+        assert any("is taken to be False" in sentence or "taken to be True" in sentence for sentence in device.unseen())
 
 
 def test_a_loss_on_the_host_counts_as_one() -> None:
     with PredictedDevice(A100) as device:
-        loss = torch.rand((), device="cuda").cpu()
+        loss = (torch.rand(2, device="cuda") @ torch.rand(2, device="cuda")).cpu()
         assert loss < torch.tensor(float("inf")) and not loss > 3
-        assert any("as if it were 1.0" in sentence for sentence in device.unseen())
+        assert any("1.0" in sentence or "taken to be" in sentence for sentence in device.unseen())
+
+
+DRAWN: dict[str, Callable[[], object]] = {
+    "a number": lambda: torch.rand(1, device="cuda").item() < 0.5,
+    "a tensor": lambda: bool(torch.rand((), device="cuda") < 0.5),
+    "any": lambda: bool((torch.randn(8, device="cuda") > 0).any()),
+    "a mean": lambda: bool(torch.randn(8, device="cuda").mean() * 2 > 1),
+    "a size": lambda: torch.empty(torch.randint(1, 9, (), device="cuda").item()),
+    "an index": lambda: [1, 2][torch.randint(2, (1,), device="cuda")],
+    "a count": lambda: int((torch.rand(8, device="cuda") > 0.5).sum()),
+    "of the host": lambda: bool(torch.rand((), device="cuda").cpu() < 0.5),
+}
+
+
+@pytest.mark.parametrize("way", DRAWN)
+def test_what_is_drawn_on_the_card_decides_nothing(way: str) -> None:
+    with PredictedDevice(A100), pytest.raises(DataNeeded):
+        DRAWN[way]()
 
 
 def test_what_has_no_natural_answer_is_refused() -> None:
     with PredictedDevice(A100):
-        many = torch.rand(4, device="cuda")
-        with pytest.raises(DataNeeded):
-            bool((many > 0.5).any())
         tokens = torch.rand(4, 100, device="cuda").argmax(-1)
         with pytest.raises(DataNeeded):
             bool((tokens > 5).any())

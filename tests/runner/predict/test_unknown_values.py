@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from memviz.errors import UsageError
+from memviz.runner.predict import assumptions
 from memviz.runner.predict.assumptions import UnknownNumber
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.prediction_errors import DataNeeded
@@ -25,24 +26,17 @@ WHOLE = torch.long
 
 
 def there(*shape: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Drawn on the card, so nobody knows its values."""
-    if dtype is None or dtype.is_floating_point:
-        return torch.rand(shape, device="cuda", dtype=dtype)
-    return (torch.rand(shape, device="cuda") + 0.5).to(dtype)
+    """Computed on the card, so nobody knows its values."""
+    made = torch.rand((*shape, 2), device="cuda") @ torch.rand(2, device="cuda")
+    return made if dtype is None else made.to(dtype)
 
 
 REFUSED: dict[str, Callable[[], Any]] = {
     "int": lambda: int(there(dtype=WHOLE)),
-    "a decision": lambda: bool(there(2).sum() > there(2).sum() if there(3).argmax() > 1 else 0),
-    "a truth": lambda: bool((there(3) > 0.5).any()),
     "a count is a size": lambda: range(there(dtype=WHOLE).item()),
     "a count is an index": lambda: [1, 2][there(dtype=WHOLE).item()],
     "an index": lambda: [1, 2][there(dtype=WHOLE)],
     "range": lambda: range(there(dtype=WHOLE)),
-    "a truth item": lambda: there(dtype=torch.bool).item(),
-    "equal": lambda: torch.equal(there(3), there(3)),
-    "equal on the host": lambda: torch.equal(there(3).cpu(), there(3).cpu()),
-    "allclose": lambda: torch.allclose(there(3), there(3)),
     "unique": lambda: there(3).unique(),
     "unique on the host": lambda: there(3).cpu().unique(),
     "bincount": lambda: torch.bincount(there(3, dtype=WHOLE)),
@@ -54,7 +48,6 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "arange by a number": lambda: torch.arange(there().item()),
     "tensor_split": lambda: torch.tensor_split(there(9), there(2, dtype=WHOLE).cpu()),
     "lengths": lambda: nn.utils.rnn.pack_padded_sequence(there(3, 4), there(4, dtype=WHOLE).cpu()),
-    "in": lambda: 1.0 in there(3),
     "tensor of numbers": lambda: torch.tensor([there(), there()]),
     "tensor of the host's numbers": lambda: torch.tensor([there().cpu()]),
     "pickle": lambda: pickle.dumps(there(3)),
@@ -101,14 +94,16 @@ def test_a_number_may_be_shown_and_added_up_and_that_is_stated(where: str) -> No
 
 
 DECIDES = "a number that is not computed decides here, as if it were 1.0"
-FINITE = "numbers that nobody computes are taken to be finite"
 FIRST = "taken to be the first"
+FINITE = "numbers that nobody computes are taken to be finite"
 EVERYWHERE = "a mask that is not computed is taken to be true everywhere"
+TRUE = "a condition that is not computed is taken to be True"
+EQUAL = "tensors that are not computed are taken to be equal"
 NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "a number is compared": (lambda: there().item() < 3, True, DECIDES),
     "the least": (lambda: min(there().item(), 0.5), 0.5, DECIDES),
     "finite": (lambda: math.isfinite(there().item()), True, "counts as 1"),
-    "a tensor is compared": (lambda: bool(there() < 3), True, "taken to be 1.0"),
+    "a tensor is compared": (lambda: bool(there() < 3), True, "is taken to be True"),
     "not a number": (lambda: bool(torch.isnan(there(500, 3)).any()), False, FINITE),
     "all finite": (lambda: bool(there(3).isfinite().all()), True, FINITE),
     "infinite": (lambda: torch.isinf(there(3)).sum().item(), 0, FINITE),
@@ -119,15 +114,37 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "nonzero": (lambda: there(2, 2).nonzero().tolist(), [[0, 0], [0, 1], [1, 0], [1, 1]], EVERYWHERE),
     "where": (lambda: torch.where(there(3) > 0.5)[0].tolist(), [0, 1, 2], EVERYWHERE),
     "masked_select": (lambda: torch.masked_select(there(3), there(3) > 0.5).shape, (3,), EVERYWHERE),
-    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, DECIDES),
+    "a number of things decides": (lambda: there(dtype=WHOLE).item() > 3, False, DECIDES),
+    "a count decides": (lambda: (there(3) > 0.5).sum().item() > 3, False, "as if it were 3"),
     "an action": (lambda: ["left", "right"][there(2).argmax().item()], "left", FIRST),
     "a token": (lambda: torch.multinomial(there(5), 1).cpu().tolist(), [0], FIRST),
     "the best": (lambda: int(there(2, 5).topk(2).indices[0, 1]), 0, FIRST),
-    "an index": (lambda: [1, 2][torch.randint(2, (), device="cuda")], 1, FIRST),
+    "the place in a tensor": (lambda: torch.arange(3, 6)[there(3).argmax().cpu()].item(), 3, FIRST),
+    "a row of the best": (lambda: there(3, 4)[there(3).argmax()].shape, (4,), FIRST),
+    "any": (lambda: bool((there(3) > 0.5).any()), True, TRUE),
+    "any, as an item": (lambda: (there(3) > 0.5).any().item(), True, TRUE),
+    "a comparison of the host": (lambda: bool(there().cpu() < 3), True, TRUE),
+    "a comparison that does not hold": (lambda: bool(there().cpu() > 3), False, "taken to be False"),
+    "none below": (lambda: bool((there(3) < 0).any()), False, "taken to be False"),
+    "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
+    "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
+    "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
+    "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
+    "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),
+    "the largest": (lambda: int(there(3).argmax()), 0, FIRST),
+    "a choice": (lambda: ["a", "b"][there(4).cpu().softmax(0).max(0).indices.item()], "a", FIRST),
+    "tokens": (lambda: [{0: "a"}[t] for t in torch.multinomial(there(2, 9), 1).view(-1).tolist()], ["a", "a"], FIRST),
+    "a place": (lambda: divmod_of(there(7, 5).argmax().item()), (0, 0), FIRST),
+    "a count of a mask": (lambda: int((there(3) > 0.5).sum()), 3, "as if it were 3"),
+    "counts of rows": (lambda: list(map(int, (there(2, 3) > 0.5).sum(1).tolist())), [3, 3], "as if it were 3"),
+    "hits": (lambda: max(0.5, 100 * (there(3) > 0).cpu().sum().item() / 3), 1.0, DECIDES),
     "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
-    "places": (lambda: there(5, 5)[torch.randint(5, (), device="cuda"), 2].shape, (), FIRST),
     "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
 }
+
+
+def divmod_of(number: Any) -> tuple[int, int]:
+    return int(number // 5), int(number % 5)
 
 
 @pytest.mark.parametrize("way", NATURAL)
@@ -145,9 +162,17 @@ def test_a_loop_that_waits_for_a_number_to_change_is_stopped() -> None:
             pass
 
 
+def test_a_loop_that_waits_for_a_tensor_to_change_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assumptions, "_MOST_DECISIONS", 100)
+    with PredictedDevice(A100), pytest.raises(DataNeeded, match="would not end"):
+        loss = there()
+        while loss > 0.5:
+            pass
+
+
 def test_a_user_states_the_answer_of_a_line() -> None:
     def ask() -> Any:
-        return there(4, dtype=WHOLE).sum().item(), bool((there(3) > 0.5).any()), there(9)[there(9) > 0.5].shape
+        return int(there(4, dtype=WHOLE).sum()), bool((there(3) > 0.5).any()), there(9)[there(9) > 0.5].shape
 
     first = ask.__code__.co_firstlineno + 1
     with PredictedDevice(A100, assume={f"predict/test_unknown_values.py:{first}": 1}) as device:

@@ -1,0 +1,253 @@
+"""`predict` as people use it: the script's words, status and files are its own, and the JSON stands after them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.trace.load import load_trace
+from memviz.trace.model import Category
+from tests.second_process import ROOT
+from tests.second_process import predict as predict_in
+
+MiB = 1 << 20
+TRAINING = """
+import torch
+from torch import nn
+model = nn.Linear(256, 256, bias=False).cuda()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+for step in range(10):
+    model(torch.randn(8, 256, device="cuda")).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+print("all of it")
+"""
+
+
+def predict(folder: Path, body: str, *options: str, arguments: tuple[str, ...] = ()) -> Any:
+    (folder / "train.py").write_text(body)
+    return predict_in("--json", *options, "train.py", *arguments, folder=folder)
+
+
+def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def real(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "memviz", "predict", *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **more)
+
+
+def test_the_true_command_line(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nprint(sys.argv, __name__)\n" + TRAINING)
+    done = real(tmp_path, "--json", "--card", "H100", "-o", "run.pickle", "train.py", "--lr", "3", "-o", "x", "--json")
+    assert done.returncode == 0, done.stderr
+    first, second, last = done.stdout.splitlines()
+    assert (first, second) == ("['train.py', '--lr', '3', '-o', 'x', '--json'] __main__", "all of it")
+    figures = json.loads(last)
+    assert figures["card"].startswith("NVIDIA H100") and figures["file"] == "run.pickle" and figures["steps"] == 10
+    assert "predicted for NVIDIA H100" in done.stderr
+    trace = load_trace(tmp_path / "run.pickle")
+    labels = trace.devices[0].event_labels
+    assert labels is not None and Category.OPTIMIZER_STATE in labels.category.tolist()
+    # Of the model itself, of its call, and of nothing.
+    assert {trace.strings[at] for at in labels.module.tolist() if at >= 0} >= {"Linear"}
+    assert len(set(labels.phase.tolist())) > 1
+
+
+def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sys\nsys.stdout.write('no line')\nimport torch\ntorch.ones(3).cuda()\n")
+    done = real(tmp_path, "train.py")
+    assert (done.returncode, done.stdout) == (0, "no line")
+    assert "live       12 bytes" in done.stderr or "12 B" in done.stderr
+
+
+def test_ctrl_c_ends_it_as_it_would_end_the_script(tmp_path: Path) -> None:
+    body = "import os, signal, time\nprint('here', flush=True)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
+    (tmp_path / "train.py").write_text(body)
+    done = real(tmp_path, "--json", "train.py", timeout=60)
+    assert done.stdout == "here\n"
+    assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
+    assert "Traceback" not in done.stderr or "KeyboardInterrupt" in done.stderr
+
+
+def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
+    package = tmp_path / "work"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("import torch\ntaken = torch.ones(1000, device='cuda')\n")
+    (package / "__main__.py").write_text(
+        "import sys\nfrom . import other\nprint(__package__, __spec__.name, sys.argv[1:])\n"
+    )
+    done = real(tmp_path, "--json", "-m", "work", "--steps", "2")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[0] == "work work.__main__ ['--steps', '2']"
+    assert said(done)["peak_requested_bytes"] == 4000
+
+
+def test_steps_end_it_as_if_it_had_said_so(tmp_path: Path) -> None:
+    done = predict(tmp_path, "import atexit\natexit.register(print, 'goodbye')\n" + TRAINING, "--steps", "3")
+    assert (done.returncode, done.stdout.splitlines()[:-1]) == (0, ["goodbye"])
+    assert (said(done)["steps"], said(done)["exit_status"]) == (3, 0)
+
+
+def test_steps_of_two_optimizers_are_taken_by_both(tmp_path: Path) -> None:
+    body = """
+import torch
+one, other = (torch.nn.Linear(64, 64, bias=False).cuda() for _ in range(2))
+optimizers = [torch.optim.Adam(net.parameters()) for net in (one, other)]
+for step in range(5):
+    for net, optimizer in zip((one, other), optimizers):
+        net(torch.ones(1, 64, device="cuda")).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(step, len(optimizer.state))
+"""
+    done = predict(tmp_path, body, "--steps", "2")
+    assert done.stdout.splitlines()[:-1] == ["0 1", "0 1", "1 1"]
+    assert done.returncode == 0 and said(done)["steps"] == 2
+    # Both networks and two moments of each, to 4 * 64 * 64 bytes.
+    assert said(done)["by_category"]["optimizer_state"] == 4 * 4 * 64 * 64
+
+
+BRANCH = """import torch
+count = torch.rand(5, device="cuda").mul(9).long().sum().item()
+made = torch.zeros(int(count), device="cuda")
+print(made.numel())
+"""
+
+
+def test_what_cannot_go_on_is_stopped_with_the_line_and_how_to_state_it(tmp_path: Path) -> None:
+    done = predict(tmp_path, BRANCH)
+    assert done.returncode == 3
+    figures = said(done)
+    assert figures["exit_status"] == 3 and figures["fits"] is None
+    stopped = figures["stopped"]
+    assert (stopped["where"], stopped["assume"]) == ("train.py:3", "--assume train.py:3=VALUE")
+    assert "taken from a tensor" in stopped["what"]
+    assert "train.py, line 2" in stopped["what"]
+    assert not any("caught a refusal" in note for note in figures["notes"])
+    assert "Traceback" not in done.stderr and "stopped at" in done.stderr
+
+
+def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
+    done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300")
+    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "300")
+    (stated,) = said(done)["assumed"]
+    assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked"}
+
+
+@pytest.mark.parametrize("wrong", ["train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1"])
+def test_an_answer_that_cannot_be_read_is_said(tmp_path: Path, wrong: str) -> None:
+    done = predict(tmp_path, "print('never')", "--assume", wrong)
+    assert done.returncode == 2 and "--assume takes" in done.stderr and "never" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "last_words"),
+    [
+        ("raise SystemExit(4)", 4, ""),
+        ("raise SystemExit", 0, ""),
+        ("raise SystemExit('no data')", 1, "no data"),
+        ("import sys; sys.exit(True)", 1, ""),
+        ("exit()", 0, ""),
+    ],
+)
+def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, last_words: str) -> None:
+    done = predict(tmp_path, f"import torch\nx = torch.ones(8).cuda()\n{ending}\n")
+    assert done.returncode == status == said(done)["exit_status"]
+    assert last_words in done.stderr.splitlines() or not last_words
+    assert said(done)["peak_requested_bytes"] == 32
+
+
+def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
+    body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    raise KeyError('mine')\ndeeper()\n"
+    done = predict(tmp_path, body)
+    assert done.returncode == 1 and said(done)["exit_status"] == 1
+    shown = done.stderr.partition("memviz:")[0].splitlines()
+    assert shown[0] == "Traceback (most recent call last):" and shown[-1] == "KeyError: 'mine'"
+    assert [line.split(", ")[1] for line in shown if line.startswith("  File")] == ["line 5", "line 4"]
+    assert all("train.py" in line for line in shown if line.startswith("  File"))
+
+
+ENDINGS = {
+    "no end of line": "import sys\nsys.stdout.write('half a line')\n",
+    "at exit": "import atexit\natexit.register(print, 'goodbye')\n",
+    "at exit, no end of line": "import atexit, sys\natexit.register(sys.stdout.write, 'goodbye')\n",
+    "elsewhere": "import sys\nsys.stdout = open('log.txt', 'w')\nprint('in the file')\n",
+    "printed as bytes": "import sys\nsys.stdout.buffer.write(b'half')\n",
+    "its own stream": "import os\nos.fdopen(1, 'w', closefd=False).write('whole\\n')\n",
+    "nowhere": "import sys\nsys.stdout.close()\n",
+    "redirected": "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()):\n    print('x')\n",
+    "a process": "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'print(1)'], check=True)\n",
+    "a fork": "import os\nif os.fork() == 0:\n    print('child')\nelse:\n    os.wait()\n",
+    "a fork that exits": "import os, sys\nif os.fork() == 0:\n    sys.exit(5)\nos.wait()\n",
+    "a thread": "import threading, time\nthreading.Thread(target=lambda: (time.sleep(0.1), print('late'))).start()\n",
+    "another folder": "import os\nos.makedirs('deep', exist_ok=True)\nos.chdir('deep')\nopen('own.txt', 'w').close()\n",
+    "letters": "print('größe ∑ 模型')\n",
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_the_json_is_the_last_line_whatever_the_script_does_with_its_output(tmp_path: Path, ending: str) -> None:
+    done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()\n" + ENDINGS[ending], "-o", "run.pickle")
+    assert done.returncode == 0, done.stderr
+    assert said(done)["peak_requested_bytes"] == 32
+    assert done.stdout.count('"peak_requested_bytes"') == 1 and done.stdout.endswith("}\n")
+    assert "in the file" not in done.stdout
+    assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
+
+
+def test_a_file_that_is_there_is_not_replaced_unless_told_to(tmp_path: Path) -> None:
+    (tmp_path / "run.pickle").write_text("precious")
+    done = predict(tmp_path, "print('never')", "-o", "run.pickle")
+    assert done.returncode == 2 and "never" not in done.stdout
+    assert (tmp_path / "run.pickle").read_text() == "precious"
+    done = predict(tmp_path, "import torch\nx = torch.ones(8).cuda()", "-o", "run.pickle", "--overwrite")
+    assert done.returncode == 0
+    assert load_trace(tmp_path / "run.pickle").devices[0].blocks.requested.sum() == 32
+
+
+def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "größe.py").write_text("WIDTH = 1000\n")
+    folder = tmp_path / "from here"
+    folder.mkdir()
+    (tmp_path / "train.py").write_text(
+        "import os, sys\nfrom größe import WIDTH\nimport torch\nx = torch.ones(WIDTH, device='cuda')\n"
+        "print(os.path.basename(__file__), sys.argv, os.path.basename(os.getcwd()), __spec__)\n"
+    )
+    done = predict_in("--json", "../train.py", "ä", folder=folder)
+    assert done.stdout.splitlines()[0] == "train.py ['../train.py', 'ä'] from here None"
+    assert said(done)["peak_requested_bytes"] == 4000
+
+
+def test_a_card_runs_out_of_memory_where_it_would(tmp_path: Path) -> None:
+    body = """
+import torch
+try:
+    torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+except torch.cuda.OutOfMemoryError as error:
+    print("caught", str(error)[:24])
+torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
+"""
+    done = predict(tmp_path, body, "--card", "RTX 4090")
+    assert done.returncode == 1 and done.stdout.splitlines()[0] == "caught CUDA out of memory. Tried"[:31]
+    assert "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB" in done.stderr
+    figures = said(done)
+    assert (figures["out_of_memory"], figures["fits"], figures["peak_requested_bytes"]) == (2, False, 0)
+    done = predict(tmp_path, body)
+    assert done.returncode == 0 and said(done)["fits"] is False
+
+
+@pytest.mark.parametrize("wrong", [("--card", "no such"), ("--torch", "nine"), ("--steps", "0"), ("missing.py",)])
+def test_what_is_asked_wrongly_is_said_before_anything_runs(tmp_path: Path, wrong: tuple[str, ...]) -> None:
+    done = predict(tmp_path, "print('never')", *wrong)
+    assert done.returncode == 2 and "never" not in done.stdout and "Traceback" not in done.stderr

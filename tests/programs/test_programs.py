@@ -1,0 +1,99 @@
+"""Whole scripts as people write them, which check their own memory, through `python -m memviz predict`."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.second_process import predict
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+
+
+@dataclass(frozen=True)
+class Case:
+    steps: int = 0
+    """Of the optimizer that takes most."""
+    options: tuple[str, ...] = ()
+    arguments: tuple[str, ...] = ()
+    failures: int = 0
+    """Of memory."""
+
+
+CASES = {
+    "contrastive": Case(steps=10),
+    "detector": Case(steps=2),
+    "diffusion": Case(steps=3),
+    "double_backward": Case(steps=3),
+    "dqn": Case(),
+    "graph_network": Case(steps=4),
+    "hand_adamw": Case(),
+    "image_classifier": Case(steps=4, arguments=("-b", "24")),
+    "kv_cache": Case(),
+    "lora": Case(steps=3),
+    "lstm_text": Case(),
+    "nano_gpt": Case(steps=4),
+    "notebook": Case(steps=3),
+    "offload_by_hand": Case(),
+    "profiling": Case(steps=4, arguments=("dumps",)),
+    "recommender": Case(steps=6),
+    "smaller_batch": Case(options=("--card", "T4"), failures=5),
+    "spectral": Case(steps=3),
+    "speech_ctc": Case(steps=3),
+    "vae": Case(steps=4),
+    "workers": Case(steps=8),
+}
+
+
+def last_line(stdout: str) -> dict[str, Any]:
+    return json.loads(stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_path: Path) -> None:
+    case = CASES[name]
+    done = predict("--json", *case.options, HERE / f"{name}.py", *case.arguments, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    said = last_line(done.stdout)
+    assert said["exit_status"] == 0 and said["stopped"] is None
+    if name != "dqn":
+        assert said["steps"] == case.steps
+    requested, allocated = said["peak_requested_bytes"], said["peak_allocated_bytes"]
+    assert 0 < requested <= allocated <= said["peak_reserved_bytes"]
+    assert sum(said["by_category"].values()) == requested
+    assert said["out_of_memory"] == case.failures
+    assert said["fits"] is (case.failures == 0)
+    assert all(place["where"].startswith(str(HERE / name)) for place in said["assumed"] if place["where"])
+    assert not any("went on" in note for note in said["notes"])
+
+
+def test_every_program_here_has_a_case() -> None:
+    """Those that others wrote are run in tests/runner/predict/test_cuda_programs.py."""
+    others = {"amp_with_prefetching", "cuda_graph", "gan", "halving_batches", "memory_profile", "pinned_loader"}
+    assert {path.stem for path in HERE.glob("*.py")} - others == {*CASES, "test_programs", "__init__"}
+
+
+def test_none_of_them_knows_us() -> None:
+    for name in CASES:
+        assert "memviz" not in (HERE / f"{name}.py").read_text()
+
+
+def test_the_weights_of_a_program_are_found_by_category(tmp_path: Path) -> None:
+    said = last_line(predict("--json", HERE / "hand_adamw.py", folder=tmp_path).stdout)
+    # Four layers of a norm of 128 and three matrices of 128 * 512, in 4 bytes.
+    assert said["by_category"]["parameter"] == 4 * (128 + 3 * 128 * 512) * 4
+
+
+def test_the_windows_of_a_programs_own_history_are_told(tmp_path: Path) -> None:
+    said = last_line(predict("--json", HERE / "profiling.py", "dumps", folder=tmp_path).stdout)
+    assert [window["file"] for window in said["windows"]] == ["dumps/warm.pickle", "dumps/steady.pickle"]
+    warm, steady = said["windows"]
+    assert warm["events"] > steady["events"] > 20
+    for window in said["windows"]:
+        figures = [window[f"peak_{kind}_bytes"] for kind in ("requested", "allocated", "reserved")]
+        assert 0 < figures[0] <= figures[1] <= figures[2] <= said["peak_reserved_bytes"]
