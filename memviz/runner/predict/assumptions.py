@@ -50,10 +50,17 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule(
+        "/transformers/masking_utils.py",
+        (),
+        lambda frame: True,
+        "Masks of attention that nobody computes are taken to hide nothing.",
+    ),
     _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
+AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -146,10 +153,10 @@ class Assumptions:
         self._count_decision(line_of_caller())
         self.state(what)
 
-    def decide(self, line: str, number: float) -> None:
+    def decide(self, line: str, reason: str = AS_IF_ONE) -> None:
         """A comparison with a number that nobody computes."""
         self._count_decision(line)
-        self.state(f"a number that is not computed decides here, as if it were {number}")
+        self.state(reason)
 
     def _count_decision(self, line: str) -> None:
         place = place_of_caller()
@@ -226,7 +233,8 @@ class UnknownNumber(float):
 
     def _decide(self) -> None:
         if self.assumptions is not None:
-            self.assumptions.decide(self.line, STANDS if self.stands is None else self.stands)
+            stands = STANDS if self.stands is None else self.stands
+            self.assumptions.decide(self.line, f"a number that is not computed decides here, as if it were {stands}")
 
     def __bool__(self) -> bool:
         self._decide()

@@ -180,6 +180,8 @@ class Host:
         if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):
             return NotImplemented
         if func in _FILLERS and not any(tensor in self.unknown for tensor in _tensors((args[1:], kwargs))):
+            if _is_large(args[0]):
+                return self._by_shapes(func, args, kwargs)
             if _fills_its_storage(args[0]):
                 self.unknown.remove(args[0])
             return NotImplemented

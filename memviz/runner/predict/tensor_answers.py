@@ -17,6 +17,7 @@ from torch import Tensor
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.comparisons import Comparisons
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
@@ -62,7 +63,9 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
         self._named = NamedDevices(recorder.card.name)
+        self._comparisons = Comparisons(recorder.host, recorder.assumptions)
         self.answers: dict[Any, Answer] = {
+            **self._comparisons.answers,
             torch.device: _device_itself,
             _getter("device"): self._if_there(lambda tensor: CUDA_0),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
@@ -130,6 +133,9 @@ class TensorAnswers:
             if tensor in self._recorder.choices and word in _WHOLE:
                 return self._first()
             stands = self._host.stand_ins.of(tensor)
+            compared = self._comparisons.answer(tensor) if word == _TRUTH else None
+            if compared is not None:
+                return compared
             if word == _TRUTH and tensor.dtype == torch.bool:
                 return self._assumptions.truth(stands)
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
@@ -162,7 +168,10 @@ class TensorAnswers:
             return assumed
         stands = self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
-            return self._assumptions.truth(stands)
+            given = self._assumptions.given()
+            if given is NOT_STATED:
+                given = self._comparisons.answer(tensor)
+            return self._assumptions.truth(stands) if given is None else given
         if tensor in self._recorder.choices:
             return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands)
@@ -229,9 +238,10 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
                 like = args[0]
-                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+                dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
+                return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
             return func(*args, **kwargs)
         finally:
             self._recorder.making_nowhere = False
