@@ -237,7 +237,9 @@ class AllocationRecorder:
         taken: list[LiveAllocation] = []
         try:
             for size in sizes:
-                if size > 0:
+                if isinstance(size, tuple):
+                    self._for_a_moment(size, operator)
+                elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, operator))
         finally:
             for allocation in reversed(taken):

@@ -18,8 +18,8 @@ from memviz.allocator.context import context_sentence
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
-Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int]]
-"""Arguments, keyword arguments, result, card -> bytes of each."""
+Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int | tuple[int, ...]]]
+"""Arguments, keyword arguments, result, card -> bytes of each; a tuple is taken and given back before the next."""
 
 USES_CUBLAS = {
     aten.mm,
@@ -181,14 +181,10 @@ _UNSEEN = (
         "Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
     ),
 )
-_ALWAYS = (
-    "Reductions take buffers for a moment that are not predicted: mostly some KiB, and up to 528 MiB over very many "
-    "rows, by recordings of others.",
-)
 
 
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """What a run of these operators takes on a card beyond what is predicted."""
     used = set(operators)
     of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
-    return (*of_operators, *_ALWAYS, context_sentence(card.name))
+    return (*of_operators, context_sentence(card.name))
