@@ -23,11 +23,13 @@ from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment,
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import RECURRENT
+from memviz.runner.predict.workspaces import RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
 _UNKNOWN = int(Category.UNKNOWN)
+_NEWEST = (99, 0)
+"""A release after all whose rules are known to differ."""
 
 
 class CategoryColumn:
@@ -78,8 +80,10 @@ class AllocationRecorder:
         interner: Interner,
         assumptions: Assumptions | None = None,
         memory: DeviceMemory | None = None,
+        release: tuple[int, int] = _NEWEST,
     ) -> None:
         self.card = card
+        self.release = release
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
@@ -129,7 +133,7 @@ class AllocationRecorder:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
         if treatment.uses_cublas:
-            self._needs_cublas(treatment, out)
+            self._needs_cublas(treatment, out, args, kwargs)
         if treatment.temporaries is not None and is_on_device(out):
             sizes = treatment.temporaries(args, kwargs, out, self.card)
             self._for_a_moment(sizes, treatment.name)
@@ -221,10 +225,19 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _needs_cublas(self, treatment: Treatment, out: Any) -> None:
+    def _needs_cublas(self, treatment: Treatment, out: Any, args: Any, kwargs: Any) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
+        if not is_on_device(out):
+            return
         key = (self.position.task != NO_TASK, self.ledger.place()[0])
-        if key not in self._workspaces and is_on_device(out):
+        size = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
+        own = self.take_for(Category.TEMPORARY, size, treatment.name) if size else None
+        self._needs_handle(key, treatment)
+        if own is not None:
+            self.ledger.free(own)
+
+    def _needs_handle(self, key: tuple[bool, int], treatment: Treatment) -> None:
+        if key not in self._workspaces:
             size = self.card.cublas_workspace_bytes
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
 

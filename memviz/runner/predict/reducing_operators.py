@@ -62,7 +62,8 @@ def _is_copied(before: torch.dtype, after: torch.dtype) -> bool:
 
 
 def _input(tensor: Tensor) -> Input:
-    return Input(tensor.shape, tensor.stride(), tensor.storage_offset(), tensor.element_size())
+    offset = int(tensor.storage_offset())
+    return Input(tensor.shape, tensor.stride(), offset, tensor.element_size())
 
 
 def _opmath(tensor: Tensor) -> int:
@@ -107,11 +108,12 @@ def _loss(release: tuple[int, int], args: Any, kwargs: Any, out: Any, card: Know
     one, other = args[0], args[1]
     if out.dim() or not isinstance(other, Tensor) or (one.dim() == 0 and other.dim() == 0):
         return
-    losses = torch.empty(torch.broadcast_shapes(one.shape, other.shape), dtype=out.dtype, device=one.device)
+    losses = torch.empty(_together(one.shape, other.shape), dtype=out.dtype, device=one.device)
     yield losses.numel() * losses.element_size()
     yield from buffers(_input(losses), (), _summed(release, losses, out), card)
 
 
+_together: Any = torch.broadcast_shapes
 _LOSSES = {aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss, aten.binary_cross_entropy}
 _OWN_TYPES = (_compared, _with_place, _spread)
 """Of kernels whose result may have another type than what they read."""

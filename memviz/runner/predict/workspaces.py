@@ -39,6 +39,8 @@ _SINGLE, _INDEX = 4, 8
 _UNSORTED_INDICES = 3072
 _ROWS_A_THREAD = 10
 _CHUNK = 65536
+_LT_WORKSPACE = 1 << 20
+_LT_OWN_UNTIL = (2, 6)
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -111,12 +113,20 @@ def _embedding_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
 
 
 def _index_put(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Adding at indices sorts them: keys and order, before and after (estimated)."""
+    """Adding at indices sorts them: keys and order, before and after (recorded; the sort's own byte of few)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return ()
     count = max((index.numel() for index in args[1] if index is not None), default=0)
-    return (count * _INDEX,) * 5
+    return (*(count * _INDEX,) * 5, 1)
+
+
+def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
+    """Of cublasLt, which adds a bias within the product; later releases give it the handle's own (read, recorded)."""
+    bias, left, right = args[:3]
+    in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
+    plain = kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point()
+    return _LT_WORKSPACE if release <= _LT_OWN_UNTIL and in_one and plain else 0
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:

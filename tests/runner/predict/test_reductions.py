@@ -113,4 +113,3 @@ def test_operators_keep_values_of_their_own_width(
     run: Callable[[Tensor], object], dtype: torch.dtype, taken: Sequence[int]
 ) -> None:
     assert _taken(run, dtype) == list(taken)
-
