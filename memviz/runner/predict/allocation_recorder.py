@@ -132,11 +132,11 @@ class AllocationRecorder:
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
-        if treatment.uses_cublas:
-            self._needs_cublas(treatment, out, args, kwargs)
-        if treatment.temporaries is not None and is_on_device(out):
-            sizes = treatment.temporaries(args, kwargs, out, self.card)
-            self._for_a_moment(sizes, treatment.name)
+        if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
+            sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+            if treatment.name == "addmm":
+                sizes = (*sizes, lt_workspace(args, kwargs, self.release))
+            self._for_a_moment(sizes, treatment)
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         known = self.ledger.knows(storage)
@@ -225,18 +225,9 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _needs_cublas(self, treatment: Treatment, out: Any, args: Any, kwargs: Any) -> None:
+    def _needs_cublas(self, treatment: Treatment) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
-        if not is_on_device(out):
-            return
         key = (self.position.task != NO_TASK, self.ledger.place()[0])
-        size = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
-        own = self.take_for(Category.TEMPORARY, size, treatment.name) if size else None
-        self._needs_handle(key, treatment)
-        if own is not None:
-            self.ledger.free(own)
-
-    def _needs_handle(self, key: tuple[bool, int], treatment: Treatment) -> None:
         if key not in self._workspaces:
             size = self.card.cublas_workspace_bytes
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
@@ -246,14 +237,17 @@ class AllocationRecorder:
         while self._workspaces:
             self.ledger.free(self._workspaces.popitem()[1])
 
-    def _for_a_moment(self, sizes: Any, operator: str) -> None:
+    def _for_a_moment(self, sizes: Any, treatment: Treatment) -> None:
+        """While the operator runs; its workspace comes after what it copies."""
         taken: list[LiveAllocation] = []
         try:
             for size in sizes:
                 if isinstance(size, tuple):
-                    self._for_a_moment(size, operator)
+                    self._for_a_moment(size, treatment)
                 elif size > 0:
-                    taken.append(self.take_for(Category.TEMPORARY, size, operator))
+                    taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
+            if treatment.uses_cublas:
+                self._needs_cublas(treatment)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
