@@ -108,9 +108,12 @@ class Block(nn.Module):
         self.attention, self.gated = Attention(sizes, rotary), Gated(sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        attended = self.attention(self.before_attention(x))
+        # Names keep what they name until the block ends, as they did where it was recorded.
+        before_attention = self.before_attention(x)
+        attended = self.attention(before_attention)
         x = x + attended
-        return x + self.gated(self.before_gated(x))
+        before_gated = self.before_gated(x)
+        return x + self.gated(before_gated)
 
 
 class LanguageModel(nn.Module):
