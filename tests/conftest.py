@@ -18,6 +18,9 @@ os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
 # Before PyTorch is imported, and for every process that a test starts.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# Some hundred processes would compile the same modules.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 # Time on a shared machine says nothing about the code: a slow example is no failure.
 settings.register_profile("house", deadline=None, print_blob=True, max_examples=50)
 # `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
@@ -35,9 +38,28 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BrowserApart(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "browser" if nodeid.startswith("tests/browser/") else nodeid
+            return "browser" if nodeid.startswith("tests/browser/") else nodeid.partition("::")[0]
 
     return BrowserApart(config, log)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quick_workers() -> Iterator[Any]:
+    """Processes of runs are forked from one that has PyTorch."""
+    from memviz.runner.jobs import worker_process
+    from tests import forked
+
+    started_by_people = worker_process.start_python
+    with pytest.MonkeyPatch.context() as patch:
+        if forked.CAN_FORK_RUNS:
+            patch.setattr(worker_process, "start_python", forked.start_python)
+        yield started_by_people
+
+
+@pytest.fixture
+def real_workers(quick_workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They start as they do for people."""
+    monkeypatch.setattr("memviz.runner.jobs.worker_process.start_python", quick_workers)
 
 
 @pytest.fixture(autouse=True)

@@ -13,9 +13,13 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE_SECONDS = 300
@@ -32,8 +36,10 @@ class Server:
 
 
 @contextmanager
-def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",)) -> Iterator[Server]:
-    """A page of its own, with `more` in its environment."""
+def started(
+    more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("app.py",), *, quickly: bool = False
+) -> Iterator[Server]:
+    """A page of its own, with `more` in its environment; `quickly` from a process that has Gradio already."""
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
     with tempfile.TemporaryDirectory() as folder:
@@ -41,9 +47,8 @@ def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("a
         uploads = Path(folder) / "uploads"
         environment["GRADIO_TEMP_DIR"] = str(uploads)
         with log.open("wb") as output:
-            process = subprocess.Popen(
-                [sys.executable, *program], cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-            )
+            start = partial(forked.start, of=forked.with_page) if quickly else _really_started
+            process = start(program, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             address = f"http://127.0.0.1:{port}/"
             _wait_for(address, process, log)
@@ -55,6 +60,10 @@ def started(more: Mapping[str, str], port: int = 0, program: Sequence[str] = ("a
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _really_started(program: Sequence[str], **more: Any) -> subprocess.Popen[bytes]:
+    return subprocess.Popen([sys.executable, *program], **more)
 
 
 def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None:

@@ -27,6 +27,7 @@ def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[st
         "addresses": addresses(found.recorded),
         **_beside(found),
         "peak_requested_bytes": ours.peak_requested_bytes,
+        "waiting_at_start_bytes": ours.waiting_at_start_bytes,
         "unused_at_peak_bytes": ours.unused_at_peak_bytes,
         "fragmentation": round(ours.fragmentation, 6),
         "card_bytes": card.total_bytes if card else None,

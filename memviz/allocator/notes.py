@@ -6,6 +6,7 @@ from memviz.allocator.replayed import Mismatch
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout
 from memviz.trace.model import Note
+from memviz.units import bytes_text
 
 _INFERRED = (
     "The file does not say that segments expand, but its own do, so expandable_segments:True is taken as recorded."
@@ -40,6 +41,14 @@ def of_start(layout: StartLayout, *, afresh: bool) -> list[Note]:
         )
         live = _counted(len(layout.blocks), "block")
         notes.append(Note("start_rebuilt", f"The history starts late. What was live before it ({live}) {how}"))
+    waiting = sum(block.is_waiting for block in layout.blocks)
+    if waiting:
+        blocks = _counted(waiting, "block")
+        text = (
+            f"{bytes_text(layout.waiting_bytes)} of what was live before the first event ({blocks}) were freed already "
+            "and waited for another stream: they are live, and no longer counted as allocated."
+        )
+        notes.append(Note("start_waits", text))
     if layout.unplaced:
         left_out = _counted(layout.unplaced, "block")
         text = f"What was live before the first event and lies in no segment ({left_out}) was left out."

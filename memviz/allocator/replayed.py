@@ -73,6 +73,9 @@ class Replayed(Figures):
     """For each event of the trace, the recorded event that caused it."""
     agreement: Agreement | None
     """With the recording, where this had its settings and its card; None where there is nothing to agree with."""
+    waiting_at_start_bytes: int
+    """Of what was live before the first event: freed already, and waiting for another stream. PyTorch counts it as
+    requested still, and as allocated no more."""
     is_placed_anew: bool
     """What was live before the first event lies where these settings would have put it into empty memory."""
 

@@ -214,5 +214,6 @@ class Replay(ABC):
             trace=described(trace, self.settings, self.device.memory, notes),
             sources=self.history.causes(),
             agreement=agreement,
+            waiting_at_start_bytes=source.layout.waiting_bytes,
             is_placed_anew=self.starts_afresh and bool(source.layout.segments),
         )

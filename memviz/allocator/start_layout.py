@@ -68,6 +68,10 @@ class StartLayout:
     def blocks(self) -> tuple[StartBlock, ...]:
         return tuple(block for segment in self.segments for block in segment.blocks)
 
+    @property
+    def waiting_bytes(self) -> int:
+        return sum(block.requested for block in self.blocks if block.is_waiting)
+
 
 def start_layout(
     trace: Trace, device: DeviceTrace, settings: Settings, known_sizes: Mapping[int, int] | None = None

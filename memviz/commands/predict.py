@@ -111,6 +111,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     blocks = bytes_text(estimate.peak_allocated)
     _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
     _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most")
+    if estimate.peak_host:
+        _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
     for name, models in done.applied.items():
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:

@@ -40,6 +40,25 @@ def agrees(trace: Trace) -> None:
         assert np.array_equal(getattr(recorded.blocks, name), getattr(ours.blocks, name)), name
 
 
+@pytest.mark.parametrize("history", [[], [event("free_completed", A + 4 * MiB, 2 * MiB - 100)]])
+def test_what_is_live_beyond_what_is_allocated_waits_to_be_freed_and_is_named(history):
+    held = block(A, 4 * MiB, 4 * MiB - 700)
+    waits = block(A + 4 * MiB, 2 * MiB, 2 * MiB - 100, "active_pending_free")
+    result = replay(trace_of(history, [segment(A, 20 * MiB, [held] if history else [held, waits])]))
+    assert (result.peak_requested_bytes, result.peak_allocated_bytes) == (6 * MiB - 800, 4 * MiB)
+    assert result.peak_requested_bytes - result.waiting_at_start_bytes == 4 * MiB - 700
+    (said,) = [note.text for note in result.trace.notes if note.code == "start_waits"]
+    assert said.startswith("2.00 MiB of what was live before the first event (1 block) were freed already")
+
+
+@requires_real
+@pytest.mark.parametrize("path", real_files(), ids=lambda path: path.stem)
+def test_no_real_file_has_more_live_than_allocated_and_waiting(path):
+    result = replay(load_trace(path))
+    if not len(result.sources):
+        assert result.peak_requested_bytes - result.waiting_at_start_bytes <= result.peak_allocated_bytes
+
+
 def test_a_whole_history_by_hand():
     trace = trace_of(
         [

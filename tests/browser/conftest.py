@@ -6,6 +6,7 @@ request to another host fails the test that opened it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -26,6 +27,7 @@ _ARGUMENTS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+_SIZE = {"width": 1440, "height": 1000}
 _PATIENCE_SECONDS = 120
 # What Gradio says of its own open connections when the page that holds them goes.
 _CUT_BY_LEAVING = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
@@ -52,13 +54,18 @@ def browser(chromium: str) -> Iterator[Any]:
 
 @pytest.fixture
 def context(browser: Any) -> Iterator[Any]:
-    """One visitor: cookies, storage and all."""
-    opened = browser.new_context(viewport={"width": 1440, "height": 1000})
+    opened = new_visitor(browser)
+    yield opened
+    opened.close()
+
+
+def new_visitor(browser: Any) -> Any:
+    """Cookies, storage and all."""
+    opened = browser.new_context(viewport=_SIZE)
     # A machine that runs tests for others may be slow; who waits for what never comes learns of it later.
     opened.set_default_timeout(_PATIENCE_SECONDS * 1000)
     opened.grant_permissions(["clipboard-read", "clipboard-write"])
-    yield opened
-    opened.close()
+    return opened
 
 
 @pytest.fixture
@@ -67,6 +74,50 @@ def page(context: Any) -> Iterator[Any]:
     faults = watch(opened)
     yield opened
     assert not faults, "\n".join(faults)
+
+
+@pytest.fixture(scope="module")
+def visitor(browser: Any) -> Iterator[dict[str, Any]]:
+    """One for all stories of a file, with the page that is open there."""
+    kept: dict[str, Any] = {}
+    yield kept
+    if kept:
+        kept["context"].close()
+
+
+@pytest.fixture
+def same_page(browser: Any, visitor: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+    """`page` as the story before it left it: starting the page takes longer than most stories. `at_home` clears it."""
+    if not visitor:
+        context = visitor["context"] = new_visitor(browser)
+        page = visitor["page"] = context.new_page()
+        watch(page)
+    page = visitor["page"]
+    faults, before = _faults[page], request.session.testsfailed
+    yield page
+    page.set_viewport_size(_SIZE)
+    seen = list(faults)
+    faults.clear()
+    if seen or request.session.testsfailed > before:
+        # Nobody knows what it shows now.
+        visitor.pop("context").close()
+        visitor.clear()
+    assert not seen, "\n".join(seen)
+
+
+def at_home(page: Any, address: str) -> None:
+    """As it is first met, with nothing open; loaded only where it is not there."""
+    if page.url.startswith(address):
+        page.get_by_role("tab", name="Explore").click()
+        traces = page.locator("#traces .mv-trace")
+        for left in reversed(range(traces.count())):
+            traces.first.get_by_role("button", name=re.compile("^Close")).click()
+            playwright.expect(traces).to_have_count(left)
+        # Components stay, and count what they have drawn; a story waits for what is drawn for it.
+        page.evaluate("document.querySelectorAll('[data-drawn]').forEach((each) => delete each.dataset.drawn)")
+    else:
+        page.goto(address)
+    page.get_by_role("heading", name="See what fills your GPU.").wait_for()
 
 
 _faults: WeakKeyDictionary[Any, list[str]] = WeakKeyDictionary()

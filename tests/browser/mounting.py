@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,7 @@ async ([mount, functions, value]) => {
   window.heard = [];
   window.addEventListener("memviz:go", ({ detail }) => window.heard.push(detail));
   window.say = (state) => window.dispatchEvent(new CustomEvent("memviz:state", { detail: state }));
-  const ask = (name) => async (asked) => JSON.parse(await window[`py_${name}`](JSON.stringify(asked)));
+  const ask = (name) => async (asked) => JSON.parse(await window.python(name, JSON.stringify(asked)));
   const server = Object.fromEntries(functions.map((name) => [name, ask(name)]));
   const props = { value };
   let changed = () => {};
@@ -32,6 +33,10 @@ async ([mount, functions, value]) => {
   memviz[mount].mount(document.getElementById("host"), { props, server, watch, tell: {} });
 }
 """
+
+
+_behind: weakref.WeakKeyDictionary[Any, dict[str, Callable[[str], str]]] = weakref.WeakKeyDictionary()
+"""What each page may ask for now. A function that a page was given once stays for good."""
 
 
 @dataclass
@@ -63,8 +68,12 @@ def mount(
     shown = Mounted(page)
     page.on("pageerror", lambda error: shown.errors.append(str(error)))
     style = (_UI / "shell" / "page_frame.css").read_text() + MemoryTimeline.style() + component.style()
-    for function in serve:
-        page.expose_function(f"py_{function.__name__}", _answering(function, shown))
+    if page not in _behind:
+        page.expose_function("python", lambda name, asked: _behind[page][name](asked))
+    _behind[page] = {function.__name__: _answering(function, shown) for function in serve}
+    # Nothing of what stood there before, and nothing under the mouse.
+    page.goto("about:blank")
+    page.mouse.move(0, 0)
     page.set_content(PAGE.format(style=style))
     load(page, *more, str(component.script))
     page.evaluate(MOUNT, [component.script.stem, [function.__name__ for function in serve], value])

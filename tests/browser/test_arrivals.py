@@ -165,7 +165,7 @@ build_app().launch(auth=("ann", "a secret"), **launch_options())
 
 
 def test_behind_a_login_files_arrive_all_the_same(page: Any, large: Path) -> None:
-    with started_page({}, program=("-c", LOGIN)) as own:
+    with started_page({}, program=("-c", LOGIN), quickly=True) as own:
         page.goto(own.address)
         page.get_by_label("username").fill("ann")
         page.get_by_label("password").fill("a secret")

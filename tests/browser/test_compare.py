@@ -10,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import at_home
+
 DRAWN = ".mv-linked .mvt[data-drawn]:not([hidden])"
 
 
 @pytest.fixture
-def compared(page: Any, server: str) -> Any:
+def compared(same_page: Any, server: str) -> Any:
     """The checkpointing sample, which opens in this tab, with both timelines drawn."""
-    page.goto(server)
+    page = same_page
+    # What lies under the mouse must see it come.
+    page.mouse.move(0, 0)
+    at_home(page, server)
     page.locator("[data-sample=checkpointing]").click()
     for letter in "AB":
         page.locator(f"#compare-{letter} .mvt[data-drawn]").wait_for()
@@ -124,6 +129,9 @@ def test_aligned_by_a_step_and_laid_over_each_other(compared: Any) -> None:
     assert not compared.locator("#compare-A .mvt-plot").is_visible()
     compared.locator("#compare-overlay .mvt-plot").hover()
     assert re.search(r"A [\d,.]+ .iB\s+B [\d,.]+ .iB", compared.locator("#compare-overlay .mvt-tip").inner_text())
+    compared.get_by_role("button", name="Side by side").click()
+    compared.locator("#compare-A .mvt-plot").wait_for()
+    assert not compared.locator("#compare-overlay .mvt-plot").is_visible()
 
 
 def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, browser: Any, server: str) -> None:

@@ -16,6 +16,11 @@ BAD = '<img src=x onerror="window.hit=1">${value}{{x}}'
 MILLION = 1_000_000
 
 
+@pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
+
+
 def shown(page: Any, trace: Trace, at: int = 0) -> Mounted:
     device = trace.devices[0]
     find = lambda key: (trace, device) if key == "k" else None  # noqa: E731

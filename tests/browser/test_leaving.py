@@ -52,7 +52,7 @@ sys.stdin.read()
 def fake(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A page whose runs end when they are told to."""
     known = {"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), "PYTHONPATH": str(ROOT)}
-    with started(known, program=("-c", PAGE)) as found:
+    with started(known, program=("-c", PAGE), quickly=True) as found:
         yield found
 
 

@@ -46,6 +46,11 @@ async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) =>
 """
 
 
+@pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
+
+
 def sent(packed: Packed) -> dict[str, Any]:
     return {"header": packed.header, "body": base64.b64encode(packed.body).decode()}
 

@@ -6,12 +6,13 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.server import started
+from tests.server import ROOT, started
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -22,15 +23,29 @@ SMALL = {"sequence": "256", "layers": "2"}
 """Of the feed-forward stack: a fraction of a second each."""
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("runs")
+PAGE = """
+from memviz.runner.jobs import worker_process
+from memviz.ui.app import build_app, launch_options
+from tests import forked
+
+if forked.CAN_FORK_RUNS:
+    worker_process.start_python = forked.start_python
+build_app().launch(**launch_options())
+"""
+"""Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
+
+
+@contextmanager
+def page_of(folder: Path, port: int = 0) -> Iterator[Any]:
+    """Runs are kept in a folder of the tests."""
+    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT)}
+    with started(known, port, ("-c", PAGE), quickly=True) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
-def runs(folder: Path) -> Iterator[Any]:
-    """A page whose runs are kept in a folder of the tests."""
-    with started({"MEMVIZ_RUNS": str(folder)}) as server:
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with page_of(tmp_path_factory.mktemp("runs")) as server:
         yield server
 
 
@@ -74,12 +89,12 @@ def done(page: Any, count: int) -> None:
 
 
 def workers(server: Any) -> list[int]:
-    """Processes of runs that this page has started."""
+    """Processes of runs that this page has started, in sessions of their own."""
     found = []
     for each in Path("/proc").glob("[0-9]*"):
         try:
-            is_theirs = f"PPid:\t{server.pid}\n" in (each / "status").read_text()
-            if is_theirs and b"memviz.runner.jobs.worker" in (each / "cmdline").read_bytes():
+            _, parent, _, session = (each / "stat").read_text().rpartition(")")[2].split()[:4]
+            if (int(parent), session) == (server.pid, each.name):
                 found.append(int(each.name))
         except OSError:
             continue
@@ -170,15 +185,15 @@ def test_what_runs_can_be_cancelled_and_run_again(tab: Any) -> None:
     done(tab, 1)
 
 
-def test_runs_are_kept_for_their_visitor_alone(browser: Any, folder: Path, watched: Callable[..., Any]) -> None:
+def test_runs_are_kept_for_their_visitor_alone(browser: Any, tmp_path: Path, watched: Callable[..., Any]) -> None:
     context = browser.new_context(viewport={"width": 1440, "height": 1000})
-    with started({"MEMVIZ_RUNS": str(folder)}) as first:
+    with page_of(tmp_path) as first:
         page = opened(watched(context), first.address)
         fill(page, **SMALL)
         press(page, "Predict")
         done(page, 1)
         page.close()
-    with started({"MEMVIZ_RUNS": str(folder)}, port=first.port) as again:
+    with page_of(tmp_path, first.port) as again:
         page = opened(watched(context), again.address)
         kept = page.locator("#run-kept")
         kept.get_by_text("Kept runs, 1").click()

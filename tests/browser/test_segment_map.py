@@ -51,6 +51,11 @@ OWNERS = """([sizes, tileSizes, rowBytes, width]) => {
 
 
 @pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
+
+
+@pytest.fixture
 def layout(page: Any) -> Any:
     page.goto("about:blank")
     load(page, LAYOUT_MODULE)

@@ -8,20 +8,22 @@ from typing import Any
 
 import pytest
 
+from tests.browser.conftest import at_home
 from tests.traces import MiB, alloc, event, segment, snapshot
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
 
 @pytest.fixture
-def drawn(page: Any, server: str, tmp_path: Path) -> Any:
+def drawn(same_page: Any, server: str, tmp_path: Path) -> Any:
     """Six events; the last one ran out of memory."""
     steps = [each for i in range(2) for each in (event("segment_alloc", i << 30, 20 * MiB), alloc(i << 30, 19 * MiB))]
     last = [alloc(20 * MiB + (1 << 30), MiB), event("oom", 0, 64 * MiB, device_free=MiB)]
     file = tmp_path / "failed.pickle"
     file.write_bytes(pickle.dumps(snapshot([*steps, *last], [segment(i << 30, 20 * MiB, []) for i in range(2)])))
-    page.goto(server)
-    page.locator("input[type=file]").first.set_input_files(file)
+    page = same_page
+    at_home(page, server)
+    page.locator("#first-files input[type=file]").first.set_input_files(file)
     page.locator("#timeline .mvt[data-drawn] .mvt-oomtext").wait_for()
     return page
 

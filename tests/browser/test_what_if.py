@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from memviz.trace.load import load_trace
+from tests.browser.conftest import at_home
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
@@ -17,10 +18,13 @@ PATIENCE_MS = 20_000
 
 
 @pytest.fixture
-def tab(page: Any, server: str) -> Any:
+def tab(same_page: Any, server: str) -> Any:
     """The sample leads to the tab with the answer on screen."""
-    page.goto(server)
+    page = same_page
+    at_home(page, server)
     page.locator("[data-sample=out-of-memory]").click()
+    # The words of the story before may stand there still; what it drew no longer counts.
+    page.locator("#what-if-plot [data-drawn]").wait_for()
     expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 5,754.")
     return page
 

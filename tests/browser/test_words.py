@@ -5,11 +5,18 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from memviz.units import bytes_text, count_text, delta_text, duration_text
 from tests.browser.mounting import load
 
 WORDS = "words.js"
 _SEED = 7
+
+
+@pytest.fixture
+def page(same_page: Any) -> Any:
+    return same_page
 
 
 def said_by_browser(page: Any, function: str, values: list[int]) -> list[str]:

@@ -13,6 +13,7 @@ import pytest
 
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, Trace
+from tests import forked
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = "from tests.runner.one_gpu import main; main()"
@@ -32,8 +33,7 @@ def record(folder: Path, body: str, *options: str, **more: str) -> subprocess.Co
 
 
 def recorded(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", PROGRAM, "-o", "run.pickle", *arguments]
-    return subprocess.run(command, cwd=folder, env=environment(**more), capture_output=True, text=True)
+    return forked.run(["-c", PROGRAM, "-o", "run.pickle", *arguments], cwd=folder, env=environment(**more))
 
 
 def sizes(path: Path) -> list[int]:
@@ -165,9 +165,9 @@ def waiting(tmp_path: Path) -> Any:
 
     def start(body: str) -> subprocess.Popen[str]:
         (tmp_path / "train.py").write_text(USES_GPU + body)
-        command = [sys.executable, "-u", "-c", PROGRAM, "-o", "run.pickle", "train.py"]
+        command = ["-u", "-c", PROGRAM, "-o", "run.pickle", "train.py"]
         pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, cwd=tmp_path, env=environment(), text=True, **pipes)
+        process = forked.start(command, cwd=tmp_path, env=environment(), text=True, **pipes)
         running.append(process)
         assert process.stdout.readline() == "waiting\n"
         return process
@@ -230,7 +230,7 @@ if child == 0:
     time.sleep(5)
     sys.exit(0)
 _, status = os.waitpid(child, 0)
-print(os.WTERMSIG(status) == signal.SIGTERM)
+print(os.WTERMSIG(status) == signal.SIGTERM, flush=True)
 if os.fork() == 0:
     sys.exit(0)
 os.wait()
@@ -252,7 +252,7 @@ for _ in range(100):
         os._exit(0)
     os.kill(child, signal.SIGTERM)
     ends.add(os.WTERMSIG(os.waitpid(child, 0)[1]))
-print(ends == {signal.SIGTERM})
+print(ends == {signal.SIGTERM}, flush=True)
 GPU.malloc(1000)
 """
     done = record(tmp_path, body)
@@ -293,8 +293,7 @@ def test_a_file_that_cannot_be_written_is_said_and_counts(tmp_path):
     body = "import os, shutil\nGPU.malloc(1000)\nshutil.rmtree(os.getcwd() + '/out')\n"
     (tmp_path / "out").mkdir()
     (tmp_path / "train.py").write_text(USES_GPU + body)
-    command = [sys.executable, "-c", PROGRAM, "-o", "out/run.pickle", "train.py"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True)
+    done = forked.run(["-c", PROGRAM, "-o", "out/run.pickle", "train.py"], cwd=tmp_path, env=environment())
     assert done.returncode == 2
     words = "out/run.pickle cannot be written (No such file or directory). Make the folder out first."
     assert done.stderr == f"memviz: Nothing is written. {words}\n"

@@ -63,9 +63,9 @@ def one_segment_named_19_thousand_times() -> bytes:
 
 
 @refused
-def one_event_named_19_million_times() -> bytes:
+def one_event_named_3_million_times() -> bytes:
     one = b"}q\x00(X\x06\x00\x00\x00actionX\x05\x00\x00\x00allocX\x04\x00\x00\x00addrK\x00X\x04\x00\x00\x00sizeK\x05u"
-    return hand_made(b"}X\x0d\x00\x00\x00device_traces](](", one, b"h\x00" * 19_000_000, b"ees")
+    return hand_made(b"}X\x0d\x00\x00\x00device_traces](](", one, b"h\x00" * 3_000_000, b"ees")
 
 
 @refused

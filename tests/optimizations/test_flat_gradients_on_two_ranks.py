@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from torch import distributed, nn
 
 from optimizations.flat_gradients import FlatGradients
+from tests import forked
 from tests.optimizations.two_ranks import RANKS, WRAPPED
 
 pytestmark = pytest.mark.skipif(
@@ -40,7 +40,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, dict[str, 
 
 def _started(program: str, rank: int, folder: Path) -> subprocess.Popen[bytes]:
     with (folder / f"{rank}.log").open("wb") as log:
-        return subprocess.Popen([sys.executable, program, str(rank), str(folder)], stdout=log, stderr=log)
+        return forked.start([program, str(rank), str(folder)], of=forked.with_torch, stdout=log, stderr=log)
 
 
 def test_the_sum_is_the_mean_of_the_ranks_plain_sums_to_the_bit(found):

@@ -6,6 +6,7 @@ import gzip
 import io
 import json
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -24,12 +25,16 @@ def many(events: int = 60_000, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "raw",
-    [pickle.dumps(many()), gzip.compress(pickle.dumps(many(category="input")), 1), json.dumps(many()).encode()],
+    "written",
+    [
+        lambda: pickle.dumps(many()),
+        lambda: gzip.compress(pickle.dumps(many(category="input")), 1),
+        lambda: json.dumps(many()).encode(),
+    ],
     ids=["pickle", "gzip, event by event", "JSON"],
 )
-def test_a_reading_stops_soon_after_its_visitor_has_gone(raw: bytes) -> None:
-    asked = 0
+def test_a_reading_stops_soon_after_its_visitor_has_gone(written: Callable[[], bytes]) -> None:
+    raw, asked = written(), 0
 
     def is_wanted() -> bool:
         nonlocal asked

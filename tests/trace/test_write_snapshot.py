@@ -4,8 +4,6 @@ import io
 import json
 import pickle
 import pickletools
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from hypothesis import strategies as st
 from memviz.trace.formats.write_snapshot import snapshot_dict, write_json, write_pickle
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
+from tests import forked
 from tests.real import real_files, requires_real
 from tests.traces import MiB, alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
@@ -155,8 +154,7 @@ for action in ("stats", "trace"):
 def test_torchs_own_command_line_reads_it(tmp_path: Path) -> None:
     path = tmp_path / "out.pickle"
     path.write_bytes(pickled(read(FULL)))
-    command = [sys.executable, "-W", "ignore", "-c", TORCHS_COMMAND_LINE, str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = forked.run(["-W", "ignore", "-c", TORCHS_COMMAND_LINE, str(path)], of=forked.with_torch)
     assert done.returncode == 0, done.stderr
     assert "total_reserved: 22.0MiB" in done.stdout
     assert "raise OutOfMemoryError # 900.0MiB requested, 77.0B free in CUDA" in done.stdout
@@ -228,6 +226,12 @@ snapshots = st.fixed_dictionaries(
 def without_notes(trace: Trace) -> Trace:
     """What the reader noticed in a first file (blocks that leave a gap, say) is about that file."""
     return replace(trace, notes=())
+
+
+def test_annotations_out_of_order_keep_the_numbers_of_their_names() -> None:
+    later, first = ({"name": f"at {time}", "stage": "START", "device": 0, "time_us": time} for time in (2, 1))
+    trace = trace_of([alloc(BASE, 512)], external_annotations=[later, first])
+    assert through_pickle(trace) == trace
 
 
 @given(snapshots)

@@ -82,11 +82,8 @@ def rows_of(seed: str) -> Iterator[dict[str, Any]]:
 
 def _lines_of(module: str, *arguments: str) -> Iterator[str]:
     """What it prints, line by line. It ends with whoever listens, and beyond the bounds of a run in any case."""
-    command = [sys.executable, "-W", "ignore", "-m", module, *arguments]
     with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8", env=_environment({}), **APART
-        )
+        process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
         watch = _Watch(process)
         try:
             assert process.stdout is not None
@@ -98,6 +95,12 @@ def _lines_of(module: str, *arguments: str) -> Iterator[str]:
             process.stdout.close()  # type: ignore[union-attr]
         if status:
             raise RunError(f"{module} ended with status {status}. {watch.why or _end_of(errors)}")
+
+
+def start_python(arguments: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
+    """Every process of the runner starts here; tests have one ready that has PyTorch already."""
+    command = [sys.executable, *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
 
 class _Watch:
@@ -206,16 +209,8 @@ class Worker:
         self._reader.start()
 
     def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            [sys.executable, "-m", self.module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env=_environment(more),
-            text=True,
-            encoding="utf-8",
-            **APART,
-        )
+        environment = _environment(more)
+        return start_python(["-m", self.module], stdin=subprocess.PIPE, stderr=self._errors, env=environment)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -45,7 +45,7 @@ from memviz.runner.output_check.rounding_bounds import (
     work_of,
 )
 from memviz.runner.output_check.signal import signal_of
-from memviz.runner.output_check.stored import as_stored, coarsest_stored, computing_in, stored_types
+from memviz.runner.output_check.stored import Types, as_stored, coarsest_stored, computing_in, stored_types
 
 Undo = Callable[[], None]
 Apply = Callable[[nn.Module], Undo]
@@ -106,6 +106,8 @@ class _Comparison:
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
+    rests: Types = field(default_factory=dict)
+    """What the changed model keeps some weights in, where the reference's are rounded to it."""
     notes: list[str] = field(default_factory=list)
 
     def run(self, make: MakeOptimizer, steps: int) -> Numerics:
@@ -127,7 +129,13 @@ class _Comparison:
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
         rounded = as_stored(self.reference, types)
         return replace(
-            self, reference=rounded, origin=self.reference, claim="rounding", arithmetic=arithmetic, notes=[]
+            self,
+            reference=rounded,
+            origin=self.reference,
+            claim="rounding",
+            arithmetic=arithmetic,
+            notes=[],
+            rests=types,
         )
 
     def _compared(self, make: MakeOptimizer, steps: int) -> Numerics:
@@ -178,8 +186,10 @@ class _Comparison:
             first = self._curve(make, steps)
             # What two runs agree on to the bit needs no second curve.
             losses = (first, first if _same(ran, again) else self._curve(make, steps))
-        exact = self._in_float64(self.reference) if self.claim == "rounding" else None
-        weights = moved_weights(self.reference) if fits(self.reference) else {}
+        # Where outputs are claimed to the bit, gradients may still be added up in another type.
+        rounds = self.claim == "rounding" or (self.claim == "bitwise" and self.step.training)
+        exact = self._in_float64(self.reference) if rounds else None
+        weights = moved_weights(self.reference, self.rests) if fits(self.reference) else {}
         with holding(self.reference, weights):
             return _Known(ran, again, exact, losses, weights, self.step.run(self.reference))
 
@@ -226,7 +236,7 @@ class _Comparison:
 
     def _later(self, changed: nn.Module, known: _Known) -> Iterator[LaterGap]:
         """On the very model that ran before, since that is where something may have been kept."""
-        if not known.weights or not takes(changed, known.weights):
+        if not known.weights or not takes(changed, known.weights, self.rests):
             return
         with holding(changed, known.weights):
             ours = self.step.run(changed, self.gradients)

@@ -16,22 +16,26 @@ SHARE = 0.1
 """Of its own size, by which every weight moves on average: far beyond any rounding, and the same model still."""
 
 
-def moved_weights(model: nn.Module) -> dict[str, Tensor]:
+def moved_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dict[str, Tensor]:
+    """Through the types that the other model keeps them in, where it has its own, so that both can hold them."""
     draw = torch.Generator().manual_seed(0)
     moved = {}
     for name, parameter in model.named_parameters():
         if parameter.is_floating_point():
             size = float(parameter.detach().to(torch.float64).norm()) / math.sqrt(max(parameter.numel(), 1))
             by = torch.randn(parameter.shape, generator=draw) * (SHARE * size)
-            moved[name] = parameter.detach() + by.to(device=parameter.device, dtype=parameter.dtype)
+            weight = parameter.detach() + by.to(device=parameter.device, dtype=parameter.dtype)
+            moved[name] = weight.to(rests[name]).to(weight.dtype) if name in rests else weight
     return moved
 
 
-def takes(model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-    """Whether it has these very weights, neither stored in another type nor under other names."""
+def takes(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
+    """Whether it has these very weights, neither under other names nor stored in a type that is not known."""
     ours = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
-    alike = (ours[name].dtype is weight.dtype and ours[name].shape == weight.shape for name, weight in weights.items())
-    return ours.keys() == weights.keys() and all(alike)
+    return ours.keys() == weights.keys() and all(
+        ours[name].dtype is rests.get(name, weight.dtype) and ours[name].shape == weight.shape
+        for name, weight in weights.items()
+    )
 
 
 @contextmanager

@@ -184,7 +184,7 @@ def _bitwise(numerics: Numerics, places: list[_Finding]) -> Verdict:
     for place in places:
         if place.difference.bitwise or _within_noise(place, noisy=noisy):
             continue
-        if _beyond_type(place, numerics):
+        if _is_wrong(place, numerics):
             return _suspicious(numerics, place.place, f"{place.title} differs by {_size(place)}. {BUG}")
         if place.kind != "gradient":
             reason = "That is rounding, and not the equality it claims."
@@ -286,6 +286,9 @@ def _lossy(numerics: Numerics, places: list[_Finding]) -> Verdict:
     if beyond is not None:
         what = f"{beyond.what} from the same with its weights rounded to {numerics.stored}{beyond.why}"
         return _suspicious(numerics, beyond.place, what, ok=beyond.ok)
+    later = _of_before(beside, list(_places(beside))) if beside is not None else None
+    if later is not None:
+        return _suspicious(numerics, later.place, later.words.removeprefix("suspicious: "))
     for place in places:
         if _gap(place, numerics) > 1:
             what = f"{place.title} differs by {_size(place)}, more than the signal itself."

@@ -16,6 +16,7 @@ from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.choices import Choices
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
@@ -30,6 +31,8 @@ from memviz.trace.model import NO_STACK, Category, Phase
 _UNKNOWN = int(Category.UNKNOWN)
 _NEWEST = (99, 0)
 """A release after all whose rules are known to differ."""
+_COPY_OVER = "_to_copy"
+"""From the host, outside of models, it brings in what they are given; weights are known by themselves."""
 
 
 class CategoryColumn:
@@ -91,6 +94,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, self._stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
         self.host = Host()
+        self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
         self.operators: set[str] = set()
@@ -214,7 +218,8 @@ class AllocationRecorder:
         if self._is_nowhere(there, kwargs):
             self.host.nowhere.add(tensor)
             return
-        ledger.take(storage, self._describe_next(treatment.name, Category.UNKNOWN))
+        comes_in = treatment.name == _COPY_OVER and not there and not self.position.modules
+        ledger.take(storage, self._describe_next(treatment.name, Category.INPUT if comes_in else Category.UNKNOWN))
 
     def _is_nowhere(self, args: list[torch.Tensor], kwargs: Any) -> bool:
         """Of what an operator made: it was told so, or all that it came from is."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, Self
 
-from memviz.runner.predict.prediction_errors import decided, decided_too_often
+from memviz.runner.predict.prediction_errors import decided
 from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
 
 
@@ -49,10 +49,18 @@ _RULES = (
         lambda frame: False,
         "The norm of all gradients is taken to be a finite number.",
     ),
+    _Rule(
+        "/transformers/masking_utils.py",
+        (),
+        lambda frame: True,
+        "Masks of attention that nobody computes are taken to hide nothing.",
+    ),
+    _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
 )
-_STANDS = 1.0
+STANDS = 1.0
+AS_IF_ONE = f"a number that is not computed decides here, as if it were {STANDS}"
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -128,19 +136,17 @@ class Assumptions:
         if given is not NOT_STATED:
             return given
         kind = "a whole number" if whole else "a number"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {_TAKEN[whole]}")
+        taken = f"counts as {STANDS:.0f} where it decides and where math or numpy take it"
+        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
         return UnknownNumber(line_of_caller(), whole, self)
 
-    def decide(self, line: str) -> None:
+    def decide(self, line: str, reason: str = AS_IF_ONE) -> None:
         """A comparison with a number that nobody computes."""
         place = place_of_caller()
         times = self._decisions[place] = self._decisions.get(place, 0) + 1
         if times > _MOST_DECISIONS:
-            raise decided_too_often(line)
-        self.state(f"a number that is not computed decides here, as if it were {_STANDS}")
-
-
-_TAKEN = {False: f"counts as {_STANDS} where it decides", True: "nothing can be decided by it"}
+            raise decided(line, without_end=True)
+        self.state(reason)
 
 
 def _split_place(place: str) -> tuple[str, int]:
@@ -157,8 +163,8 @@ class UnknownNumber(float):
     """What `.item()` gives on a predicted device.
 
     Programs print their loss, add it up and take means of it; all of that goes on. What decides by it finds a finite
-    number, and that is noted; a size or an index that would be made of it is stopped, and so is whatever decides by
-    a whole number, such as a count. Where C code takes the number out (`math.exp`, numpy, `"%f"`), it finds 1.0.
+    number, and that is noted; a size or an index that would be made of it is stopped. Where C code takes the number
+    out (`math.exp`, numpy, `"%f"`), it finds 1.0.
     """
 
     __slots__ = ("assumptions", "line", "whole")
@@ -168,7 +174,7 @@ class UnknownNumber(float):
     assumptions: Assumptions | None
 
     def __new__(cls, line: str = "", whole: bool = False, assumptions: Assumptions | None = None) -> Self:
-        made = super().__new__(cls, _STANDS)
+        made = super().__new__(cls, STANDS)
         made.line, made.whole, made.assumptions = line, whole, assumptions
         return made
 
@@ -205,8 +211,6 @@ class UnknownNumber(float):
         raise decided(self.line)
 
     def _decide(self) -> None:
-        if self.whole:
-            self._stop()
         if self.assumptions is not None:
             self.assumptions.decide(self.line)
 
@@ -216,8 +220,8 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {_STANDS}")
-        return _STANDS
+            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
+        return STANDS
 
     def is_integer(self) -> bool:
         return False

@@ -57,6 +57,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return out
         out = self.recorder.host.instead(func, args, kwargs)
         if out is not NotImplemented:
+            self.recorder.choices.follow(func, args, out)
             return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
@@ -71,6 +72,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.recorder.ran(treatment, args, kwargs, out)
         if not treatment.is_view:
             self.recorder.host.known.follow(func, args, kwargs, out, writes=treatment.writes)
+            self.recorder.choices.follow(func, args, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -91,5 +93,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise data_needed(name_for_users(func), remedy_for(func)) from error
             if not unknown_shape:
                 raise
-            why = f"torch {torch.__version__} does not know its shapes without running it ({str(error).strip()})"
+            reason = str(error).partition(". ")[0].strip()
+            why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
             raise not_predicted(name_for_users(func), why) from error

@@ -32,6 +32,8 @@ class Estimate:
     """The blocks that held it."""
     peak_reserved: int
     """What was taken from the card for them: what has to fit."""
+    peak_host: int = 0
+    """Beside the card: tensors on the host without values, such as weights before they are moved or offloaded."""
     out_of_memory: int = 0
     """How often the card had no more."""
     steps: int = 0
@@ -72,6 +74,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         peak_requested=device.highest_requested_bytes,
         peak_allocated=device.highest_allocated_bytes,
         peak_reserved=device.highest_reserved_bytes,
+        peak_host=device.recorder.host.unknown.peak_bytes,
         out_of_memory=len(device.out_of_memory),
         steps=steps,
         windows=device.windows,

@@ -37,8 +37,9 @@ _WHOLE = (torch.long, torch.int)
 
 
 class _StorageRef(weakref.ref["torch.UntypedStorage"]):
-    __slots__ = ("key",)
+    __slots__ = ("key", "size")
     key: int
+    size: int
 
 
 class MarkedStorages:
@@ -49,6 +50,8 @@ class MarkedStorages:
 
     def __init__(self) -> None:
         self._refs: dict[int, _StorageRef] = {}
+        self.bytes = 0
+        self.peak_bytes = 0
 
     def __len__(self) -> int:
         return len(self._refs)
@@ -63,14 +66,23 @@ class MarkedStorages:
     def add(self, tensor: Tensor) -> None:
         storage = tensor.untyped_storage()
         ref = _StorageRef(storage, self._gone)
-        ref.key = storage._cdata
+        ref.key, ref.size = storage._cdata, storage.nbytes()
+        self._take(ref.key)
         self._refs[ref.key] = ref
+        self.bytes += ref.size
+        self.peak_bytes = max(self.peak_bytes, self.bytes)
 
     def remove(self, tensor: Tensor) -> None:
-        self._refs.pop(tensor.untyped_storage()._cdata, None)
+        self._take(tensor.untyped_storage()._cdata)
+
+    def _take(self, key: int) -> None:
+        known = self._refs.pop(key, None)
+        self.bytes -= 0 if known is None else known.size
 
     def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
-        self._refs.pop(ref.key, None)  # type: ignore[attr-defined]
+        key = ref.key  # type: ignore[attr-defined]
+        if self._refs.get(key) is ref:
+            self._take(key)
 
 
 class Host:
@@ -155,6 +167,8 @@ class Host:
         if _is_view(func) or _goes_to_device(kwargs) or _only_its_shape_counts(func, args):
             return NotImplemented
         if func in _FILLERS and not any(tensor in self.unknown for tensor in _tensors((args[1:], kwargs))):
+            if _is_large(args[0]):
+                return self._by_shapes(func, args, kwargs)
             if _fills_its_storage(args[0]):
                 self.unknown.remove(args[0])
             return NotImplemented

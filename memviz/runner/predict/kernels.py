@@ -56,6 +56,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     if release >= _FUSED_RMS_NORM_SINCE:
         kernels["rms_norm"] = _rms_norm
     kernels["mish_backward"] = _mish_backward
+    kernels["ctc_loss.Tensor"] = _ctc_loss
     kernels["softmax.int"] = _widening(aten.softmax.int, aten._softmax.default)
     kernels["log_softmax.int"] = _widening(aten.log_softmax.int, aten._log_softmax.default)
     return kernels
@@ -110,6 +111,11 @@ class _RmsNorm(torch.autograd.Function):
 
 def _mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     return torch.empty_like(self)
+
+
+def _ctc_loss(log_probs: Tensor, targets: Tensor, steps: Tensor, lengths: Tensor, *options: Any) -> Any:
+    """With lengths as numbers of the host, which torch takes out of the tensors where nobody watches."""
+    return _as_composed(aten.ctc_loss.IntList, log_probs, targets, steps.tolist(), lengths.tolist(), *options)
 
 
 def _widening(composed: Any, fused: Any) -> Kernel:

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import NOT_STATED
+from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
 
@@ -56,6 +57,8 @@ class Looks:
             with self._mode:
                 shape = torch.broadcast_shapes(tensor.shape, mask.shape)  # type: ignore[no-untyped-call]
                 return tensor.expand(shape)[mask.expand(shape)]
+        if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
+            return self._losses_of_sequences(treatment, args, kwargs, longest)
         given = self._recorder.assumptions.given()
         if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
             raise data_needed(name_for_users(func), remedy_for(func))
@@ -70,9 +73,27 @@ class Looks:
         given = assumptions.given()
         if given is not NOT_STATED:
             return given
+        if tensor in self._recorder.choices:
+            assumptions.state(SENTENCE)
+            return FIRST
         if not tensor.is_floating_point():
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
         return float(assumptions.number())
+
+    def _longest(self, lengths: Any) -> int | None:
+        if isinstance(lengths, Tensor):
+            values = self._host.known.of(lengths) if lengths.is_meta else lengths
+            known = values is not None and not self._host.is_unknown(lengths)
+            return int(values.max()) if known and values is not None else None
+        return max(lengths, default=0)
+
+    def _losses_of_sequences(self, treatment: Treatment, args: Any, kwargs: Any, longest: int) -> Any:
+        """A loss a sequence, and for backward a row a step: as long as the longest target with blanks between."""
+        steps, batch = args[0].shape[:2]
+        losses = args[0].new_empty(batch)
+        out = losses, args[0].new_empty(batch, steps, 2 * longest + 1)
+        self._recorder.ran(treatment, args, kwargs, out)
+        return out
 
     def _index(self, args: Any) -> Any:
         """With masks: as on a card, each becomes the places where it is true."""

@@ -9,6 +9,10 @@ from weakref import WeakKeyDictionary
 from memviz.runner.predict.torch_patches import Patches
 
 
+class EnoughSteps(SystemExit):
+    """The program ends as if it had called `sys.exit(0)`."""
+
+
 class OptimizerSteps:
     """A program with several optimizers, such as a GAN, ends when all of them have taken their steps.
 
@@ -43,7 +47,7 @@ class OptimizerSteps:
 
     def _steps(self, optimizer: Any, *_: Any) -> None:
         if self._most is not None and self._taken.get(optimizer, 0) >= self._most:
-            raise SystemExit(0)
+            raise EnoughSteps(0)
 
     def _stepped(self, optimizer: Any, *_: Any) -> None:
         count = self._taken[optimizer] = self._taken.get(optimizer, 0) + 1
@@ -51,4 +55,4 @@ class OptimizerSteps:
             self.taken = count
             self._tell(count)
         if self._most is not None and min(self._taken.values()) >= self._most:
-            raise SystemExit(0)
+            raise EnoughSteps(0)

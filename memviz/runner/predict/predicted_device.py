@@ -46,6 +46,9 @@ from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
+_EVENTS_BETWEEN_COLLECTIONS = 1000
+"""Of all cycles, where a program empties the cache; to look for them takes long once libraries are loaded."""
+
 
 class PredictedDevice:
     """Use it in a `with` block, one at a time in a process. What is made inside belongs to the device."""
@@ -79,6 +82,7 @@ class PredictedDevice:
         self.limited = limited
         self._facts = dict(facts or {})
         self._inside = ExitStack()
+        self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
         self._report = OutOfMemoryReport(memory)
@@ -156,8 +160,15 @@ class PredictedDevice:
         self._marks.add(self._interner.string(name), stage, self.recorder.ledger.mark())
 
     def empty_cache(self) -> None:
-        """Cycles are collected before it: by then Python would have done so, and scripts often say it."""
-        gc.collect()
+        """Cycles are collected before it: by then Python would have done so, and scripts often say it.
+
+        All of them after a stretch of work, the young ones where it is said again and again, as offloading does.
+        """
+        events = len(self.recorder.ledger.history)
+        full = events - self._collected_at > _EVENTS_BETWEEN_COLLECTIONS
+        gc.collect(2 if full else 1)
+        if full:
+            self._collected_at = events
         self.recorder.ledger.empty_cache()
 
     def reset_peak(self) -> None:

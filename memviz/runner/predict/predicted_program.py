@@ -16,7 +16,7 @@ from memviz.allocator.settings import Settings, parse_settings, settings_from_en
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.estimate import Estimate, estimate_of
-from memviz.runner.predict.optimizer_steps import OptimizerSteps
+from memviz.runner.predict.optimizer_steps import EnoughSteps, OptimizerSteps
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import DEFAULT_CARD, release_of
 
@@ -53,7 +53,7 @@ def predicting(
         torch: The release whose kernels are followed, as in "2.6"; by default the installed one.
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
         assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}.
-        steps: After so many steps of an optimizer the program ends as if it had called sys.exit(0).
+        steps: After so many steps of an optimizer the block is over.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
@@ -63,6 +63,8 @@ def predicting(
     with device, OptimizerSteps(steps) as counted:
         try:
             yield done
+        except EnoughSteps:
+            pass
         finally:
             done.estimate = estimate_of(device, device.finish(), steps=counted.taken)
 

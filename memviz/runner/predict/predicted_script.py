@@ -15,7 +15,7 @@ from memviz.runner.predict.estimate import Estimate, estimate_of
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
-from memviz.runner.predict.prediction_errors import DataNeeded
+from memviz.runner.predict.prediction_errors import Stopped
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.formats.replacing import replacing
@@ -49,7 +49,7 @@ class ScriptOrder:
 class ScriptPrediction:
     exit_status: int
     estimate: Estimate
-    stopped: DataNeeded | None = None
+    stopped: Stopped | None = None
     """Why it could not go on to its end."""
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
@@ -82,7 +82,7 @@ def _steps(count: int) -> str:
     return f"{count} steps" if count > 1 else "1 step"
 
 
-def _run(script: Script) -> tuple[int, DataNeeded | None]:
+def _run(script: Script) -> tuple[int, Stopped | None]:
     try:
         script.run_to_its_end()
         status = 0
@@ -109,10 +109,10 @@ def _status_of(error: SystemExit) -> int:
     return 1
 
 
-def _cause(error: BaseException | None) -> DataNeeded | None:
+def _cause(error: BaseException | None) -> Stopped | None:
     """Libraries wrap what stops them into errors of their own."""
     while error is not None:
-        if isinstance(error, DataNeeded):
+        if isinstance(error, Stopped):
             return error
         error = error.__cause__ or error.__context__
     return None

@@ -36,15 +36,26 @@ def remedy_for(func: Any) -> str:
     return _REMEDIES.get(func.overloadpacket.__name__, REMEDY)
 
 
-class DataNeeded(UsageError):
-    """The program branches on data, or a shape depends on it."""
+class Stopped(UsageError):
+    """A program cannot go on where it is."""
 
-    def __init__(self, head: str, rest: str) -> None:
-        _refused.append(head)
-        super().__init__(f"{head} {rest}")
+    def __init__(self, what: str) -> None:
+        super().__init__(f"{_head()}{what}")
+        self.what = what
         self.where = place_of_caller()
         """The program's line, as 'train.py:12'."""
-        self.what = f"{head.removeprefix(_head())} {rest}"
+
+
+class NotPredicted(Stopped):
+    """An operator whose memory nobody here knows."""
+
+
+class DataNeeded(Stopped):
+    """The program branches on data, or a shape depends on it."""
+
+    def __init__(self, asking: str, rest: str) -> None:
+        _refused.append(f"{_head()}{asking}")
+        super().__init__(f"{asking} {rest}")
 
 
 def forget_refusals() -> None:
@@ -68,26 +79,18 @@ class NoSuchDevice(UsageError, RuntimeError):
 def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     """`what` was asked for, as the user would write it: '.tolist()'."""
     asks = "asks for the values of a tensor, and a predicted device computes none."
-    return DataNeeded(f"{_head()}{what}", f"{asks} {_say_it(remedy)}")
+    return DataNeeded(what, f"{asks} {_say_it(remedy)}")
 
 
-def decided(line: str) -> DataNeeded:
-    """By a number that was taken from a tensor before, in `line`."""
-    origin = f" ({line})" if line else ""
-    return DataNeeded(
-        f"{_head()}a decision",
-        f"asks for a number that was taken from a tensor{origin}, and a predicted device computes none: it may be "
-        f"printed and added up, but this cannot be decided by it. {_say_it(REMEDY)}",
+def decided(line: str, *, without_end: bool = False) -> DataNeeded:
+    """By a number that was taken from a tensor before, in `line`; `without_end` again and again."""
+    number = f"a number that was taken from a tensor{f' ({line})' if line else ''}"
+    why = (
+        "that never changes on a predicted device, so the program would not end."
+        if without_end
+        else "and a predicted device computes none: it may be printed and added up, but this cannot be decided by it."
     )
-
-
-def decided_too_often(line: str) -> DataNeeded:
-    origin = f" ({line})" if line else ""
-    return DataNeeded(
-        f"{_head()}a decision",
-        f"asks again and again for a number that was taken from a tensor{origin} and never changes on a predicted "
-        f"device, so the program would not end. {_say_it(REMEDY)}",
-    )
+    return DataNeeded("a decision", f"asks for {number}, {why} {_say_it(REMEDY)}")
 
 
 def _say_it(remedy: str) -> str:
@@ -96,9 +99,7 @@ def _say_it(remedy: str) -> str:
 
 
 def not_predicted(operator: str, why: str) -> UsageError:
-    return UsageError(
-        f"{_head()}{operator} cannot be predicted: {why}. Leave it out, or write it with other operators."
-    )
+    return NotPredicted(f"{operator} cannot be predicted: {why}. Leave it out, or write it with other operators.")
 
 
 def no_such_device(index: int, card: str) -> NoSuchDevice:

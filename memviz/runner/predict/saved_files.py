@@ -20,7 +20,9 @@ from torch.utils._pytree import tree_map_only
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.saved_tensors import follow_safetensors, path_of
 from memviz.runner.predict.torch_patches import Patches
+from memviz.runner.predict.unwritten_files import UnwrittenFiles, number_in, text_of
 
 _Plainly = torch._C.DisableTorchFunction
 """Tensors as they are here, not as the program sees them."""
@@ -38,25 +40,11 @@ def kept(host: Host, assumptions: Assumptions, named: NamedDevices) -> Iterator[
         files.load = patches.replace(torch, "load", files.loaded)
         for name in ("save", "load"):
             patches.replace(torch.serialization, name, getattr(torch, name))
-        _safetensors(patches, files)
-        yield
+        follow_safetensors(patches, named, files.keeps_tensors, files.lose)
+        with files.unwritten.followed():
+            yield
     finally:
         patches.undo()
-
-
-def _safetensors(patches: Patches, files: SavedFiles) -> None:
-    """Only where a program has it anyway."""
-    try:
-        import safetensors.torch as library
-    except ImportError:
-        return
-    save = library.save_file
-
-    def save_file(tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        if not files.keeps(tensors, filename):
-            save(tensors, filename, *args, **kwargs)
-
-    patches.replace(library, "save_file", save_file)
 
 
 class SavedFiles:
@@ -68,10 +56,18 @@ class SavedFiles:
         self._assumptions = assumptions
         self._named = named
         self._kept: dict[Any, Any] = {}
-        """By the file's path, or by the object that was written to."""
+        """By the file's path."""
+        self._numbered: list[Any] = []
+        """The same, and what was written to open files, by the number in the text that stands there instead."""
+        self.unwritten = UnwrittenFiles(self._kept)
 
     def saved(self, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
         if self.keeps(obj, f):
+            number = len(self._numbered) - 1
+            if (path := path_of(f)) is not None:
+                self.unwritten.leave_text(path, number)
+            else:
+                f.write(text_of(number))
             return
         of_card: set[int] = set()
 
@@ -97,16 +93,33 @@ class SavedFiles:
         """What holds values that nobody computes, as it will be found again."""
         with _Plainly():
             if not any(map(self._host.is_unknown, _tensors_of(obj))):
-                self._kept.pop(_key(f), None)
+                self._kept.pop(path_of(f), None)
                 return False
             self._assumptions.state(_NOT_WRITTEN)
-            self._kept[_key(f)] = _as_on_host(obj)
+            self._numbered.append(_as_on_host(obj))
+            if (path := path_of(f)) is not None:
+                self._kept[path] = self._numbered[-1]
             return True
+
+    def keeps_tensors(self, tensors: Any, f: Any, metadata: Any) -> bool:
+        path = path_of(f)
+        if path is None or not self.keeps(tensors, f):
+            return False
+        self.unwritten.leave_tensors(path, tensors, metadata)
+        return True
+
+    def lose(self, tensor: Tensor) -> None:
+        """It came from a file that has no values."""
+        self._host.unknown.add(tensor)
 
     def loaded(self, f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
         with _Plainly():
-            if _key(f) in self._kept:
-                return self._moved(self._kept[_key(f)], map_location)
+            path = path_of(f)
+            if path in self._kept:
+                return self._moved(self._kept[path], map_location)
+            number = number_in(f)
+            if number is not None and number < len(self._numbered):
+                return self._moved(self._numbered[number], map_location)
             return self._read(f, map_location, args, kwargs)
 
     def _read(self, f: Any, map_location: Any, args: Any, kwargs: Any) -> Any:
@@ -133,10 +146,6 @@ class SavedFiles:
         if location is None or not self._means_card(location):
             return _mapped(lambda tensor: tensor.clone(), obj)
         return _mapped(lambda tensor: tensor.to(META), obj)
-
-
-def _key(f: Any) -> Any:
-    return os.path.abspath(f) if isinstance(f, str | os.PathLike) else id(f)
 
 
 def _tensors_of(obj: Any) -> Iterator[Tensor]:

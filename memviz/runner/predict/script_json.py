@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.predict.predicted_script import ScriptPrediction
+from memviz.runner.predict.prediction_errors import DataNeeded, Stopped
 
 
 def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str, Any]:
@@ -18,6 +19,7 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "peak_requested_bytes": estimate.peak_requested,
         "peak_allocated_bytes": estimate.peak_allocated,
         "peak_reserved_bytes": estimate.peak_reserved,
+        "peak_host_bytes": estimate.peak_host,
         "fits": None if stopped is not None else estimate.fits(),
         "out_of_memory": estimate.out_of_memory,
         "steps": estimate.steps,
@@ -27,9 +29,14 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "notes": list(estimate.notes),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
-        "stopped": None if stopped is None else _why(stopped.where, stopped.what),
+        "stopped": None if stopped is None else _why(stopped),
     }
 
 
-def _why(where: str, what: str) -> dict[str, str]:
-    return {"where": where, "what": what, "assume": f"--assume {where}=VALUE" if where else ""}
+def _why(stopped: Stopped) -> dict[str, str]:
+    states = stopped.where and isinstance(stopped, DataNeeded)
+    return {
+        "where": stopped.where,
+        "what": stopped.what,
+        "assume": f"--assume {stopped.where}=VALUE" if states else "",
+    }

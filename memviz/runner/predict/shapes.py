@@ -138,6 +138,12 @@ def _grouped_product(func: Any, args: Any, kwargs: Any) -> Any:
     return torch.empty_strided([*groups, rows, columns], strides, dtype=left.dtype, device=_META)
 
 
+def _sequences_backward(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of the loss of sequences; torch has no rule for it."""
+    like = args[1]
+    return _new(like.shape, like.dtype) if like.is_meta else NotImplemented
+
+
 def _one_beside_each(func: Any, args: Any, kwargs: Any) -> Any:
     """A new tensor beside each of a list."""
     if not all(map(_is_plain, args[0])):
@@ -193,6 +199,8 @@ SHAPES: dict[Any, Shape] = {
     aten.native_layer_norm.default: _layer_norm,
     aten.native_layer_norm_backward.default: _layer_norm_backward,
     aten._foreach_sqrt.default: _one_beside_each,
+    aten._ctc_loss_backward.default: _sequences_backward,
+    aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
 }

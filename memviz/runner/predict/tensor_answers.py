@@ -15,6 +15,8 @@ from torch import Tensor
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
+from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.comparisons import Comparisons
 from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.place import become
@@ -34,6 +36,7 @@ _KEEP_IT_THERE = "torch.stack keeps the numbers on the device."
 
 _TRUTH = "bool(), as in a condition,"
 _OF_A_FINITE_NUMBER = (_TRUTH, "float()")
+_WHOLE = ("int()", "An index or a size")
 _DECISIONS = {
     Tensor.__bool__: _TRUTH,
     Tensor.__float__: "float()",
@@ -52,7 +55,9 @@ class TensorAnswers:
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
         self._named = NamedDevices(recorder.card.name)
+        self._comparisons = Comparisons(recorder.host, recorder.assumptions)
         self.answers: dict[Any, Answer] = {
+            **self._comparisons.answers,
             torch.device: _device_itself,
             _getter("device"): self._if_there(lambda tensor: CUDA_0),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
@@ -117,9 +122,14 @@ class TensorAnswers:
             given = self._assumptions.given()
             if given is not NOT_STATED:
                 return bool(given) if word == _TRUTH else given
+            if tensor in self._recorder.choices and word in _WHOLE:
+                return self._first()
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER:
                 number = self._assumptions.number()
                 return bool(number) if word == _TRUTH else float(number)
+            compared = self._comparisons.answer(tensor) if word == _TRUTH else None
+            if compared is not None:
+                return compared
             raise data_needed(word)
 
         return decide
@@ -149,9 +159,20 @@ class TensorAnswers:
         if tensor.dtype == torch.bool:
             given = self._assumptions.given()
             if given is NOT_STATED:
+                given = self._comparisons.answer(tensor)
+            if given is None:
                 raise data_needed(".item() of bool")
             return given
+        if tensor in self._recorder.choices:
+            return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point())
+
+    def _first(self) -> int:
+        given = self._assumptions.given()
+        if given is not NOT_STATED:
+            return int(given)
+        self._assumptions.state(SENTENCE)
+        return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
         if not self._host.is_unknown(args[0]):
@@ -208,9 +229,10 @@ class TensorAnswers:
         """On `meta`, by a program that says so."""
         self._recorder.making_nowhere = True
         try:
-            if func is Tensor.to and args[0].is_meta:
+            if func is Tensor.to and args[0].is_meta and args[0] not in self._host.nowhere:
                 like = args[0]
-                return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=META)
+                dtype = kwargs.get("dtype", next((arg for arg in args if isinstance(arg, torch.dtype)), like.dtype))
+                return torch.empty_strided(like.shape, like.stride(), dtype=dtype, device=META)
             return func(*args, **kwargs)
         finally:
             self._recorder.making_nowhere = False

@@ -18,6 +18,9 @@ _NOT_COMPILED = (
     "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
     "less between its operators, so this peak is that of the model without it."
 )
+_NO_FAST_PATH = (
+    "The fused kernels of nn.TransformerEncoder for inference are not predicted: its layers run operator by operator."
+)
 _COMPILED = "OptimizedModule"
 """The class of what torch.compile makes of a module; to import it takes seconds."""
 _NOTHING = object()
@@ -68,9 +71,16 @@ def followed_by(recorder: AllocationRecorder) -> Iterator[None]:
         _follow_modules(patches, recorder)
         _follow_optimizers(patches, recorder)
         _follow_resizing(patches, recorder)
+        patches.replace(torch.backends.mha, "get_fastpath_enabled", lambda: _no_fast_path(recorder.assumptions))
         yield
     finally:
         patches.undo()
+
+
+def _no_fast_path(assumptions: Assumptions) -> bool:
+    if not torch.is_grad_enabled():
+        assumptions.say(_NO_FAST_PATH)
+    return False
 
 
 def _follow_modules(patches: Patches, recorder: AllocationRecorder) -> None:

@@ -1,15 +1,15 @@
 // @ts-check
-// On a narrow screen the sidebar is a drawer that starts closed, and the pinned allocation is a sheet: half the screen
-// or nearly all of it, by its handle.
+// On a narrow screen, and in a window that becomes one, the sidebar is a drawer that starts closed; the pinned
+// allocation is a sheet there: half the screen or nearly all of it, by its handle.
 import { nearest } from "../components/base.js";
 
-const NARROW = 760;
+const narrow = matchMedia("(max-width: 759px)");
 const LOOK_MS = 50;
 const MOST_PATIENCE_MS = 5000;
 const STILL_PIXELS = 8;
 
 export function closeDrawer() {
-  if (window.innerWidth >= NARROW) return;
+  if (!narrow.matches) return;
   const waiting = setInterval(() => {
     const toggle = /** @type {HTMLElement | null} */ (document.querySelector(".sidebar.open .toggle-button"));
     if (!toggle) return;
@@ -17,6 +17,10 @@ export function closeDrawer() {
     toggle.click();
   }, LOOK_MS);
   setTimeout(() => clearInterval(waiting), MOST_PATIENCE_MS);
+}
+
+export function listenToWidth() {
+  narrow.addEventListener("change", closeDrawer);
 }
 
 const isTall = () => document.body.classList.contains("mv-tall");

@@ -8,7 +8,7 @@
 // address.js, and what a narrow screen does otherwise in narrow.js.
 import { isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
-import { closeDrawer, listenToSheet } from "./narrow.js";
+import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
 
 const REST_MS = 60;
 const SAID_MS = 1500;
@@ -130,4 +130,5 @@ if (document.body) startDark();
 else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
+listenToWidth();
 listenToSheet();

@@ -19,6 +19,7 @@ _OURS = {
     "settings_inferred",
     "settings_not_modelled",
     "start_rebuilt",
+    "start_waits",
     "start_unplaced",
     "streams_as_recorded",
     "replay_differs",

@@ -63,7 +63,7 @@ def last_of(worker: Worker, *requests: Request) -> list[RunEvent]:
     return [each for each in worker.run(requests) if each.kind in ("done", "failed")]
 
 
-def test_several_runs_share_a_process_and_each_leaves_its_trace(tmp_path: Path) -> None:
+def test_several_runs_share_a_process_and_each_leaves_its_trace(tmp_path: Path, real_workers: None) -> None:
     wider = Request("feed_forward", {"sequence": "64", "dim": "128", "layers": "2"}, numerics=False)
     with Worker(tmp_path) as worker:
         happened = list(worker.run([SMALL, wider]))
@@ -281,11 +281,11 @@ worker.main()
 
 
 class DiesLater(Worker):
-    module = "dies_later"
+    module = "memviz_dies_later"
 
 
 def test_figures_that_were_there_are_kept_where_the_process_dies_later(tmp_path: Path, monkeypatch) -> None:
-    (tmp_path / "dies_later.py").write_text(DIES_LATER)
+    (tmp_path / "memviz_dies_later.py").write_text(DIES_LATER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     with DiesLater(tmp_path) as worker:
         first, second = last_of(worker, SMALL, SMALL)

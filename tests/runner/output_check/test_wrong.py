@@ -25,6 +25,7 @@ from tests.runner.output_check.wrong import (
     WRONG_SPLITS,
     Apply,
     attention,
+    cast_once,
     inputs,
     loss,
     model,
@@ -86,12 +87,8 @@ def test_other_random_numbers_are_not_bitwise(wrong):
     assert compared(WRONG_RANDOM[wrong], "bitwise", p=P).verdict.ok is False
 
 
-# Four sums rounded to fp8 are as far off as 3.6 %, which the gradients of a bf16 model may be by rounding alone.
-SUMS = [(each, torch.float32) for each in WRONG_GRADIENTS]
-SUMS += [(each, torch.bfloat16) for each in WRONG_GRADIENTS if each != "rounded to fp8 in between"]
-
-
-@pytest.mark.parametrize(("wrong", "dtype"), SUMS, ids=str)
+@TYPES
+@pytest.mark.parametrize("wrong", WRONG_GRADIENTS)
 def test_a_wrong_sum_of_micro_batches_is_found(wrong, dtype):
     assert compared(WRONG_GRADIENTS[wrong], "bitwise", dtype=dtype, micro_batches=4).verdict.ok is False
 
@@ -106,6 +103,13 @@ def test_what_storing_does_not_explain_is_found_beside_it(wrong, training):
     verdict = compared(WRONG_CASTING[wrong], "lossy", p=P, training=training).verdict
     assert verdict.ok is False
     assert "its weights rounded to float8_e4m3fn. This is a bug, not rounding." in verdict.words
+
+
+@TYPES
+def test_a_casting_that_never_reads_its_weights_again_is_found_once_they_have_changed(dtype):
+    verdict = compared(cast_once, "lossy", training=False, dtype=dtype).verdict
+    assert verdict.ok is False
+    assert "once the weights have changed" in verdict.words and "something of before is still in it" in verdict.words
 
 
 @TYPES

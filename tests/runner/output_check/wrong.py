@@ -323,6 +323,12 @@ def _casting(name: str, how: Callable[[str, Tensor], Tensor], own: torch.dtype) 
     return forward
 
 
+def cast_once(model: nn.Module) -> Undo:
+    """Each layer goes on with what it rested in when it was first called."""
+    known: dict[tuple[str, torch.dtype], Tensor] = {}
+    return cast(lambda name, each: known.setdefault((name, each.dtype), each.detach()))(model)
+
+
 def with_p(factor: float) -> Apply:
     def apply(model: nn.Module) -> Undo:
         for each in model.modules():

@@ -1,0 +1,220 @@
+"""Python programs in processes of their own, forked from one that has their imports done.
+
+Starting Python costs the best part of a second with numpy, and several with PyTorch, some hundred times over. One
+process imports what many programs need and forks for each: its arguments, folder, environment, streams, signals and
+exit status are those of `python ARGUMENTS`, and it belongs to whoever started it. Tests of the start itself (closed
+outputs, what is imported when) start a real one.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import json
+import os
+import runpy
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memviz.runner.jobs.process_tree import APART
+
+ROOT = Path(__file__).parents[1]
+CAN_FORK = sys.platform == "linux"
+CAN_FORK_RUNS = CAN_FORK and not Path("/dev/nvidiactl").exists()
+"""A process that has looked for a GPU leaves none to those that are forked from it."""
+_LENGTH = struct.Struct("<q")
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class ForkServer:
+    """A process that waits for calls; it ends with the one that it works for."""
+
+    def __init__(self, imports: str, **environment: str) -> None:
+        # What is forked there has its parent end at once, and becomes this process's own child.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        self._lock = threading.Lock()
+        self._line, theirs = socket.socketpair()
+        code = f"import {imports}\nfrom tests.forked import serve\nserve({theirs.fileno()})"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+            pass_fds=[theirs.fileno()],
+        )
+        theirs.close()
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._line.close()
+        self._process.wait()
+
+    def start(self, call: dict[str, Any], streams: list[int]) -> int:
+        """Its pid."""
+        message = json.dumps(call).encode()
+        with self._lock:
+            socket.send_fds(self._line, [_LENGTH.pack(len(message))], streams)
+            self._line.sendall(message)
+            return int(_LENGTH.unpack(_exactly(self._line, _LENGTH.size))[0])
+
+
+class Forked(subprocess.Popen[Any]):
+    """`Popen` of `[sys.executable, ...]`, from a server."""
+
+    def __init__(self, server: ForkServer, arguments: list[str], **more: Any) -> None:
+        self._server = server
+        self._apart = bool(more.get("start_new_session"))
+        super().__init__(arguments, **more)
+
+    def _execute_child(self, args: Any, *given: Any) -> None:  # type: ignore[override]
+        """The one step of a start that is another here; what it is given is in the order of CPython's own."""
+        cwd, env = given[4:6]
+        stdin, _, _, stdout, _, stderr = ends = given[9:15]
+        call = {
+            "arguments": [os.fspath(each) for each in args[1:]],
+            "folder": os.fspath(cwd or os.getcwd()),
+            "environment": dict(os.environ if env is None else env),
+            "apart": self._apart,
+        }
+        streams = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
+        self.pid = self._server.start(call, streams)
+        self._child_created = True
+        self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
+
+
+@cache
+def light() -> ForkServer:
+    """With what every command needs."""
+    return ForkServer("memviz.commands, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
+
+
+@cache
+def with_torch() -> ForkServer:
+    """With what a run needs, the libraries of models included."""
+    return ForkServer("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+
+@cache
+def with_page() -> ForkServer:
+    """With Gradio and the page's own modules; nothing of the page is built."""
+    return ForkServer("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
+
+
+def start(arguments: Sequence[str], of: Callable[[], ForkServer] = light, **more: Any) -> subprocess.Popen[Any]:
+    """`Popen` of `[sys.executable, *arguments]`, forked where that can be."""
+    command = [sys.executable, *arguments]
+    return Forked(of(), command, **more) if CAN_FORK else subprocess.Popen(command, **more)
+
+
+def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
+    """The same waited for, with its output as text."""
+    with start(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more) as process:
+        out, errors = process.communicate()
+    return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
+
+
+def start_python(arguments: Sequence[str], **streams: Any) -> Forked:
+    """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
+    server = with_torch() if any(each.startswith("memviz") for each in arguments) else light()
+    command = [sys.executable, *arguments]
+    return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
+
+
+# -- in the process that forks
+
+
+def serve(line: int) -> None:
+    """Returns in no process of its own, and in a forked one where its program has ended: Python ends it as ever."""
+    ours = socket.socket(fileno=line)
+    gc.collect()
+    gc.freeze()
+    while True:
+        first, streams, _, _ = socket.recv_fds(ours, _LENGTH.size, 3)
+        if not first:
+            os._exit(0)
+        call = json.loads(_exactly(ours, _LENGTH.unpack(first + _exactly(ours, _LENGTH.size - len(first)))[0]))
+        pid = _fork_for_the_one_above()
+        if not pid:
+            break
+        for each in streams:
+            os.close(each)
+        ours.sendall(_LENGTH.pack(pid))
+    ours.close()
+    _become(call, streams)
+    _carry_out(call["arguments"])
+
+
+def _fork_for_the_one_above() -> int:
+    """By way of a process in between that ends at once, so that the new one is given to the one above."""
+    told, tell = os.pipe()
+    between = os.fork()
+    if between:
+        os.close(tell)
+        os.waitpid(between, 0)
+        pid = int(_LENGTH.unpack(os.read(told, _LENGTH.size))[0])
+        os.close(told)
+        return pid
+    between = os.getpid()
+    pid = os.fork()
+    if pid:
+        os.write(tell, _LENGTH.pack(pid))
+        os._exit(0)
+    os.close(told)
+    os.close(tell)
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    return 0
+
+
+def _become(call: dict[str, Any], streams: list[int]) -> None:
+    if call["apart"]:
+        os.setsid()
+    for number, each in enumerate(streams):
+        os.dup2(each, number)
+        os.close(each)
+    os.chdir(call["folder"])
+    served = os.environ.get("PYTHONPATH", "")
+    os.environ.clear()
+    os.environ.update(call["environment"])
+    first, *rest = [each for each in sys.path if each not in served.split(os.pathsep)]
+    sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *rest]
+    tempfile.tempdir = None
+
+
+def _carry_out(arguments: list[str]) -> None:
+    options = []
+    while arguments[0] not in ("-m", "-c") and not arguments[0].endswith(".py"):
+        options.append(arguments.pop(0))
+    sys.stdout.reconfigure(line_buffering=sys.stdout.isatty(), write_through="-u" in options)  # type: ignore[union-attr]
+    if "-W" in options:
+        warnings.simplefilter(options[options.index("-W") + 1])  # type: ignore[arg-type]
+    how, *rest = arguments
+    sys.argv = [how, *rest[how in ("-m", "-c") :]]
+    if how == "-m":
+        runpy.run_module(rest[0], run_name="__main__", alter_sys=True)
+    elif how != "-c":
+        runpy.run_path(how, run_name="__main__")
+    else:
+        sys.modules["__main__"].__dict__.clear()
+        sys.modules["__main__"].__dict__.update(__name__="__main__", __builtins__=__builtins__)
+        exec(rest[0], sys.modules["__main__"].__dict__)
+
+
+def _exactly(line: socket.socket, count: int) -> bytes:
+    parts = b""
+    while len(parts) < count:
+        part = line.recv(count - len(parts))
+        if not part:
+            raise EOFError("the process that forks has ended")
+        parts += part
+    return parts
