@@ -83,6 +83,7 @@ class AllocationRecorder:
         interner: Interner,
         assumptions: Assumptions | None = None,
         memory: DeviceMemory | None = None,
+        *,
         release: tuple[int, int] = _NEWEST,
     ) -> None:
         self.card = card

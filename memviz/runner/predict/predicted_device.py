@@ -76,7 +76,7 @@ class PredictedDevice:
         memory = card_memory(card)
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
         self.recorder = AllocationRecorder(
-            card, self.settings, self._interner, Assumptions(assume), limit, self.release
+            card, self.settings, self._interner, Assumptions(assume), limit, release=self.release
         )
         self._marks = PhaseMarks()
         self.limited = limited
