@@ -25,11 +25,13 @@ from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment,
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import RECURRENT
+from memviz.runner.predict.workspaces import RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
 _UNKNOWN = int(Category.UNKNOWN)
+_NEWEST = (99, 0)
+"""A release after all whose rules are known to differ."""
 _COPY_OVER = "_to_copy"
 """From the host, outside of models, it brings in what they are given; weights are known by themselves."""
 
@@ -82,8 +84,11 @@ class AllocationRecorder:
         interner: Interner,
         assumptions: Assumptions | None = None,
         memory: DeviceMemory | None = None,
+        *,
+        release: tuple[int, int] = _NEWEST,
     ) -> None:
         self.card = card
+        self.release = release
         self.stacks = StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
@@ -133,11 +138,11 @@ class AllocationRecorder:
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
-        if treatment.uses_cublas:
-            self._needs_cublas(treatment, out)
-        if treatment.temporaries is not None and is_on_device(out):
-            sizes = treatment.temporaries(args, kwargs, out, self.card)
-            self._for_a_moment(sizes, treatment.name)
+        if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
+            sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+            if treatment.name == "addmm":
+                sizes = (*sizes, lt_workspace(args, kwargs, self.release))
+            self._for_a_moment(sizes, treatment)
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         known = self.ledger.knows(storage)
@@ -229,10 +234,10 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _needs_cublas(self, treatment: Treatment, out: Any) -> None:
+    def _needs_cublas(self, treatment: Treatment) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
         key = (self.position.task != NO_TASK, self.ledger.place()[0])
-        if key not in self._workspaces and is_on_device(out):
+        if key not in self._workspaces:
             size = self.card.cublas_workspace_bytes
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
 
@@ -241,12 +246,17 @@ class AllocationRecorder:
         while self._workspaces:
             self.ledger.free(self._workspaces.popitem()[1])
 
-    def _for_a_moment(self, sizes: Any, operator: str) -> None:
+    def _for_a_moment(self, sizes: Any, treatment: Treatment) -> None:
+        """While the operator runs; its workspace comes after what it copies."""
         taken: list[LiveAllocation] = []
         try:
             for size in sizes:
-                if size > 0:
-                    taken.append(self.take_for(Category.TEMPORARY, size, operator))
+                if isinstance(size, tuple):
+                    self._for_a_moment(size, treatment)
+                elif size > 0:
+                    taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
+            if treatment.uses_cublas:
+                self._needs_cublas(treatment)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)

@@ -52,6 +52,7 @@ _NORMS = {"norm.Scalar": "ScalarOpt_dtype", "norm.ScalarOpt_dim": "ScalarOpt_dim
 """Norms that take no type, and those that answer in fp32 when told so."""
 _ALL = TO_HALF | TO_SINGLE | ANSWER_IN_SINGLE | TO_WIDEST | set(_NORMS)
 _Library: Any = torch.library.Library
+_WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 
 
 class Autocast:
@@ -98,7 +99,9 @@ class Autocast:
         def cast_before(*args: Any, **kwargs: Any) -> Any:
             if not self.is_on:
                 return kernel(*args, **kwargs)
-            args, kwargs = self.cast(name, args, kwargs)
+            with _WithoutFunctionModes():
+                # Backward comes here with them on, and to them our tensors are on the card.
+                args, kwargs = self.cast(name, args, kwargs)
             with self.below(name):
                 return kernel(*args, **kwargs)
 
@@ -127,7 +130,9 @@ class Autocast:
 
     def _typed_norm(self, func: Any, typed: Any) -> Kernel:
         def norm(tensor: Tensor, *args: Any) -> Any:
-            if self.is_on and _casts(tensor):
+            with _WithoutFunctionModes():
+                casts = self.is_on and _casts(tensor)
+            if casts:
                 return typed(tensor, *args, dtype=torch.float32)
             return func._op_dk(torch._C.DispatchKey.Autograd, tensor, *args)
 

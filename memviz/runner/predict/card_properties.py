@@ -10,8 +10,6 @@ from memviz.runner.predict.cards import KnownCard
 _KiB, _MiB = 1 << 10, 1 << 20
 _REGISTERS = 65_536
 _SHARED_PER_BLOCK = 48 * _KiB
-_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 9): 1536, (12, 0): 1536}
-_MOST_THREADS = 2048
 _SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0): 100}
 """KiB of a multiprocessor; later ones of data centres have more."""
 _MOST_SHARED = 228
@@ -75,7 +73,7 @@ def properties_of(card: KnownCard) -> CardProperties:
         total_memory=card.memory_bytes,
         multi_processor_count=card.multiprocessors,
         uuid=uuid5(NAMESPACE_URL, card.name),
-        max_threads_per_multi_processor=_THREADS.get(card.capability, _MOST_THREADS),
+        max_threads_per_multi_processor=card.threads_per_multiprocessor,
         shared_memory_per_multiprocessor=shared,
         shared_memory_per_block_optin=shared if is_old else shared - _KiB,
         L2_cache_size=_L2.get(card.name, _L2_OF_DATA_CENTRES.get(major, 50)) * _MiB,

@@ -16,6 +16,8 @@ _KiB, _GiB = 1 << 10, 1 << 30
 _WORKSPACE = (2 * 4096 + 8 * 16) * _KiB
 _HOPPER_WORKSPACE = 4096 * 8 * _KiB
 _HOPPER = 9
+_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
+_MOST_THREADS = 2048
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,11 @@ class KnownCard:
         """90 for Hopper: how CUDA's `sm_90` counts."""
         major, minor = self.capability
         return 10 * major + minor
+
+    @property
+    def threads_per_multiprocessor(self) -> int:
+        """That one holds at a time: the architecture's."""
+        return _THREADS.get(self.capability, _MOST_THREADS)
 
     @property
     def cublas_workspace_bytes(self) -> int:

@@ -51,7 +51,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = self._treatments[func] = treatment_of(func, self._kernels)
+            treatment = self._treatments[func] = treatment_of(func, self._kernels, self.autocast.release)
         self.recorder.arrived(treatment, args)
         if treatment.instead is not None:
             out = treatment.instead(func, args, kwargs)

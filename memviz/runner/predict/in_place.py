@@ -1,8 +1,9 @@
-"""Sums that torch would write into one of their terms, were nobody watching.
+"""Sums and gradients that torch would write into memory that is there, were nobody watching.
 
-With a dispatch mode in force torch cannot rule out that a tensor is a subclass, so it adds out of place where it
-would otherwise add in place: where the gradients of a tensor that was used twice meet, and where attention by
-single operators adds its mask. On a card no memory is taken there, so none is here.
+With a dispatch mode in force torch cannot rule out that a tensor is a subclass, so it works out of place where it
+would otherwise do so in place: where the gradients of a tensor that was used twice meet, where attention by single
+operators adds its mask, and where gradients of some entries are put among zeros. On a card no memory is taken
+there, so none is here.
 """
 
 from __future__ import annotations
@@ -44,6 +45,35 @@ def add(func: Any, args: Any, kwargs: Any) -> Any:
     if not same_kind or not _is_dense(first) or owners_of(first) != owners_of_a_lone_sum():
         return NotImplemented
     return first
+
+
+def written(func: Any, args: Any, kwargs: Any) -> Any:
+    """Fresh zeros that backward writes a gradient into, as the result; or NotImplemented.
+
+    Only the nodes of torch that make such zeros themselves do it: what a program's own backward writes out of place
+    takes memory on a card too.
+    """
+    zeros = args[0]
+    if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled() or not zeros.is_meta:
+        return NotImplemented
+    node: Any = getattr(torch._C, "_current_autograd_node", lambda: None)()
+    name = "" if node is None else node.name().rstrip("0123456789")
+    return zeros if name in _WRITERS[func] else NotImplemented
+
+
+_CHOICES = frozenset(
+    f"{name}Backward" for name in ("Max", "Min", "Median", "Nanmedian", "Kthvalue", "Mode", "Sort", "Topk", "Aminmax")
+)
+_WRITERS = {
+    aten.index_put.default: {"IndexBackward", "UnsafeIndexBackward"},
+    aten.scatter.src: _CHOICES,
+    aten.scatter_add.default: {"GatherBackward", "CummaxBackward", "CumminBackward"},
+    aten.index_add.default: {"IndexSelectBackward"},
+    aten.put.default: {"TakeBackward"},
+    aten.masked_scatter.default: {"MaskedSelectBackward"},
+}
+"""Operators out of place, and the nodes that on a card write in place instead."""
+WRITTEN = frozenset(_WRITERS)
 
 
 def _is_dense(tensor: Tensor) -> bool:

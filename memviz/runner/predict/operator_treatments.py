@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from memviz.runner.predict import in_place
+from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
 
@@ -54,7 +55,7 @@ class Treatment:
     formula: Formula | None
 
 
-def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> Treatment:
+def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
     schema = func._schema
     packet = func.overloadpacket
     new = any(returned.alias_info is None for returned in schema.returns)
@@ -67,9 +68,9 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]]) -> T
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
         instead=in_place.add if func is aten.add.Tensor else None,
-        shape=SHAPES.get(func),
+        shape=in_place.written if func in in_place.WRITTEN else SHAPES.get(func),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
-        temporaries=TEMPORARIES.get(packet),
+        temporaries=TEMPORARIES.get(packet) or temporaries_of(packet, release),
         formula=_formula_of(func),
     )
 

@@ -39,6 +39,7 @@ from memviz.runner.predict.prediction_errors import caught_refusal, forget_refus
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
+from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
@@ -74,7 +75,9 @@ class PredictedDevice:
         self._interner = Interner()
         memory = card_memory(card)
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
-        self.recorder = AllocationRecorder(card, self.settings, self._interner, Assumptions(assume), limit)
+        self.recorder = AllocationRecorder(
+            card, self.settings, self._interner, Assumptions(assume), limit, release=self.release
+        )
         self._marks = PhaseMarks()
         self.limited = limited
         self._facts = dict(facts or {})
@@ -110,6 +113,7 @@ class PredictedDevice:
             mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
             stack.enter_context(FakeCuda(self, self.recorder, self._report, self._history).installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            stack.enter_context(sliced_as_in(self.release))
             named = NamedDevices(self.card.name)
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())

@@ -18,8 +18,8 @@ from memviz.allocator.context import context_sentence
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
-Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int]]
-"""Arguments, keyword arguments, result, card -> bytes of each."""
+Temporaries = Callable[[Any, Any, Any, KnownCard], Iterable[int | tuple[int, ...]]]
+"""Arguments, keyword arguments, result, card -> bytes of each; a tuple is taken and given back before the next."""
 
 USES_CUBLAS = {
     aten.mm,
@@ -39,6 +39,8 @@ _SINGLE, _INDEX = 4, 8
 _UNSORTED_INDICES = 3072
 _ROWS_A_THREAD = 10
 _CHUNK = 65536
+_LT_WORKSPACE = 1 << 20
+_LT_OWN_UNTIL = (2, 6)
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -111,12 +113,20 @@ def _embedding_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
 
 
 def _index_put(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Adding at indices sorts them: keys and order, before and after (estimated)."""
+    """Adding at indices sorts them: keys and order, before and after (recorded; the sort's own byte of few)."""
     accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
     if not accumulate:
         return ()
     count = max((index.numel() for index in args[1] if index is not None), default=0)
-    return (count * _INDEX,) * 5
+    return (*(count * _INDEX,) * 5, 1)
+
+
+def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
+    """Of cublasLt, which adds a bias within the product; later releases give it the handle's own (read, recorded)."""
+    bias, left, right = args[:3]
+    in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
+    plain = kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point()
+    return _LT_WORKSPACE if release <= _LT_OWN_UNTIL and in_one and plain else 0
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
@@ -194,14 +204,10 @@ _UNSEEN = (
         "Sorting and scanning take temporary copies of about their input's size; they are not predicted.",
     ),
 )
-_ALWAYS = (
-    "Reductions take buffers for a moment that are not predicted: mostly some KiB, and up to 528 MiB over very many "
-    "rows, by recordings of others.",
-)
 
 
 def unseen_by(operators: Iterable[str], card: KnownCard) -> tuple[str, ...]:
     """What a run of these operators takes on a card beyond what is predicted."""
     used = set(operators)
     of_operators = (sentence for names, sentence in _UNSEEN if used.intersection(names))
-    return (*of_operators, *_ALWAYS, context_sentence(card.name))
+    return (*of_operators, context_sentence(card.name))

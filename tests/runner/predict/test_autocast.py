@@ -86,3 +86,16 @@ def test_rms_norm_is_cast_since_2_12(release: tuple[int, int], casts: int) -> No
     else:
         # There it is made of others, whose power is taken in fp32.
         assert len(_casts(run, release=release)) > 0
+
+
+def test_backward_within_the_region_sums_gradients_in_fp32() -> None:
+    with PredictedDevice(A100) as device:
+        x = torch.zeros(64, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        row = torch.zeros(64, 1, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            out = x - row
+            out.backward(torch.ones_like(out))
+        assert row.grad is not None and row.grad.dtype == torch.bfloat16
+        rows = [(r.operator, r.size) for r in allocations(device.finish())]
+    summed = rows.index(("sum_dim_IntList", 64 * 4))
+    assert rows[summed + 1] == ("_to_copy", 64 * 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -9,7 +10,7 @@ from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.trace.model import Category
-from tests.runner.predict.rows import A100, allocations
+from tests.runner.predict.rows import A100, WORKSPACE, allocations
 
 
 def temporaries(device: PredictedDevice, operator: str) -> list[int]:
@@ -97,3 +98,19 @@ def test_dropout_keeps_a_byte_an_element() -> None:
         before = device.allocated_bytes
         out = functional.dropout(x, 0.5)
         assert device.allocated_bytes - before == out.numel() * (4 + 1)
+
+
+@pytest.mark.parametrize(("release", "own"), [((2, 1), 2), ((2, 6), 2), ((2, 7), 0), ((2, 13), 0)])
+def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_6(
+    release: tuple[int, int], own: int
+) -> None:
+    with PredictedDevice(A100, release=release) as device:
+        layer = torch.nn.Linear(64, 32, device="cuda")
+        x = torch.zeros(8, 64, device="cuda")
+        before = len(allocations(device.finish()))
+        kept = layer(x), layer(x), torch.nn.functional.linear(x, layer.weight)
+        rows = allocations(device.finish())[before:]
+        del kept
+    # Taken for each product before the handle's, and given back.
+    taken = [row.size for row in rows if row.size >= 1 << 20]
+    assert taken == ([1 << 20, WORKSPACE, 1 << 20] if own else [WORKSPACE])

@@ -1,0 +1,50 @@
+"""What the predictor says of a recorded program, beside the recording."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from difflib import SequenceMatcher
+
+from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.predicted_device import PredictedDevice
+from tests.runner.predict.rows import sizes
+from tests.truth.programs import PROGRAMS
+from tests.truth.recordings import Peaks, Recording, recording
+
+
+@dataclass(frozen=True)
+class Comparison:
+    recording: Recording
+    predicted: Peaks
+    sizes: list[int]
+
+    @property
+    def exact(self) -> tuple[bool, bool, bool]:
+        """Live, allocated and reserved."""
+        told, truth = self.predicted, self.recording.peaks
+        return told.live == truth.live, told.allocated == truth.allocated, told.reserved == truth.reserved
+
+    @property
+    def equal_share(self) -> float:
+        """Of all allocations, those that both have in the same order."""
+        matcher = SequenceMatcher(None, self.recording.sizes, self.sizes, autojunk=False)
+        equal = sum(block.size for block in matcher.get_matching_blocks())
+        return equal / max(len(self.recording.sizes), len(self.sizes))
+
+    @property
+    def first_difference(self) -> int | None:
+        """The number of the first allocation that differs."""
+        truth = self.recording.sizes
+        if truth == self.sizes:
+            return None
+        pairs = zip(truth, self.sizes, strict=False)
+        return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(truth), len(self.sizes)))
+
+
+def compare(name: str) -> Comparison:
+    recorded = recording(name)
+    with PredictedDevice(card_named(recorded.card), release=recorded.release) as device:
+        PROGRAMS[name]()
+        trace = device.finish()
+        peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
+    return Comparison(recorded, peaks, sizes(trace))

@@ -1,0 +1,50 @@
+"""Numbers of recordings that others made on real cards: sizes of allocations in order, frees, and peaks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+_NUMBERS = Path(__file__).parent / "numbers"
+
+
+@dataclass(frozen=True)
+class Peaks:
+    live: int
+    """Bytes that the program asked for."""
+    allocated: int
+    """Of the blocks that held them."""
+    reserved: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    name: str
+    source: str
+    """Where it is public."""
+    card: str
+    """One of its class: the recordings do not say which it was."""
+    release: tuple[int, int]
+    peaks: Peaks
+    events: tuple[int, ...]
+    """A positive number is an allocation of so many bytes, a negative one the free of the so-manieth."""
+
+    @property
+    def sizes(self) -> list[int]:
+        return [event for event in self.events if event > 0]
+
+
+def recording(name: str) -> Recording:
+    """Its file has a line for each fact, then a line `events` and the events."""
+    head, _, events = (_NUMBERS / f"{name}.txt").read_text().partition("events\n")
+    facts = dict(line.split(": ", 1) for line in head.splitlines())
+    major, minor = facts["torch"].split(".")
+    live, allocated, reserved = map(int, facts["peaks"].split())
+    numbers = tuple(map(int, events.split()))
+    return Recording(
+        name, facts["source"], facts["card"], (int(major), int(minor)), Peaks(live, allocated, reserved), numbers
+    )
+
+
+def recordings() -> list[str]:
+    return sorted(path.stem for path in _NUMBERS.glob("*.txt"))

@@ -1,0 +1,30 @@
+"""A ratchet: what is exact stays exact, and what is not is listed here with its cause."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.truth.comparison import compare
+from tests.truth.recordings import recording, recordings
+
+DIFFERENCES: dict[str, tuple[tuple[bool, bool, bool], int | None, str]] = {}
+"""Whether live, allocated and reserved are exact, the first allocation that differs, and why."""
+
+
+@pytest.mark.parametrize("name", recordings())
+def test_a_prediction_is_as_true_as_it_ever_was(name: str) -> None:
+    result = compare(name)
+    exact, first, _ = DIFFERENCES.get(name, ((True, True, True), None, ""))
+    assert result.exact == exact
+    assert result.first_difference == first
+
+
+@pytest.mark.parametrize("name", recordings())
+def test_the_numbers_are_those_of_the_recording(name: str) -> None:
+    """Its events alone come to its highest live bytes."""
+    recorded = recording(name)
+    live, highest, sizes = 0, 0, recorded.sizes
+    for event in recorded.events:
+        live += event if event > 0 else -sizes[-event - 1]
+        highest = max(highest, live)
+    assert highest == recorded.peaks.live
