@@ -131,9 +131,8 @@ def test_what_cannot_go_on_is_stopped_with_the_line_and_how_to_state_it(tmp_path
     figures = said(done)
     assert figures["exit_status"] == 3 and figures["fits"] is None
     stopped = figures["stopped"]
-    assert (stopped["where"], stopped["assume"]) == ("train.py:3", "--assume train.py:3=VALUE")
-    assert "taken from a tensor" in stopped["what"]
-    assert "train.py, line 2" in stopped["what"]
+    assert (stopped["where"], stopped["assume"]) == ("train.py:2", "--assume train.py:2=VALUE")
+    assert "drawn at random" in stopped["what"]
     assert not any("caught a refusal" in note for note in figures["notes"])
     assert "Traceback" not in done.stderr and "stopped at" in done.stderr
 

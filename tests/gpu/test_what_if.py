@@ -25,9 +25,9 @@ def ran(conf: str = "") -> Trace:
     with PredictedDevice(card_named("H100"), settings=parse_settings(conf) if conf else None) as device:
         for number in range(12):
             kept = [
-                torch.empty((11 + 7 * number % 23) * MiB + part, dtype=torch.uint8, device="meta") for part in range(4)
+                torch.empty((11 + 7 * number % 23) * MiB + part, dtype=torch.uint8, device="cuda") for part in range(4)
             ]
-            torch.empty(130 * MiB + number * MiB, dtype=torch.uint8, device="meta")
+            torch.empty(130 * MiB + number * MiB, dtype=torch.uint8, device="cuda")
             del kept
         return device.finish()
 

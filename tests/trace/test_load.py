@@ -155,7 +155,7 @@ def test_files_and_json_beyond_their_limits(tmp_path: Path) -> None:
 
 def test_one_list_named_a_thousand_times_is_counted_before_it_is_read(tmp_path: Path) -> None:
     events = [alloc(i, 1) for i in range(1000)]
-    path = written(tmp_path, pickle.dumps({"segments": [], "device_traces": [events] * 4000}))
+    path = written(tmp_path, pickle.dumps({"segments": [], "device_traces": [events] * 500}))
     assert "more than 100,000 events" in refusal(path, limits=Limits(events=100_000))
     blocks = [block(i, 1) for i in range(1000)]
     one = {"device": 0, "address": 0, "total_size": 1000, "stream": 0, "blocks": blocks}

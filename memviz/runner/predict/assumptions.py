@@ -56,6 +56,7 @@ _RULES = (
         lambda frame: True,
         "Masks of attention that nobody computes are taken to hide nothing.",
     ),
+    _Rule("torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."),
     _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
     _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
