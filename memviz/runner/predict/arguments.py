@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from typing import Any
 
+import torch
 from torch import Tensor
 
 
@@ -26,3 +28,21 @@ def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
     if isinstance(value, dict):
         return {key: with_each(change, item) for key, item in value.items()}
     return value
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+    """The arguments that an operator writes to."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            name = argument.name
+            yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+
+
+def fills_its_storage(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+@cache
+def draws(func: Any) -> bool:
+    """At random. Asked at each operator, and torch looks through its tags each time."""
+    return torch.Tag.nondeterministic_seeded in func.tags

@@ -18,9 +18,7 @@ from memviz.runner.predict.operator_treatments import tensors_in
 aten = torch.ops.aten
 FIRST = 0
 SENTENCE = "which of several it is, nobody computes; it is taken to be the first"
-_CHOOSING = {
-    *(aten.argmax.default, aten.argmin.default, aten.multinomial.default),
-}
+_CHOOSING = {aten.argmax.default, aten.argmin.default, aten.multinomial.default}
 _CHOOSING_SECOND = {
     *(aten.topk.default, aten.sort.default, aten.sort.stable, aten.max.dim, aten.min.dim, aten.kthvalue.default),
     aten.mode.default,

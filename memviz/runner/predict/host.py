@@ -12,14 +12,14 @@ or weights read from a file, take address space only.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import tensors_of, with_each
+from memviz.runner.predict.arguments import fills_its_storage, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 from memviz.runner.predict.stand_ins import StandIns
@@ -183,7 +183,7 @@ class Host:
         if func in _FILLERS and not any(tensor in self.unknown for tensor in tensors_of((args[1:], kwargs))):
             if _is_large(args[0]):
                 return self._by_shapes(func, args, kwargs)
-            if _fills_its_storage(args[0]):
+            if fills_its_storage(args[0]):
                 self.unknown.remove(args[0])
             return NotImplemented
         self._refuse_to_read(func, args)
@@ -213,7 +213,7 @@ class Host:
 
         named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
         out = func(*with_each(shape_of, args), **with_each(shape_of, named))
-        for written in _written_by(func, args, kwargs):
+        for written in written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)
             self.unknown.add(written)
@@ -251,7 +251,7 @@ class Host:
         values = self.known.of(args[1])
         if values is None or _is_large(args[0]):
             self._lose(args[0])
-        elif args[0] not in self.unknown or _fills_its_storage(args[0]):
+        elif args[0] not in self.unknown or fills_its_storage(args[0]):
             self.unknown.remove(args[0])
             args[0].copy_(values)
         return args[0]
@@ -297,13 +297,6 @@ def _zeros(count: int) -> torch.UntypedStorage:
     return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
 
 
-def _written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            name = argument.name
-            yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
-
-
 def _only_its_shape_counts(func: Any, args: Any) -> bool:
     """`zeros_like(unknown)` is known; and a change of shape in place leaves the memory what it was."""
     name: str = func.overloadpacket.__name__
@@ -324,10 +317,6 @@ def _goes_to_device(kwargs: Any) -> bool:
 def _is_view(func: Any) -> bool:
     aliases = [returned.alias_info for returned in func._schema.returns]
     return bool(aliases) and all(alias is not None and not alias.is_write for alias in aliases)
-
-
-def _fills_its_storage(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
 MOVES: dict[Any, Callable[[Host, Any, Any, Any], Any]] = {

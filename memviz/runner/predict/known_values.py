@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import tensors_of, with_each
+from memviz.runner.predict.arguments import draws, fills_its_storage, tensors_of, with_each, written_by
 
 aten = torch.ops.aten
 MOST_BYTES = 1 << 20
@@ -126,7 +126,7 @@ class KnownValues:
 
     def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
         """After an operator ran without values: those of what it made and wrote, as far as they are known."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
+        if draws(func):
             return self._forget_written(func, args, kwargs, writes)
         if not self.all_known(args, kwargs) and not self._only_shapes_count(func, args, kwargs, writes):
             self._forget_written(func, args, kwargs, writes)
@@ -142,7 +142,7 @@ class KnownValues:
 
     def _only_shapes_count(self, func: Any, args: Any, kwargs: Any, writes: bool) -> bool:
         if writes:
-            return func in _FILL_ALL and _fills(args[0]) and self.all_known(args[1:], kwargs)
+            return func in _FILL_ALL and fills_its_storage(args[0]) and self.all_known(args[1:], kwargs)
         return func.overloadpacket.__name__ in _SHAPE_COUNTS
 
     def _make(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -152,7 +152,7 @@ class KnownValues:
         reason = self.reason_of(args, kwargs)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
-            found = [t for t in tensors_of(self._result(func, args, kwargs))]
+            found = tensors_of(self._result(func, args, kwargs))
             for made, values in zip(tensors_of(out), found, strict=True):
                 if made.is_meta and not self._shares(made, args):
                     self.put(made, values, reason)
@@ -175,7 +175,7 @@ class KnownValues:
             # Lists: values in them are rarely asked for.
             return self._forget_written(func, args, kwargs, True)
         if target.is_meta and not _is_small_storage(target):
-            number = self._alike(func, args, kwargs) if _fills(target) else None
+            number = self._alike(func, args, kwargs) if fills_its_storage(target) else None
             self.forget(target)
             if number is not None:
                 self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
@@ -255,12 +255,9 @@ class KnownValues:
     def _forget_written(self, func: Any, args: Any, kwargs: Any, writes: bool) -> None:
         if not writes or not self._entries:
             return
-        for at, argument in enumerate(func._schema.arguments):
-            if argument.alias_info is not None and argument.alias_info.is_write:
-                value = kwargs[argument.name] if argument.name in kwargs else args[at] if at < len(args) else ()
-                for tensor in tensors_of(value):
-                    if tensor.is_meta:
-                        self.forget(tensor)
+        for tensor in written_by(func, args, kwargs):
+            if tensor.is_meta:
+                self.forget(tensor)
 
     def _twins(self, value: Any) -> Any:
         return with_each(lambda tensor: self.of(tensor) if tensor.is_meta else tensor, value)
@@ -298,10 +295,6 @@ def _is_small(tensor: Tensor) -> bool:
 def _is_small_storage(tensor: Tensor) -> bool:
     most = MOST_BYTES if tensor.is_floating_point() or tensor.is_complex() else _MOST_BYTES_OF_INDICES
     return tensor.untyped_storage().nbytes() <= most
-
-
-def _fills(tensor: Tensor) -> bool:
-    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def _on_host(kwargs: Any) -> Any:

@@ -21,6 +21,8 @@ from memviz.runner.predict.prediction_errors import data_needed, name_for_users,
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
+_MOST_PLACES = 1 << 22
+"""Bytes."""
 _ARE_EQUAL = (aten.equal.default, aten.allclose.default)
 _EQUAL = "tensors that are not computed are taken to be equal"
 _ALL_TRUE = "a mask that is not computed is taken to be true everywhere"
@@ -151,6 +153,3 @@ class Looks:
         raise UsageError(
             f"A mask of {tensor.numel():,} elements is true that often at most, or True or False; not {given}."
         )
-
-
-_MOST_PLACES = 1 << 22

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import operator
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from memviz.runner.predict.arguments import draws, tensors_of
 
 aten = torch.ops.aten
 STANDS = 1.0
@@ -76,12 +78,12 @@ class StandIns:
         if number is not None:
             self._mark(copied, number)
         if self.is_drawn(tensor):
-            self._draw(copied)
+            self._mark(copied, 0, self._drawn)
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
         """After an operator that met values which nobody knows, or draws some."""
-        if torch.Tag.nondeterministic_seeded in func.tags and func.overloadpacket not in _CHOOSING:
-            return self._draw(out) if isinstance(out, Tensor) else None
+        if draws(func) and func.overloadpacket not in _CHOOSING:
+            return self._mark(out, 0, self._drawn) if isinstance(out, Tensor) else None
         if self._drawn:
             self._follow_draws(func, args, out)
         if func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
@@ -95,7 +97,7 @@ class StandIns:
         elif self._refs and func in _JOINS and out.dtype is torch.bool:
             self._join(func, args, out)
         elif self._refs and func in _KEEP and isinstance(out, Tensor) and not out.is_floating_point():
-            numbers = [self.of(tensor) for tensor in _whole(args)]
+            numbers = [self.of(tensor) for tensor in tensors_of(args)]
             if any(number is not None for number in numbers):
                 self._mark(out, min(number for number in numbers if number is not None))
 
@@ -118,13 +120,7 @@ class StandIns:
             return
         tensors = [arg for arg in args if isinstance(arg, Tensor) and self._known(arg) is None]
         if len(tensors) == 1 and self.is_drawn(tensors[0]):
-            self._draw(out)
-
-    def _draw(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        ref = _StandIn(storage, self._gone)
-        ref.key, ref.number = storage._cdata, 0
-        self._drawn[ref.key] = ref
+            self._mark(out, 0, self._drawn)
 
     def _compare(self, func: Any, args: Any, out: Tensor) -> None:
         if func in _EQUALITIES and all(map(_is_whole, args[:2])) and None in map(self._number, args[:2]):
@@ -141,11 +137,12 @@ class StandIns:
             return values.reshape(-1)[0].item() if values.numel() == 1 else None
         return STANDS if value.is_floating_point() else self.of(value)
 
-    def _mark(self, tensor: Tensor, number: int) -> None:
+    def _mark(self, tensor: Tensor, number: int, among: dict[int, _StandIn] | None = None) -> None:
         storage = tensor.untyped_storage()
         ref = _StandIn(storage, self._gone)
         ref.key, ref.number = storage._cdata, number
-        self._refs[ref.key] = ref
+        among = self._refs if among is None else among
+        among[ref.key] = ref
 
     def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
         assert isinstance(ref, _StandIn)
@@ -162,12 +159,3 @@ def _is_whole(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
     return type(value) is int
-
-
-def _whole(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if not value.is_floating_point() and not value.is_complex():
-            yield value
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _whole(item)
