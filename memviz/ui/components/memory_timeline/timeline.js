@@ -1,7 +1,7 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { clamp, Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { clamp, Component, el, latest, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
 import { bytesText } from "../words.js";
 import { PlotCanvas } from "./canvas.js";
 import { Controls } from "./controls.js";
@@ -96,6 +96,7 @@ export class MemoryTimeline extends Component {
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
     this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
+    this.tellSelected = latest((/** @type {any} */ state) => this.tell.select(state));
     this.listen();
   }
 
@@ -560,7 +561,7 @@ export class MemoryTimeline extends Component {
     const chosen = JSON.stringify([state.at, state.pin, state.range]);
     if (chosen === this.told) return;
     this.told = chosen;
-    this.tell.select(state);
+    this.tellSelected(state);
   }
 }
 
