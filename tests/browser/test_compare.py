@@ -102,7 +102,8 @@ def test_clicks_that_come_before_the_answer_are_all_answered_in_their_order(comp
     """Gradio by itself drops them, or answers the first one once more."""
     compared.evaluate(
         """() => {
-          const click = (act, value) => document.querySelector(`#differences [data-act=${act}][data-value=${value}]`).click();
+          const button = (act, value) => `#differences [data-act=${act}][data-value=${value}]`;
+          const click = (act, value) => document.querySelector(button(act, value)).click();
           for (const grouping of ["site", "stack", "category"]) click("by", grouping);
           click("sort", "a");
           click("by", "module");
