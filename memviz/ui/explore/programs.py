@@ -13,7 +13,8 @@ from memviz.errors import UsageError
 from memviz.headlines.as_json import summary_json
 from memviz.ui.saved.report import report_page
 from memviz.ui.shell.exports import page_file
-from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.turns import IN_TURN, in_turn
 
 _MOST_FILES = 24
 
@@ -24,9 +25,9 @@ def build() -> None:
     by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
     top = gr.Number(20, precision=0, label="top")
     answer, page = gr.JSON(label="answer"), gr.File(label="page")
-    gr.Button().click(summary, [file], answer, api_name="summary", **READS_FILES)
-    gr.Button().click(peak, [file, by, top], answer, api_name="peak", **READS_FILES)
-    gr.Button().click(report, [files], page, api_name="report", **READS_FILES)
+    gr.Button().click(in_turn(summary), [file], answer, api_name="summary", **IN_TURN)
+    gr.Button().click(in_turn(peak), [file, by, top], answer, api_name="peak", **IN_TURN)
+    gr.Button().click(in_turn(report), [files], page, api_name="report", **IN_TURN)
 
 
 def summary(file: str) -> dict[str, Any]:
