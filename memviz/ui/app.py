@@ -55,8 +55,8 @@ from memviz.ui.shell.programs import ExplainingBlocks
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
-from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.turns import IN_TURN, in_turn
+from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
 from memviz.ui.upload import routes
 from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened

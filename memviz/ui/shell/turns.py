@@ -34,7 +34,9 @@ def in_turn(answer: Callable[..., Any], line: FairLock = _line) -> Callable[...,
         turn = line.of(_visitor())
         with in_words():
             if line.waiting(turn.key) >= _MOST_OF_ONE:
-                raise MemvizError(f"{_MOST_OF_ONE} questions of yours wait here already. Ask again when one is answered.")
+                raise MemvizError(
+                    f"{_MOST_OF_ONE} questions of yours wait here already. Ask again when one is answered."
+                )
         line.stand_in(turn)
         try:
             while not line.has_come(turn):
