@@ -21,7 +21,7 @@ from memviz.runner.predict.choices import Choices
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
-from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
@@ -138,6 +138,8 @@ class AllocationRecorder:
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
+            if treatment.name in COPIES:
+                self.totals.copied(out, args)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
             sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
             if treatment.name == "addmm":
