@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from tempfile import TemporaryDirectory
 
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.trace.load import load_trace
 from tests.runner.predict.rows import sizes
 from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import Peaks, Recording, recording
@@ -42,9 +45,17 @@ class Comparison:
 
 
 def compare(name: str) -> Comparison:
+    """Where the program dumped its history, that window; else all of it."""
     recorded = recording(name)
-    with PredictedDevice(card_named(recorded.card), release=recorded.release) as device:
+    card = card_named(recorded.card)
+    with TemporaryDirectory() as folder, chdir(folder), PredictedDevice(card, release=recorded.release) as device:
         PROGRAMS[name]()
-        trace = device.finish()
-        peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
-    return Comparison(recorded, peaks, sizes(trace))
+        if not device.windows:
+            trace = device.finish()
+            peaks = Peaks(
+                device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes
+            )
+            return Comparison(recorded, peaks, sizes(trace))
+        (window,) = device.windows
+        peaks = Peaks(window.peak_requested_bytes, window.peak_allocated_bytes, window.peak_reserved_bytes)
+        return Comparison(recorded, peaks, sizes(load_trace(window.file)))

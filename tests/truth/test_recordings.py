@@ -21,9 +21,10 @@ def test_a_prediction_is_as_true_as_it_ever_was(name: str) -> None:
 
 @pytest.mark.parametrize("name", recordings())
 def test_the_numbers_are_those_of_the_recording(name: str) -> None:
-    """Its events alone come to its highest live bytes."""
+    """What was there before and its events come to its highest live bytes."""
     recorded = recording(name)
-    live, highest, sizes = 0, 0, recorded.sizes
+    sizes = [*recorded.freed, *recorded.sizes]
+    live = highest = recorded.before + sum(recorded.freed)
     for event in recorded.events:
         live += event if event > 0 else -sizes[-event - 1]
         highest = max(highest, live)
