@@ -52,9 +52,7 @@ def compare(name: str) -> Comparison:
         PROGRAMS[name]()
         if not device.windows:
             trace = device.finish()
-            peaks = Peaks(
-                device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes
-            )
+            peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
             return Comparison(recorded, peaks, sizes(trace))
         (window,) = device.windows
         peaks = Peaks(window.peak_requested_bytes, window.peak_allocated_bytes, window.peak_reserved_bytes)

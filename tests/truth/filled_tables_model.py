@@ -1,4 +1,4 @@
-"""A fourth language model: tables of positions are made in every call, and what is turned is written into an empty one."""
+"""A fourth language model: tables of positions are made in every call, and what is turned fills an empty tensor."""
 
 from __future__ import annotations
 
@@ -36,6 +36,15 @@ class Norm(nn.Module):
         square = (x**2).mean(-1, keepdim=True)
         size = torch.sqrt(square + 1e-5)
         return x / size * self.weight
+
+
+class Head(nn.Module):
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.weight = weights(sizes.vocabulary, sizes.width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(self.weight, x)
 
 
 class Rotary(nn.Module):
@@ -129,14 +138,15 @@ class FilledTablesModel(nn.Module):
         self.words = weights(sizes.vocabulary, sizes.width)
         self.blocks = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
         self.norm = Norm(sizes.width)
-        self.head = weights(sizes.vocabulary, sizes.width)
+        self.head = Head(sizes)
 
     def forward(self, words: Tensor) -> Tensor:
         x = self.words[words]
         for block in self.blocks:
             x = block(x)
         x = self.norm(x)
-        return product(self.head, x)
+        scores: Tensor = self.head(x)
+        return scores
 
 
 class AdamW(torch.optim.Optimizer):

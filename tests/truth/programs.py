@@ -157,25 +157,32 @@ def _forward_later(*, halves: bool) -> Program:
     return run
 
 
-def _forward_among_steps() -> None:
-    """Training in bfloat16, with a recording of the third forward."""
-    sizes = Sizes(batch=4, context=256, width=1600, inner=6400, layers=48, heads=25)
-    model = FilledTablesModel(sizes)
-    optimizer = filled_tables.AdamW(model.parameters())
-    model.to("cuda")
-    words = _drawn(sizes.batch, sizes.context)
-    halves = torch.autocast("cuda", dtype=torch.bfloat16)
-    for step in range(3):
-        if step == 2:
-            _record()
-        with halves:
-            scores = model(words)
-            if step == 2:
-                return _dump()
-        loss = scores.sum()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
+_LARGE = Sizes(batch=4, context=256, width=1280, inner=5120, layers=36, heads=20)
+_HUGE = replace(_LARGE, width=1600, inner=6400, layers=48, heads=25)
+
+
+def _steps_in_full(sizes: Sizes, *, halves: bool, only_forward: bool) -> Program:
+    """Training whose forward may be in bfloat16, with a recording of the second step or of its forward."""
+
+    def run() -> None:
+        model = FilledTablesModel(sizes)
+        optimizer = filled_tables.AdamW(model.parameters())
+        model.to("cuda")
+        words = _drawn(sizes.batch, sizes.context)
+        for step in range(2):
+            if step == 1:
+                _record()
+            with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
+                scores = model(words)
+                if step == 1 and only_forward:
+                    return _dump()
+            loss = scores.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        _dump()
+
+    return run
 
 
 PROGRAMS: dict[str, Program] = {
@@ -188,5 +195,6 @@ PROGRAMS: dict[str, Program] = {
     "few-frames": _backward_later(replace(_SMALL, batch=32, context=256)),
     "forward-fp32": _forward_later(halves=False),
     "forward-bf16": _forward_later(halves=True),
-    "forward-many-segments": _forward_among_steps,
+    "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
+    "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
 }
