@@ -105,7 +105,7 @@ def _train_later(sizes: Sizes) -> Program:
         optimizer = turned_halves.AdamW(model.parameters())
         warmup, words = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
         warmup_targets, targets = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
-        for step in range(2):
+        for step in range(5):
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 scores = model(warmup[step])
                 loss = turned_halves.cross_entropy(scores, warmup_targets[step])
@@ -125,7 +125,7 @@ def _train_later(sizes: Sizes) -> Program:
 
 
 def _backward_later(sizes: Sizes) -> Program:
-    """Gradients add up over six steps, and the sixth is recorded."""
+    """Gradients add up over the steps, of which the last is recorded."""
 
     def run() -> None:
         model = TurnedHalvesModel(sizes).to("cuda")
@@ -142,7 +142,7 @@ def _backward_later(sizes: Sizes) -> Program:
 
 
 def _forward_later(*, halves: bool) -> Program:
-    """Without gradients, with a recording of the seventh time."""
+    """Without gradients, with a recording of the third time."""
 
     def run() -> None:
         model = SummedSquaresModel(_SMALL).to("cuda")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memviz.runner.predict.evidence import CUBLAS, RULES, Rule, Standing
 from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 
@@ -37,3 +38,14 @@ def test_the_numbers_are_those_of_the_recording(name: str) -> None:
         live += event if event > 0 else -sizes[-event - 1]
         highest = max(highest, live)
     assert highest == recorded.peaks.live
+
+
+@pytest.mark.parametrize(
+    "rule", [rule for rule in RULES if rule.standing is Standing.PROVED], ids=lambda rule: rule.name
+)
+def test_what_is_called_proved_is(rule: Rule) -> None:
+    """Programs that take memory by it take what was recorded, size by size."""
+    for name in rule.because.split(", "):
+        result = compare(name)
+        assert result.first_difference is None
+        assert rule.name in result.rules or not (rule.operators or rule is CUBLAS)

@@ -10,6 +10,7 @@ import torch
 
 from memviz.runner.predict import in_place
 from memviz.runner.predict.attention import seeds_on_host
+from memviz.runner.predict.evidence import rule_of
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
@@ -54,6 +55,8 @@ class Treatment:
     """The operator spelled out in others, where it reaches us whole."""
     temporaries: Temporaries | None
     formula: Formula | None
+    rule: int
+    """The number of what stands behind its memory, in `evidence`."""
 
 
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
@@ -73,6 +76,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet) or temporaries_of(packet, release),
         formula=_formula_of(func),
+        rule=rule_of(packet.__name__),
     )
 
 

@@ -14,6 +14,7 @@ from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, pea
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit
 from memviz.runner.step import Tell, prepare, take_steps
 from memviz.trace.model import Trace
@@ -35,7 +36,7 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
             **peaks_of(device),
             "flops": totals.flops // plan.request.steps,
             "bytes_moved": totals.bytes_moved // plan.request.steps,
-            "notes": device.unseen(),
+            "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
     took = time.perf_counter() - begun
