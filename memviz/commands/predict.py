@@ -95,6 +95,8 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.unproven import sentence_of
+
     estimate, until = done.estimate, ""
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
@@ -110,6 +112,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:
         _line(f"  {_fit_words(estimate)}")
+    if sentence := sentence_of(estimate.unproven):
+        _line(f"- {sentence}")
     for stated in estimate.assumed:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import Window
+from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.predicted_run import fit_on
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
@@ -41,6 +42,8 @@ class Estimate:
     windows: tuple[Window, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
+    unproven: tuple[Unproven, ...] = ()
+    """Rules that it rests on and that no recording proves, with their bytes."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -80,6 +83,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
+        unproven=device.unproven(),
     )
 
 

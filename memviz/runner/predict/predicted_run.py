@@ -14,6 +14,7 @@ from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, pea
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit
 from memviz.runner.step import Tell, prepare, take_steps
 from memviz.trace.model import Trace
@@ -34,7 +35,7 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
         known = {
             **peaks_of(device),
             **totals.of_one_step(plan.request.steps),
-            "notes": device.unseen(),
+            "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
     took = time.perf_counter() - begun
