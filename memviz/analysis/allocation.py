@@ -12,7 +12,8 @@ from memviz.analysis.callstacks.operators import operator_name, operators
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.live import has_times
-from memviz.analysis.purpose.categories import REASON_TEXTS, Reason, categories
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.reasons import REASON_TEXTS, Reason
 from memviz.analysis.reserved.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, DeviceTrace, Labels, Phase, Trace

@@ -29,11 +29,15 @@ OTHER = "other"
 _CATEGORY_ORDER = (
     Category.PARAMETER,
     Category.OPTIMIZER_STATE,
+    Category.KV_CACHE,
+    Category.GRAPH_POOL,
     Category.WORKSPACE,
+    Category.COLLECTIVE,
     Category.GRADIENT,
     Category.ACTIVATION,
     Category.INPUT,
     Category.OUTPUT,
+    Category.HOST_COPY,
     Category.TEMPORARY,
     Category.UNKNOWN,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -39,24 +39,26 @@ _COPY_OVER = "_to_copy"
 class CategoryColumn:
     """What each allocation turns out to be for, by its number. Most of it is known only later than the allocation.
 
-    What the forward pass allocates is decided by when it is freed: before backward begins it was temporary,
-    later it is an activation. The same holds within backward for what a checkpoint computes again.
+    What the forward pass allocates is decided by when it is freed: within the call of the module that made it, it
+    was temporary, later it is an activation. The same holds within backward for what a checkpoint computes again.
     """
 
     def __init__(self) -> None:
         self.values = bytearray()
-        self._undecided: set[int] = set()
+        self._undecided: dict[int, int] = {}
+        """Of the forward pass, with the module's call that made each."""
 
-    def allocated(self, category: Category, *, may_be_kept: bool) -> None:
-        """The next number's."""
+    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
+        """The next number's. `call` is that of the innermost module, 0 outside of all."""
         if may_be_kept:
-            self._undecided.add(len(self.values))
+            self._undecided[len(self.values)] = call
         self.values.append(category)
 
-    def freed(self, number: int) -> None:
+    def freed(self, number: int, open_calls: Sequence[int]) -> None:
+        made_in = self._undecided.pop(number, 0)
         if self.values[number] == _UNKNOWN:
-            self.values[number] = Category.TEMPORARY
-        self._undecided.discard(number)
+            handed_on = made_in and made_in not in open_calls
+            self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
     def backward_goes_on(self) -> None:
         """What is alive of the forward pass now was kept for it."""
@@ -94,7 +96,7 @@ class AllocationRecorder:
         self.columns = AllocationColumns()
         self.categories = self.columns.category
         self.ledger = Ledger(settings, self._stack_of_free, memory)
-        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
         self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
@@ -277,7 +279,7 @@ class AllocationRecorder:
         kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
-        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None)
+        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None, call=position.call)
         columns.module.append(module)
         columns.phase.append(phase)
         columns.forward_stack.append(NO_STACK if recomputing else forward_stack)

@@ -1,0 +1,36 @@
+"""What is there before the first forward and stays: weights, or what the model is given."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.evidence import Evidence
+from memviz.analysis.purpose.findings import Findings
+from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.trace.model import Category
+
+_FEWEST_WEIGHTS = 8
+"""Fewer tensors than this are hardly a model's."""
+
+
+def say_from_the_start(found: Findings, evidence: Evidence) -> None:
+    early = found.open & evidence.never_freed & evidence.during(Doing.NOTHING)
+    early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
+    rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
+    if not len(rows):
+        return
+    size = evidence.size[rows]
+    gradients = np.isin(size, np.unique(evidence.size[found.category == Category.GRADIENT]))
+    weights = np.ones(len(rows), dtype=np.bool_)
+    if 2 * size[gradients].sum() > size.sum():
+        weights = gradients
+    elif len(rows) < _FEWEST_WEIGHTS:
+        weights = ~evidence.begun[rows]
+    else:
+        # What the model is given is made last, at a place of its own.
+        _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
+        shared = np.flatnonzero(count[place] >= _FEWEST_WEIGHTS)
+        weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
+    found.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
+    found.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
