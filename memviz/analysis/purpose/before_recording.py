@@ -16,7 +16,7 @@ from memviz.analysis.purpose.replacements import agreed
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8
 
-_MOST = 0.5
+_SOME, _MOST = 0.1, 0.5
 """Of the bytes: so many must fit before sizes are believed."""
 
 
@@ -42,7 +42,8 @@ def _say_freed(found: Findings, evidence: Evidence, rows: Ints8, *, weights: Int
     rest = rows[doing == Doing.NOTHING]
     size = evidence.size
     sized = np.isin(size[rest], np.union1d(size[weights], size[found.category == Category.GRADIENT]))
-    gradients = sized if evidence.sees_training else np.zeros(len(rest), dtype=np.bool_)
+    is_training = evidence.sees_training or bool((found.category == Category.GRADIENT).any())
+    gradients = sized & is_training
     found.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
     found.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
 
@@ -55,7 +56,7 @@ def _say_kept(found: Findings, evidence: Evidence, rows: Ints8, count: int) -> N
     there = np.bincount(code, minlength=len(sizes))
     rank = _rank(code, evidence.address[rows])
     total = int(size[rows].sum())
-    if int((sizes * np.minimum(at_once, there)).sum()) > 0.1 * total and evidence.sees_training:
+    if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
         weight = ~like | (rank < at_once[code])
         found.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)

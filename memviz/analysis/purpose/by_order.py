@@ -15,30 +15,45 @@ from memviz.analysis.purpose.hills import Hills, hills
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category, DeviceTrace, Ints8
 
-_MOST = 0.5
-"""Of the weights' bytes: so many must return as gradients for a trace to be of training."""
+_MOST_OUTPUTS = 4
 
 
 def say_by_order(found: Findings, evidence: Evidence, device: DeviceTrace) -> None:
     rows = np.flatnonzero(found.open & evidence.no_stack & evidence.begun)
     if evidence.sees_work or not len(rows) or not len(device.events):
         return
-    kept, freed = evidence.never_freed[rows], ~evidence.never_freed[rows]
-    seen = hills(evidence.start[rows[freed]], evidence.end[rows[freed]], evidence.size[rows[freed]], len(device.events))
-    first = rows[kept & (evidence.start[rows] < seen.first_climb)]
+    start, size, kept = evidence.start[rows], evidence.size[rows], evidence.never_freed[rows]
+    freed = rows[~kept]
+    climb = int(evidence.start[freed[0]]) if len(freed) else len(device.events)
+    first = rows[kept & (start < climb)]
     _say(found, first, Category.PARAMETER, Reason.ORDER_FIRST)
-    old = np.flatnonzero(~evidence.begun & evidence.never_freed)
-    weights = np.unique(evidence.size[np.concatenate([first, old])])
-    late = np.isin(evidence.size[rows], weights) & (evidence.start[rows] >= seen.first_climb)
-    down = seen.is_down(evidence.start[rows])
-    outlasting = kept | (seen.bottom_after(evidence.start[rows]) <= evidence.end[rows])
-    gradient = late & down & outlasting
-    weight_bytes = int(evidence.size[np.concatenate([first, old])].sum())
-    is_training = int(evidence.size[rows[gradient]].sum()) > _MOST * weight_bytes > 0
+    weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
+    like_weight = np.isin(size, np.unique(weights))
+    passing = rows[~kept & ~like_weight]
+    seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
+    outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
+    gradients = like_weight & (start >= climb) & seen.is_down(start) & outlasting
+    is_training = 2 * int(size[gradients].sum()) > int(weights.sum()) > 0
     if is_training:
-        _say(found, rows[gradient], Category.GRADIENT, Reason.ORDER_GRADIENT)
-        _say(found, rows[late & kept & ~gradient], Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
-    _say_passing(found, evidence, seen, rows[freed], is_training)
+        _say_weights_again(found, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
+    _say_passing(found, evidence, seen, freed, is_training)
+
+
+def _say_weights_again(
+    found: Findings, gradients: Ints8, kept: Ints8, evidence: Evidence, weights: Ints8
+) -> None:
+    """What is never freed is the optimizer's; the first of each size is a gradient where no others are."""
+    passing = gradients[~evidence.never_freed[gradients]]
+    _say(found, passing, Category.GRADIENT, Reason.ORDER_GRADIENT)
+    _say(found, kept, Category.OPTIMIZER_STATE, Reason.ORDER_STATE)
+    if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
+        return
+    sizes, code = np.unique(evidence.size[kept], return_inverse=True)
+    there = np.bincount(np.searchsorted(sizes, weights[np.isin(weights, sizes)]), minlength=len(sizes))
+    order = np.argsort(code, kind="stable")
+    rank = np.empty(len(kept), dtype=np.int64)
+    rank[order] = np.arange(len(kept)) - np.searchsorted(code[order], code[order])
+    _say(found, kept[rank < there[code]], Category.GRADIENT, Reason.ORDER_GRADIENT)
 
 
 def _say_passing(found: Findings, evidence: Evidence, seen: Hills, rows: Ints8, is_training: bool) -> None:
@@ -47,7 +62,13 @@ def _say_passing(found: Findings, evidence: Evidence, seen: Hills, rows: Ints8, 
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
     on_the_way_down = seen.is_down(start)
-    _say(found, rows[over_top & ~on_the_way_down], Category.ACTIVATION, Reason.ORDER_KEPT)
+    stays = over_top & ~on_the_way_down
+    _say(found, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
+    # As many as a forward may hand back, and its backward does not let go.
+    left = stays & (seen.bottom_after(start) <= end)
+    hill = np.searchsorted(seen.tops, start)
+    left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
+    _say(found, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
     temporary = ~over_top & (at_once | on_the_way_down & is_training)
     _say(found, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = found.open[rows]

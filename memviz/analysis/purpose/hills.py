@@ -11,6 +11,8 @@ from memviz.trace.model import Bools, Ints8
 
 _HIGH = 0.5
 """Of the highest top: what rises over it is a hill."""
+_LOW = 0.2
+"""What falls below it has ended."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,8 +21,6 @@ class Hills:
     """Event at which each hill is highest."""
     bottoms: Ints8
     """Event at which it is lowest behind each top, before the next hill or the end."""
-    first_climb: int
-    """The first event at which anything is made that will be freed."""
     count: int
 
     def is_down(self, events: Ints8) -> Bools:
@@ -39,15 +39,17 @@ def hills(start: Ints8, end: Ints8, size: Ints8, count: int) -> Hills:
     """Of rows that end within the trace."""
     if not len(start):
         none = np.zeros(0, dtype=np.int64)
-        return Hills(none, none, count, count)
+        return Hills(none, none, count)
     change = sum_by(start, size, count + 1) - sum_by(end, size, count + 1)
     live = np.cumsum(change)[:count]
-    high = live > _HIGH * live.max()
-    climbs = np.flatnonzero(high & ~np.append(False, high[:-1]))
-    falls = np.append(np.flatnonzero(~high & np.append(False, high[:-1])), count)[: len(climbs)]
+    high, low = live > _HIGH * live.max(), live < _LOW * live.max()
+    marks = np.flatnonzero(high | low)
+    turns = high[marks] != np.append(False, high[marks][:-1])
+    climbs, falls = marks[turns & high[marks]], marks[turns & low[marks]]
+    falls = np.append(falls, count)[: len(climbs)]
     following = np.append(climbs[1:], count)
     tops = np.array([a + int(np.argmax(live[a:b])) for a, b in zip(climbs, falls, strict=True)], dtype=np.int64)
     bottoms = np.array(
         [b + int(np.argmin(live[b:c])) if b < c else b for b, c in zip(falls, following, strict=True)], dtype=np.int64
     )
-    return Hills(tops, bottoms, int(start.min()), count)
+    return Hills(tops, bottoms, count)

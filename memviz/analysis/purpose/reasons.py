@@ -70,6 +70,7 @@ class Reason(IntEnum):
     ORDER_STATE = auto()
     ORDER_GRADIENT = auto()
     ORDER_KEPT = auto()
+    ORDER_OUTPUT = auto()
     ORDER_FREED = auto()
     ORDER_HANDED_ON = auto()
     NO_STACK = auto()
@@ -126,6 +127,7 @@ REASON_TEXTS: dict[Reason, str] = {
     Reason.ORDER_STATE: "with the size of a weight, made after a backward and never freed",
     Reason.ORDER_GRADIENT: "with the size of a weight, made as memory fell, and alive until the next step",
     Reason.ORDER_KEPT: "made while memory grew, and freed as it fell, the last one first",
+    Reason.ORDER_OUTPUT: "made while memory grew, and still there when it had fallen",
     Reason.ORDER_FREED: "freed soon, before another was made",
     Reason.ORDER_HANDED_ON: "freed on the way up, after others were made",
     Reason.NO_STACK: "no stack was recorded",
