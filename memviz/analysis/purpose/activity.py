@@ -13,7 +13,7 @@ import numpy as np
 
 from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
-from memviz.analysis.callstacks.stack_places import first_in_stack, only_places
+from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack, only_places
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 
 
@@ -103,8 +103,10 @@ def _read_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
     first = first_in_stack(stacks, signs != Doing.NOTHING)
     doing = np.where(first >= 0, _at(signs[stacks.indices], first), Doing.NOTHING).astype(np.uint8)
-    backward = first_in_stack(stacks, signs == Doing.BACKWARD) >= 0
-    recomputes = backward & (doing == Doing.FORWARD)
+    called_by = last_in_stack(stacks, signs == Doing.BACKWARD)
+    backward = called_by >= 0
+    forward = first_in_stack(stacks, signs == Doing.FORWARD)
+    recomputes = (forward >= 0) & (forward < called_by)
     doing[backward] = Doing.BACKWARD
     silent = doing == Doing.NOTHING
     doing[silent] = _built_by_user(trace, signs)[silent]

@@ -57,6 +57,15 @@ RULES = (
         lambda e: e.during(Doing.STEP) & e.never_freed & e.begun,
         Certainty.PROBABLE,
     ),
+    Rule(
+        Reason.CALL_FREED,
+        Category.TEMPORARY,
+        lambda e: (
+            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed)
+            & ~e.no_stack
+            & e.freed_within_call
+        ),
+    ),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
     Rule(
         Reason.ACCUMULATED,
@@ -88,13 +97,6 @@ RULES = (
         Category.GRADIENT,
         lambda e: e.during(Doing.BACKWARD) & e.never_freed & e.begun,
         Certainty.PROBABLE,
-    ),
-    Rule(
-        Reason.CALL_FREED,
-        Category.TEMPORARY,
-        lambda e: (
-            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING)) & e.begun & ~e.no_stack & e.freed_within_call
-        ),
     ),
     Rule(
         Reason.GRAPH,

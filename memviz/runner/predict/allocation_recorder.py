@@ -162,6 +162,7 @@ class AllocationRecorder:
             number = self._number_of(tensor)
             if number is not None and self.categories.values[number] == _UNKNOWN:
                 self.categories.values[number] = Category.OUTPUT
+        self.know(list(kept_for_later(output)), Category.KV_CACHE)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
@@ -290,6 +291,13 @@ class AllocationRecorder:
 
 def is_on_device(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_in(out))
+
+
+def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
+    """Keys and values in the cache that transformers' models hand back."""
+    cache = output.get("past_key_values") if isinstance(output, Mapping) else None
+    for layer in getattr(cache, "layers", ()):
+        yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
 
 
 def tensors_among(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
