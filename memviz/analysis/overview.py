@@ -11,13 +11,17 @@ from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
 from memviz.analysis.peak import peak
+from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
+from memviz.analysis.purpose.phase_spans import phase_spans
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, DeviceTrace, Trace
 
 _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
+_JUST_BEGUN = 20
+"""A twentieth of a backward: what lies in it is still the forward's height."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,7 @@ class Overview:
     """-1 where the peak was there before the first event."""
     reserved_peak_bytes: int
     step: str
-    """In which the peak comes; empty where no steps are known."""
+    """In which the peak comes, and in which phase of it; empty where none is known."""
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
     ran_out: FailedRequest | None
@@ -74,11 +78,24 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
     around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
-    if not around or event < 0:
+    phases = phase_spans(trace, device)
+    place = phases.around(event)
+    if event < 0 or place < 0 and not around:
         return ""
     # Counted by us, from where the recording begins.
-    is_ours = around[0].startswith("step ") and history(device) == "late"
-    return f"recorded {around[0]}" if is_ours else around[0]
+    recorded = "recorded " if history(device) == "late" else ""
+    if place < 0:
+        return f"{recorded}{around[0]}" if around[0].startswith("step ") else around[0]
+    span = phases.spans[place]
+    profiled = [name for name in around if not name.startswith("step ")]
+    if not phases.is_training:
+        return f"{recorded}forward {span.step}" if len(phases.spans) > 1 else "the forward"
+    step = profiled[0] if profiled else f"{recorded}step {span.step}"
+    behind = phases.spans[place - 1] if place else span
+    has_just_begun = _JUST_BEGUN * (event - span.first) <= span.last - span.first
+    if span.doing == Doing.BACKWARD and behind.doing == Doing.FORWARD and has_just_begun:
+        return f"{step}, right after its forward"
+    return f"the {span.kind} of {step}"
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:

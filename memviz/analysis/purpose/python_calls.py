@@ -54,8 +54,11 @@ class PythonStacks:
             depth = _depth(called, stacks.offsets, depth_of)
             before_body = np.maximum(_depth(body, stacks.offsets, depth_of) - 1, -1)
             found.append(np.where(none, before_body, depth))
-        second = by_torch & (np.arange(len(by_torch)) < np.repeat(last_place(stacks, inner), self.length))
-        below = _depth(last_place(stacks, second), stacks.offsets, depth_of)
+        place = np.arange(len(by_torch))
+        second = by_torch & (place < np.repeat(last_place(stacks, inner), self.length))
+        second_body = bodies & (place < np.repeat(last_place(stacks, bodies), self.length))
+        below = np.where(none, last_place(stacks, second_body), last_place(stacks, second))
+        below = _depth(below, stacks.offsets, depth_of)
         self.own_until = np.where(below >= 0, below, self.length)
         """Where the outermost module's own functions end, and another module is called."""
         return found[0], found[1]
