@@ -10,13 +10,17 @@ from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
+from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
 from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.kept_by import KeptBy, kept_by
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.purpose.told import told
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.trace.model import Action, Category, DeviceTrace, Trace
 
 _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
@@ -41,6 +45,10 @@ class FailedRequest:
 class MostOfIt:
     category: str
     bytes: int
+    is_probable: bool = False
+    """For most of these bytes the purpose is no more than probable."""
+    kept_by: KeptBy | None = None
+    """Of activations: who keeps them."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +67,14 @@ class Overview:
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
     ran_out: FailedRequest | None
+    largest_site: str = ""
+    """At the peak, where most of it has no purpose and its places are known."""
+    largest_site_bytes: int = 0
 
 
 def overview(trace: Trace, device: DeviceTrace) -> Overview:
     line = timeline(device)
+    site, site_bytes = _largest_site(trace, device)
     return Overview(
         device=which(trace, device),
         event_count=len(device.events),
@@ -73,7 +85,18 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         step=_step(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
         ran_out=_ran_out(trace, device),
+        largest_site=site,
+        largest_site_bytes=site_bytes,
     )
+
+
+def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
+    rows, total = live_rows(device, timeline(device).peak_event), timeline(device).peak_bytes
+    unsaid = sum(each.bytes for each in told(trace, device, rows) if each.kind in SAYS_NOTHING)
+    if 2 * unsaid <= total:
+        return "", 0
+    largest = next(iter(peak(trace, device, "site", top=1).live.groups), None)
+    return ("", 0) if largest is None or largest.label == NO_SITE.label else (largest.label, largest.bytes)
 
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
@@ -101,7 +124,11 @@ def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
-            return MostOfIt(group.label, group.bytes)
+            rows = live_rows(device, timeline(device).peak_event)
+            said = [each for each in told(trace, device, rows) if each.kind == group.key]
+            probable = sum(each.bytes for each in said if each.certainty == Certainty.PROBABLE)
+            keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
+            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps)
     return None
 
 

@@ -16,6 +16,8 @@ from memviz.analysis.purpose.replacements import agreed
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8
 
+FEWEST_WEIGHTS = 8
+"""Fewer tensors than this are hardly a model's."""
 _SOME, _MOST = 0.1, 0.5
 """Of the bytes: so many must fit before sizes are believed."""
 
@@ -26,7 +28,7 @@ def say_before_recording(found: Findings, evidence: Evidence, device: DeviceTrac
     goes = np.flatnonzero(before & ~evidence.never_freed)
     if len(goes):
         _say_freed(found, evidence, goes, weights=stays)
-    if len(stays):
+    if len(stays) >= FEWEST_WEIGHTS or len(stays) and evidence.sees_work:
         _say_kept(found, evidence, stays, len(device.events))
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from memviz.analysis.purpose.before_recording import FEWEST_WEIGHTS
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.hills import Hills, hills
@@ -26,8 +27,10 @@ def say_by_order(found: Findings, evidence: Evidence, device: DeviceTrace) -> No
     freed = rows[~kept]
     climb = int(evidence.start[freed[0]]) if len(freed) else len(device.events)
     first = rows[kept & (start < climb)]
-    _say(found, first, Category.PARAMETER, Reason.ORDER_FIRST)
     weights = evidence.size[np.append(first, np.flatnonzero(~evidence.begun & evidence.never_freed))]
+    if len(weights) < FEWEST_WEIGHTS:
+        return
+    _say(found, first, Category.PARAMETER, Reason.ORDER_FIRST)
     like_weight = np.isin(size, np.unique(weights))
     passing = rows[~kept & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
@@ -62,14 +65,14 @@ def _say_passing(found: Findings, evidence: Evidence, seen: Hills, rows: Ints8, 
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
     on_the_way_down = seen.is_down(start)
-    stays = over_top & ~on_the_way_down
+    stays = over_top & ~on_the_way_down & ~at_once
     _say(found, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
-    left = stays & (seen.bottom_after(start) <= end)
+    left = stays & (seen.bottom_after(start) < end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
     _say(found, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
-    temporary = ~over_top & (at_once | on_the_way_down & is_training)
+    temporary = at_once | ~over_top & on_the_way_down & is_training
     _say(found, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = found.open[rows]
     _say(found, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)

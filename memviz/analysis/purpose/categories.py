@@ -23,6 +23,8 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed, freed_like
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
 from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Trace
+_CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
+"""What is said of blocks whose end the trace may not show."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,8 +75,8 @@ def _apply(rules: tuple[Rule, ...], found: Findings, evidence: Evidence) -> None
 
 def _follow_same_stack(found: Findings, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
-    cut_off = np.isin(found.reason, (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT))
-    rows = np.flatnonzero(cut_off & evidence.never_freed & evidence.begun)
+    cut_off = np.isin(found.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
+    rows = np.flatnonzero(cut_off)
     others = np.where(cut_off, Category.UNKNOWN, found.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
     # A block that is never freed is no temporary, whatever others were.

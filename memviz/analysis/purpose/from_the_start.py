@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.before_recording import FEWEST_WEIGHTS
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category
-
-_FEWEST_WEIGHTS = 8
-"""Fewer tensors than this are hardly a model's."""
 
 
 def say_from_the_start(found: Findings, evidence: Evidence) -> None:
@@ -25,12 +23,12 @@ def say_from_the_start(found: Findings, evidence: Evidence) -> None:
     weights = np.ones(len(rows), dtype=np.bool_)
     if 2 * size[gradients].sum() > size.sum():
         weights = gradients
-    elif len(rows) < _FEWEST_WEIGHTS:
+    elif len(rows) < FEWEST_WEIGHTS:
         weights = ~evidence.begun[rows]
     else:
         # What the model is given is made last, at a place of its own.
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
-        shared = np.flatnonzero(count[place] >= _FEWEST_WEIGHTS)
+        shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
     found.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
     found.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
