@@ -54,13 +54,13 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
         "rest_count": live.live.rest_count,
         "purposes": [
             {
-                "purpose": each.kind,
-                "certainty": each.certainty.word,
-                "reason": each.reason,
-                "bytes": each.bytes,
-                "count": each.count,
+                "purpose": purpose.kind,
+                "certainty": purpose.certainty.word,
+                "reason": purpose.reason,
+                "bytes": purpose.bytes,
+                "count": purpose.count,
             }
-            for each in told(trace, device, rows)
+            for purpose in told(trace, device, rows)
         ],
         **({"stacks_left_out": left_out} if left_out else {}),
     }

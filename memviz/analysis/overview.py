@@ -92,7 +92,7 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
 
 def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
     rows, total = live_rows(device, timeline(device).peak_event), timeline(device).peak_bytes
-    unsaid = sum(each.bytes for each in told(trace, device, rows) if each.kind in SAYS_NOTHING)
+    unsaid = sum(part.bytes for part in told(trace, device, rows) if part.kind in SAYS_NOTHING)
     if 2 * unsaid <= total:
         return "", 0
     largest = next(iter(peak(trace, device, "site", top=1).live.groups), None)
@@ -125,8 +125,8 @@ def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
             rows = live_rows(device, timeline(device).peak_event)
-            said = [each for each in told(trace, device, rows) if each.kind == group.key]
-            probable = sum(each.bytes for each in said if each.certainty == Certainty.PROBABLE)
+            said = [part for part in told(trace, device, rows) if part.kind == group.key]
+            probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
             keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
             return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps)
     return None

@@ -22,38 +22,38 @@ _SOME, _MOST = 0.1, 0.5
 """Of the bytes: so many must fit before sizes are believed."""
 
 
-def say_before_recording(found: Findings, evidence: Evidence, device: DeviceTrace) -> None:
-    before = found.open & ~evidence.begun & evidence.no_stack
+def say_before_recording(findings: Findings, evidence: Evidence, device: DeviceTrace) -> None:
+    before = findings.open & ~evidence.begun & evidence.no_stack
     stays = np.flatnonzero(before & evidence.never_freed)
     goes = np.flatnonzero(before & ~evidence.never_freed)
     if len(goes):
-        _say_freed(found, evidence, goes, weights=stays)
+        _say_freed(findings, evidence, goes, weights=stays)
     if len(stays) >= FEWEST_WEIGHTS or len(stays) and evidence.sees_work:
-        _say_kept(found, evidence, stays, len(device.events))
+        _say_kept(findings, evidence, stays, len(device.events))
 
 
-def _say_freed(found: Findings, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
+def _say_freed(findings: Findings, evidence: Evidence, rows: Ints8, *, weights: Ints8) -> None:
     doing = evidence.doing_at_free[rows]
     step = rows[doing == Doing.STEP]
-    like = agreed(evidence.free_stack, found.category, evidence.free_stack[step])
+    like = agreed(evidence.free_stack, findings.category, evidence.free_stack[step])
     known = np.isin(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
-    found.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
-    found.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    findings.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
+    findings.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
     used = rows[np.isin(doing, (Doing.BACKWARD, Doing.FORWARD))]
-    found.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    findings.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
     rest = rows[doing == Doing.NOTHING]
     size = evidence.size
-    sized = np.isin(size[rest], np.union1d(size[weights], size[found.category == Category.GRADIENT]))
-    is_training = evidence.sees_training or bool((found.category == Category.GRADIENT).any())
+    sized = np.isin(size[rest], np.union1d(size[weights], size[findings.category == Category.GRADIENT]))
+    is_training = evidence.sees_training or bool((findings.category == Category.GRADIENT).any())
     gradients = sized & is_training
-    found.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
-    found.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
+    findings.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
+    findings.say(rest[~gradients], Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
 
 
-def _say_kept(found: Findings, evidence: Evidence, rows: Ints8, count: int) -> None:
+def _say_kept(findings: Findings, evidence: Evidence, rows: Ints8, count: int) -> None:
     size = evidence.size
     sizes, code = np.unique(size[rows], return_inverse=True)
-    gradients = np.flatnonzero(found.category == Category.GRADIENT)
+    gradients = np.flatnonzero(findings.category == Category.GRADIENT)
     at_once = _at_once(sizes, size[gradients], evidence.start[gradients], evidence.end[gradients], count)
     there = np.bincount(code, minlength=len(sizes))
     rank = _rank(code, evidence.address[rows])
@@ -61,21 +61,21 @@ def _say_kept(found: Findings, evidence: Evidence, rows: Ints8, count: int) -> N
     if int((sizes * np.minimum(at_once, there)).sum()) > _SOME * total:
         like = at_once[code] > 0
         weight = ~like | (rank < at_once[code])
-        found.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
-        found.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-        found.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+        findings.say(rows[like & weight], Category.PARAMETER, Reason.BEFORE_LIKE_GRADIENTS, Certainty.PROBABLE)
+        findings.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+        findings.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
         return
-    second = (rank >= there[code] // 2) & (there[code] % 2 == 0) & _added_to(found, evidence, sizes, rows, code)
-    found.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
-    found.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
+    second = (rank >= there[code] // 2) & (there[code] % 2 == 0) & _added_to(findings, evidence, sizes, rows, code)
+    findings.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
+    findings.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
 
 
-def _added_to(found: Findings, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
+def _added_to(findings: Findings, evidence: Evidence, sizes: Ints8, rows: Ints8, code: Ints8) -> Bools:
     """Backward makes something of this size and lets it go at once: it is added to a gradient that was there.
 
     That says nothing unless it holds for most bytes.
     """
-    made = evidence.during(Doing.BACKWARD) & (found.category == Category.TEMPORARY)
+    made = evidence.during(Doing.BACKWARD) & (findings.category == Category.TEMPORARY)
     returns = np.isin(sizes, np.unique(evidence.size[made]))[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.cache import kept
-from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.before_recording import say_before_recording
 from memviz.analysis.purpose.by_order import say_by_order
 from memviz.analysis.purpose.evidence import Evidence
-from memviz.analysis.purpose.from_the_start import say_from_the_start
 from memviz.analysis.purpose.findings import Findings
+from memviz.analysis.purpose.from_the_start import say_from_the_start
 from memviz.analysis.purpose.metadata import say_metadata
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed, freed_like
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
 from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Trace
+
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
 """What is said of blocks whose end the trace may not show."""
 
@@ -46,47 +46,47 @@ def categories(trace: Trace, device: DeviceTrace) -> Categories:
 
 def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
-    found = Findings(len(evidence.size))
-    _say_recorded(found, device)
-    say_metadata(found, trace, device)
+    findings = Findings(len(evidence.size))
+    _say_recorded(findings, device)
+    say_metadata(findings, trace, device)
     if device.kind == "host":
-        found.say(found.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
-    _apply(RULES, found, evidence)
-    _follow_free(found, device)
-    _follow_same_stack(found, evidence)
-    say_by_order(found, evidence, device)
-    say_before_recording(found, evidence, device)
-    say_from_the_start(found, evidence)
-    _apply(LAST_RULES, found, evidence)
-    return Categories(found.category, found.reason, found.certainty)
+        findings.say(findings.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
+    _apply(RULES, findings, evidence)
+    _follow_free(findings, device)
+    _follow_same_stack(findings, evidence)
+    say_by_order(findings, evidence, device)
+    say_before_recording(findings, evidence, device)
+    say_from_the_start(findings, evidence)
+    _apply(LAST_RULES, findings, evidence)
+    return Categories(findings.category, findings.reason, findings.certainty)
 
 
-def _say_recorded(found: Findings, device: DeviceTrace) -> None:
+def _say_recorded(findings: Findings, device: DeviceTrace) -> None:
     recorded = label_of_rows(device, "category")
     if recorded is not None:
         known = np.flatnonzero(recorded != Category.UNKNOWN)
-        found.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
+        findings.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
 
 
-def _apply(rules: tuple[Rule, ...], found: Findings, evidence: Evidence) -> None:
+def _apply(rules: tuple[Rule, ...], findings: Findings, evidence: Evidence) -> None:
     for rule in rules:
-        found.say(found.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
+        findings.say(findings.open & rule.holds(evidence), rule.category, rule.reason, rule.certainty)
 
 
-def _follow_same_stack(found: Findings, evidence: Evidence) -> None:
+def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
-    cut_off = np.isin(found.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
+    cut_off = np.isin(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
-    others = np.where(cut_off, Category.UNKNOWN, found.category).astype(np.uint8)
+    others = np.where(cut_off, Category.UNKNOWN, findings.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
     # A block that is never freed is no temporary, whatever others were.
     known = (like != Category.UNKNOWN) & (like != Category.TEMPORARY)
-    found.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
+    findings.say(rows[known], like[known], Reason.SAME_STACK, Certainty.SURE)
 
 
-def _follow_free(found: Findings, device: DeviceTrace) -> None:
+def _follow_free(findings: Findings, device: DeviceTrace) -> None:
     """What a step leaves behind is a parameter if it is freed where the first parameters were."""
-    first = np.flatnonzero(np.isin(found.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
-    rows = np.flatnonzero(found.reason == Reason.STEP_KEPT)
-    like = freed_like(device, found.category, first, rows)
-    found.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)
+    first = np.flatnonzero(np.isin(findings.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
+    rows = np.flatnonzero(findings.reason == Reason.STEP_KEPT)
+    like = freed_like(device, findings.category, first, rows)
+    findings.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)

@@ -55,10 +55,10 @@ def dominant_by_group(
     sums = bytes_by_kind(trace, device, rows, codes, count=len(found))
     names = [keyed.name(int(code))[0] for code in found]
     mostly = dominant_of(sums)
-    kind = np.array([KINDS.index(each.kind) for each in mostly], dtype=np.int64)
+    kind = np.array([KINDS.index(one.kind) for one in mostly], dtype=np.int64)
     reasons = told_of_groups(trace, device, rows, codes, kind)
     reasoned = (
-        replace(each, certainty=why.certainty, reason=why.reason) for each, why in zip(mostly, reasons, strict=True)
+        replace(one, certainty=why.certainty, reason=why.reason) for one, why in zip(mostly, reasons, strict=True)
     )
     return dict(zip(names, reasoned, strict=True))
 

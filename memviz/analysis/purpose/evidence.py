@@ -116,7 +116,7 @@ class Evidence:
         last = np.append(passes.last, self._never)[self.pass_of]
         following = np.append(passes.next, self._never)[self.pass_of]
         at_return = (self.free_doing == Doing.FORWARD) & (self._rows.free_requested < following)
-        return (self._rows.end > last) & ~at_return
+        return np.asarray((self._rows.end > last) & ~at_return)
 
     @cached_property
     def outlives_backward(self) -> Bools:
@@ -129,7 +129,7 @@ class Evidence:
         rows = np.flatnonzero(left)
         count = np.bincount(self.pass_of[rows]) if len(rows) else np.zeros(1, dtype=np.int64)
         left[rows] = count[self.pass_of[rows]] <= _MOST_OUTPUTS
-        return left
+        return np.asarray(left)
 
     @cached_property
     def is_last_of_pass(self) -> Bools:
@@ -177,7 +177,7 @@ class Evidence:
     @cached_property
     def freed_outside_backward(self) -> Bools:
         """By a person's own code: a free of the engine has its C++ in its stack, or none."""
-        return (self.free_stack != NO_STACK) & (self.free_doing != Doing.BACKWARD)
+        return np.asarray((self.free_stack != NO_STACK) & (self.free_doing != Doing.BACKWARD))
 
     @cached_property
     def name(self) -> Bytes1:

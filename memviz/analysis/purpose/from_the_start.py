@@ -12,14 +12,14 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category
 
 
-def say_from_the_start(found: Findings, evidence: Evidence) -> None:
-    early = found.open & evidence.never_freed & evidence.during(Doing.NOTHING)
+def say_from_the_start(findings: Findings, evidence: Evidence) -> None:
+    early = findings.open & evidence.never_freed & evidence.during(Doing.NOTHING)
     early &= ~evidence.begun | (evidence.start < evidence.first_work) & evidence.sees_work
     rows = np.flatnonzero(early & ~(evidence.no_stack & ~evidence.begun))
     if not len(rows):
         return
     size = evidence.size[rows]
-    gradients = np.isin(size, np.unique(evidence.size[found.category == Category.GRADIENT]))
+    gradients = np.isin(size, np.unique(evidence.size[findings.category == Category.GRADIENT]))
     weights = np.ones(len(rows), dtype=np.bool_)
     if 2 * size[gradients].sum() > size.sum():
         weights = gradients
@@ -30,5 +30,5 @@ def say_from_the_start(found: Findings, evidence: Evidence) -> None:
         _, place, count = np.unique(evidence.stack[rows], return_inverse=True, return_counts=True)
         shared = np.flatnonzero(count[place] >= FEWEST_WEIGHTS)
         weights[shared[-1] + 1 if len(shared) else len(rows) :] = False
-    found.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
-    found.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)
+    findings.say(rows[weights], Category.PARAMETER, Reason.FROM_THE_START, Certainty.PROBABLE)
+    findings.say(rows[~weights], Category.INPUT, Reason.GIVEN, Certainty.PROBABLE)

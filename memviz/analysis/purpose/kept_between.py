@@ -14,12 +14,12 @@ _FEWEST_LAYERS = 2
 
 def kept_between_passes(rows: Lifetimes, passes: Passes, pass_of: Ints8, outlives: Bools) -> Bools:
     """Of rows that outlive the pass that made them: those that look like a cache."""
-    found = np.zeros(len(rows), dtype=np.bool_)
+    is_cache = np.zeros(len(rows), dtype=np.bool_)
     left = np.flatnonzero(outlives & (pass_of >= 0))
     if len(left):
-        found[left] = _grows_when_replaced(rows, passes, left, pass_of[left])
-        found[left] |= _few_a_layer(rows, left, pass_of[left])
-    return found
+        is_cache[left] = _grows_when_replaced(rows, passes, left, pass_of[left])
+        is_cache[left] |= _few_a_layer(rows, left, pass_of[left])
+    return is_cache
 
 
 def _grows_when_replaced(rows: Lifetimes, passes: Passes, left: Ints8, made_in: Ints8) -> Bools:
@@ -36,9 +36,7 @@ def _grows_when_replaced(rows: Lifetimes, passes: Passes, left: Ints8, made_in: 
 def _few_a_layer(rows: Lifetimes, left: Ints8, made_in: Ints8) -> Bools:
     """No more than two places leave something behind in this pass, as often and as large as one another."""
     width = int(rows.stack.max(initial=0)) + 2
-    places, place_of, count = np.unique(
-        made_in * width + rows.stack[left] + 1, return_inverse=True, return_counts=True
-    )
+    places, place_of, count = np.unique(made_in * width + rows.stack[left] + 1, return_inverse=True, return_counts=True)
     repeated = count >= _FEWEST_LAYERS
     of_pass = places // width
     passes = int(of_pass.max()) + 1

@@ -25,17 +25,17 @@ _WORDS = (
 _PATTERNS = tuple((category, re.compile(words, re.IGNORECASE)) for category, words in _WORDS)
 
 
-def say_metadata(found: Findings, trace: Trace, device: DeviceTrace) -> None:
+def say_metadata(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
     texts = device.events.metadata
     if not (texts != EMPTY_TEXT).any():
         return
     start = lifetimes(device).start
-    begun = np.flatnonzero(found.open & (start >= 0))
+    begun = np.flatnonzero(findings.open & (start >= 0))
     text = texts[start[begun]]
     for code in np.unique(text[text != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
-            found.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
+            findings.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
 
 
 def _meaning(text: str) -> Category:

@@ -32,11 +32,17 @@ def _words(text: str) -> re.Pattern[str]:
 
 NAMES = (
     Name(Category.KV_CACHE, _words(r"kv_?cache|key_value_cache|init_cache|cache_one_gpu|update_cache|append_kv")),
-    Name(Category.KV_CACHE, _words(r"update|append|get_seq|__init__|lazy_init|crop|reorder"), _words(r"/(cache_utils|kv_?cache)")),
+    Name(
+        Category.KV_CACHE,
+        _words(r"update|append|get_seq|__init__|lazy_init|crop|reorder"),
+        _words(r"/(cache_utils|kv_?cache)"),
+    ),
     Name(Category.GRAPH_POOL, None, _words(r"/torch/cuda/graphs\.py$|/cudagraph_trees\.py$")),
     Name(
         Category.COLLECTIVE,
-        _words(r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"),
+        _words(
+            r"all_gather|reduce_scatter|all_reduce|all_to_all|^broadcast|_unshard$|^unshard$|^wait_for_unshard|foreach_reduce"
+        ),
         _words(r"/torch/distributed/|/deepspeed/|/megatron/|/fairscale/|/apex/"),
     ),
     Name(Category.GRADIENT, _words(r"^__init__$|allocate"), _words(r"/param_and_grad_buffer\.py$")),

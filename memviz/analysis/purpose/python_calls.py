@@ -83,7 +83,7 @@ class PythonStacks:
             low, high = np.where(same, middle, low), np.where(same, high, middle - 1)
         return low
 
-    def prefix(self, stack: Ints4, depth: Ints8) -> np.ndarray:
+    def prefix(self, stack: Ints4 | Ints8, depth: Ints8) -> np.ndarray:
         """A number that stands for the outermost `depth` frames of each stack."""
         first = self.offsets[stack]
         return np.asarray(self._sums[first + depth] - self._sums[first])
@@ -125,7 +125,8 @@ class PythonStacks:
         return own & (self.line_at(other, depth) < self.line_at(one, depth)), depth
 
     def line_at(self, stack: Ints4, depth: Ints8) -> Ints4:
-        return self._line[self.frame[self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)]]
+        place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
+        return np.asarray(self._line[self.frame[place]], dtype=np.int32)
 
     @property
     def call_depth(self) -> Ints8:

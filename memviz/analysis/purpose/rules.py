@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.reasons import Certainty, Reason
@@ -31,6 +33,14 @@ def _alive_later(e: Evidence) -> Bools:
 
 def _left_by_backward(e: Evidence) -> Bools:
     return e.outlives(e.backward_over) | e.freed_outside_backward
+
+
+def _named(category: Category, *doing: Doing) -> Callable[[Evidence], Bools]:
+    def holds(e: Evidence) -> Bools:
+        during = np.logical_or.reduce([e.during(kind) for kind in doing])
+        return np.asarray(during & (e.name == category) & _alive_later(e))
+
+    return holds
 
 
 RULES = (
@@ -61,9 +71,7 @@ RULES = (
         Reason.CALL_FREED,
         Category.TEMPORARY,
         lambda e: (
-            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed)
-            & ~e.no_stack
-            & e.freed_within_call
+            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed) & ~e.no_stack & e.freed_within_call
         ),
     ),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
@@ -105,14 +113,7 @@ RULES = (
         Certainty.PROBABLE,
     ),
     *(
-        Rule(
-            Reason.NAMED,
-            category,
-            lambda e, category=category: (
-                (e.name == category) & (e.during(Doing.NOTHING) | e.during(Doing.FORWARD)) & _alive_later(e)
-            ),
-            Certainty.PROBABLE,
-        )
+        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING, Doing.FORWARD), Certainty.PROBABLE)
         for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
     ),
     Rule(
@@ -157,12 +158,7 @@ RULES = (
         lambda e: e.during(Doing.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
     ),
     *(
-        Rule(
-            Reason.NAMED,
-            category,
-            lambda e, category=category: (e.name == category) & e.during(Doing.NOTHING) & _alive_later(e),
-            Certainty.PROBABLE,
-        )
+        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING), Certainty.PROBABLE)
         for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
     ),
 )
@@ -184,7 +180,7 @@ LAST_RULES = (
     Rule(
         Reason.KEPT_RESULT,
         Category.OUTPUT,
-        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & e.never_freed,
+        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & e.never_freed & e.sees_work,
         Certainty.PROBABLE,
     ),
     Rule(Reason.NO_STACK, Category.UNKNOWN, lambda e: e.no_stack, Certainty.OPEN),

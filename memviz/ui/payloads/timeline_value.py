@@ -49,7 +49,7 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
         for row in rows
     ]
     phases = phase_spans(trace, device)
-    if phases.spans and all(name.startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
+    if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
         return [[phases.name(span), span.first + 1, span.last + 2] for span in phases.spans[:_MOST_PHASES]]
     return noted
 

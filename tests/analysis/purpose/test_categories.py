@@ -45,6 +45,7 @@ WEIGHTS = [t.NATIVE, frame("load_weights", "/p/engine.py", 9), t.MAIN]
 GATHER = [t.NATIVE, frame("all_gather_into_tensor", f"{t.SITE}/torch/distributed/distributed_c10d.py", 9), t.MAIN]
 INNER = [t.NATIVE, frame("forward", "/p/inner.py", 5), t.CALL, frame("forward", "/p/model.py", 14), t.CALL, t.MAIN]
 AFTER = [t.NATIVE, frame("forward", "/p/model.py", 15), t.CALL, t.MAIN]
+LATER = [t.NATIVE, frame("forward", "/p/model.py", 16), t.CALL, t.MAIN]
 
 CASES = {
     Reason.WORKSPACE: made(t.WORKSPACE),
@@ -66,7 +67,10 @@ CASES = {
     Reason.OUTLIVES_BACKWARD: made(t.FORWARD).alloc(2, t.BACKWARD).alloc(3, t.STEP).free(1),
     Reason.FORWARD_OUTPUT: made(t.FORWARD).alloc(2, t.LOSS).free(1),
     Reason.FORWARD_KEPT: made(t.FORWARD).alloc(2, t.BACKWARD).free(1),
-    Reason.HANDED_ON: made(INNER).alloc(2, AFTER).free(1).alloc(3, [*AFTER[:1], frame("forward", "/p/model.py", 16), *AFTER[2:]]),
+    Reason.HANDED_ON: made(INNER)
+    .alloc(2, AFTER)
+    .free(1)
+    .alloc(3, [*AFTER[:1], frame("forward", "/p/model.py", 16), *AFTER[2:]]),
     Reason.FORWARD_ONLY_KEPT: made(t.FORWARD).alloc(2, AFTER).alloc(3, t.LOSS).free(1).free(2),
     Reason.BACKWARD_USED: made(t.LOSS).alloc(2, t.BACKWARD).free(1).alloc(3, t.STEP),
     Reason.GIVEN: made(t.LOSS).alloc(2, t.FORWARD).free(1).alloc(3, t.FORWARD),

@@ -10,8 +10,8 @@ from hypothesis import given
 from memviz.analysis.groups import grouped
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.dominant import Dominant, breakdown, dominant_of
-from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Labels, Trace
 from tests.analysis.replays import sound_traces
 from tests.traces import MiB, alloc, block, frame, segment, trace_of
