@@ -14,13 +14,13 @@ import numpy.typing as npt
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, kinds
+from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.raster import SHADES
 from memviz.figures.theme import Palette, mixed, palette
-from memviz.trace.model import Bytes1, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import NO_STACK, Bytes1, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 MEANINGS = ("category", "site", "module", "size")
@@ -29,11 +29,15 @@ OTHER = "other"
 _CATEGORY_ORDER = (
     Category.PARAMETER,
     Category.OPTIMIZER_STATE,
+    Category.KV_CACHE,
+    Category.GRAPH_POOL,
     Category.WORKSPACE,
+    Category.COLLECTIVE,
     Category.GRADIENT,
     Category.ACTIVATION,
     Category.INPUT,
     Category.OUTPUT,
+    Category.HOST_COPY,
     Category.TEMPORARY,
     Category.UNKNOWN,
 )
@@ -71,6 +75,17 @@ def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category") -> C
     if meaning in MEANINGS:
         return _by_key(trace, device, meaning)
     raise UsageError(f"{meaning!r} is no meaning of colour; there are {', '.join(MEANINGS)}.")
+
+
+def telling_meaning(trace: Trace, device: DeviceTrace) -> str:
+    """What colour should mean at first: where most of the peak has no purpose, places tell more."""
+    rows = live_rows(device, timeline(device).peak_event)
+    size, lives = lifetimes(device).size[rows], lifetimes(device)
+    silent = np.isin(kinds(trace, device, rows), [KINDS.index(kind) for kind in SAYS_NOTHING])
+    if 2 * int(size[silent].sum()) <= int(size.sum()):
+        return "category"
+    has_place = silent & (lives.stack[rows] != NO_STACK)
+    return "site" if 2 * int(size[has_place].sum()) > int(size[silent].sum()) else "category"
 
 
 def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:

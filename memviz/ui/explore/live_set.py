@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from memviz.analysis.groups import Group
 from memviz.analysis.purpose.dominant import Breakdown, Dominant
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.range_summary import Some, Within
 from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
 from memviz.ui.html.kinds import colour_style, swatch
@@ -166,7 +167,9 @@ def category_html(mostly: Dominant, whole: int) -> Html:
     """With its share, unless that reads 100 %."""
     share = percent_text(mostly.bytes, whole)
     mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
-    return joined(swatch(mostly.kind), " ", mostly.kind, mixed)
+    probably = "probably: " if mostly.certainty is Certainty.PROBABLE else ""
+    why = f"{probably}{mostly.reason}" if mostly.reason else None
+    return joined(swatch(mostly.kind), " ", tag("span", mostly.kind, title=why), mixed)
 
 
 def _rest_row(rest: list[Group], found: Breakdown, *, can_grow: bool) -> Html:

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import UsageError
+from memviz.figures.colouring import MEANINGS, telling_meaning
 from memviz.ui.components.event_list import EventList
 from memviz.ui.components.find_field import FindField, typed
 from memviz.ui.components.lit_panel import LitPanel
@@ -136,7 +137,9 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
     if found is None or session.current is None:
         return ["", {}, "", {}]
     key = timeline_key(session.current)
-    value = timeline_value(*found, key, state=state)
+    meaning = telling_meaning(*found)
+    first = {"colour": meaning} if meaning != MEANINGS[0] else {}
+    value = timeline_value(*found, key, state={**first, **(state or {})})
     linked = {"linked": {**state, "key": key}} if state else gr.skip()
     return [verdict_html(*found, session.current.key), value, key, linked]
 

@@ -26,7 +26,7 @@ def signs(*stacks) -> StackSigns:
         (t.BUILD, Doing.BUILD),
         (t.MOVE, Doing.BUILD),
         (t.LOSS, Doing.NOTHING),
-        ([frame("forward", "/p/model.py"), t.MAIN], Doing.NOTHING),
+        ([frame("forward", "/p/model.py"), t.MAIN], Doing.FORWARD),
         ([frame("load_state_dict", t.OPTIMIZER), t.MAIN], Doing.BUILD_OPTIMIZER),
     ],
 )
