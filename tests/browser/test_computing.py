@@ -49,7 +49,7 @@ def chance() -> random.Random:
 
 VIEWPORT = """(cases) => cases.map((given) => {
   const viewport = Object.assign(new memviz.viewport.Viewport(), given);
-  viewport.look(viewport.bounded(given.first, given.last));
+  viewport.look({ ...viewport.bounded(given.first, given.last), ...viewport.boundedBytes(given.bottom, given.top) });
   const instants = Array.from({ length: Math.min(viewport.instants, 40) }, (_, i) => i);
   const spots = [0, 0.25, 0.5, 1].map((share) => share * viewport.width);
   return {
@@ -58,7 +58,8 @@ VIEWPORT = """(cases) => cases.map((given) => {
     instants: instants.map((instant) => viewport.instantAt(viewport.placeOf(instant))),
     spots: spots.map((x) => [x, viewport.xOf(viewport.placeAt(x))]),
     shared: spots.map((x) => [x, viewport.fromShared(viewport.toShared(x))]),
-    bytes: [0, 0.3, 1].map((part) => [part * viewport.top, viewport.bytesAt(viewport.yOf(part * viewport.top))]),
+    height: viewport.boundedBytes(given.bottom, given.top),
+    bytes: [0, 0.3, 1].map((part) => viewport.bottom + part * (viewport.top - viewport.bottom)).map((bytes) => [bytes, viewport.bytesAt(viewport.yOf(bytes))]),
     ticks: viewport.ticks(),
   };
 })"""
@@ -74,7 +75,10 @@ def views(chance: random.Random, axis: str) -> list[dict[str, Any]]:
         first, last = sorted(chance.uniform(-0.2, 1.2) * end for _ in range(2))
         linked = {"span": [0.1 * end, 0.8 * end], "extent": [-0.2, 1.4], "focus": [0, 1]}
         case = {"axis": axis, "instants": events + 1 if axis == "event" else len(times) + 1, "times": times}
-        case |= {"first": first, "last": last, "width": chance.choice([200, 900, 2400]), "height": 300, "top": 10**9}
+        case |= {"first": first, "last": last, "width": chance.choice([200, 900, 2400]), "height": 300}
+        most = chance.choice([1, 300, 10**9, 32 * 2**30])
+        bottom, top = sorted(chance.uniform(-0.2, 1.2) * most for _ in range(2))
+        case |= {"bottom": bottom, "top": chance.choice([top, bottom, bottom + 3]), "most": most}
         cases.append(case | {"align": {axis: linked} if chance.random() < 0.3 else None})
     return cases
 
@@ -90,6 +94,9 @@ def test_a_view_lies_within_what_there_is_and_places_are_found_again(
         assert whole["first"] - 1e-9 * size <= first < last <= whole["last"] + 1e-6 * size, case
         for pair in (*answer["spots"], *answer["shared"], *answer["bytes"]):
             assert pair[1] == pytest.approx(pair[0], rel=1e-6, abs=1e-6), case
+        low, high = answer["height"]["bottom"], answer["height"]["top"]
+        assert 0 <= low and high <= case["most"] * (1 + 1e-9), case
+        assert high - low >= min(512, case["most"]) * (1 - 1e-6), case
         if axis == "event":
             assert answer["instants"] == list(range(len(answer["instants"])))
         else:

@@ -3,7 +3,7 @@
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
 import { onSaid } from "../components/base.js";
 
-const OF_THE_TIMELINE = ["at", "from", "to", "pin", "order", "colour", "axis"];
+const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
 const OURS = [
   ...["trace", ...OF_THE_TIMELINE, "tab"],
   ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],

@@ -19,6 +19,9 @@ KEYS = (
     ("← →", "pan a tenth"),
     ("Shift ← →", "one event back or on"),
     ("+ −", "zoom"),
+    ("W S", "zoom the height; also the wheel with Ctrl or Shift, or over the bytes at the side"),
+    ("Shift ↑ ↓", "up or down a tenth of the height"),
+    ("V", "fit the height to the pinned allocation"),
     ("0", "show all"),
     ("P", "go to the peak"),
     ("↑ ↓", "walk the stack at the moment"),
@@ -30,6 +33,7 @@ KEYS = (
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),
     ("Shift + drag", "choose a range"),
+    ("Ctrl + drag, or B and drag", "zoom into a box"),
 )
 
 

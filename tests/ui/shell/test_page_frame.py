@@ -153,6 +153,7 @@ def test_a_link_restores_what_it_says_and_nothing_else() -> None:
     query = {"at": "5", "from": "-1", "to": "9", "pin": "x", "order": "age", "colour": "evil", "axis": "time", "z": "1"}
     assert view_state(query) == {"at": 5, "from": -1, "to": 9, "order": "age", "axis": "time"}
     assert view_state({"at": "9" * 400}) == {}
+    assert view_state({"low": "512", "high": str(32 << 30)}) == {"low": 512, "high": 32 << 30}
 
 
 # -- what is seen

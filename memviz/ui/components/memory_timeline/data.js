@@ -6,6 +6,8 @@ import { Spans, summed, wide } from "./spans.js";
 
 const MOST_AT_ONCE = 1 << 21;
 const MOST_GIVEN = 3;
+/** Of the colours, as a timeline begins. */
+export const FIRST_MEANING = "category";
 
 /** @typedef {import("./packed.js").Piece} Piece */
 /** @typedef {import("../base.js").Gradio["server"]} Server */
@@ -135,6 +137,18 @@ export class TimelineData {
    * @param {number} instant @param {boolean} [byGroup] */
   stackAt(instant, byGroup = true) {
     return this.spans.stackAt(instant, this.group, this.labels.length, byGroup);
+  }
+
+  /** Where an allocation stands in the stack of an instant; null where it is not live.
+   * @param {number} row @param {number} instant @param {boolean} byGroup @returns {import("./viewport.js").Height | null} */
+  heightOf(row, instant, byGroup) {
+    let bottom = 0;
+    for (const each of this.stackAt(instant, byGroup)) {
+      const top = bottom + this.spans.size[each];
+      if (each === row) return { bottom, top };
+      bottom = top;
+    }
+    return null;
   }
 
   /** Live bytes of each group.

@@ -79,6 +79,12 @@ export class Legend {
     if (data) this.timeline.showLit(group === null ? null : data.maskOfGroup(group));
   }
 
+  /** Everything keeps its colour again. */
+  unlight() {
+    this.kept = null;
+    this.timeline.lit = null;
+  }
+
   /** @param {number} group */
   toggle(group) {
     this.kept = this.kept === group ? null : group;
