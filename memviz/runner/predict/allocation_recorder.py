@@ -238,7 +238,7 @@ class AllocationRecorder:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
         key = (self.position.task != NO_TASK, self.ledger.place()[0])
         if key not in self._workspaces:
-            size = self.card.cublas_workspace_bytes
+            size = self.card.cublas_workspace_in(self.release)
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
 
     def clear_workspaces(self) -> None:
