@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
 
-from memviz.allocator.context import Context
+from memviz.allocator.context import OVERHEAD_BYTES, Context, context_on
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
-from memviz.allocator.what_if import CardMemory, figures_on, never_short
-
-FitWord = Literal["yes", "no", "close"]
+from memviz.allocator.what_if import CardMemory, FitWord, WhatIf, figures_on, never_short
 
 
 @dataclass(frozen=True)
@@ -53,6 +50,27 @@ def fit_word(
     if not ends and _within(limit, perhaps):
         return "close"
     return "close" if _runs(source, settings, perhaps, part_of(progress, 1, 2)) else "no"
+
+
+def context_beside(source: Source, card: CardMemory) -> Context:
+    """What lies beside the allocator: what was said, or else what was seen on the card that the trace names."""
+    if card.overhead_bytes == OVERHEAD_BYTES:
+        return context_on(source.trace.about.on)
+    return Context("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
+
+
+def with_fit(source: Source, found: WhatIf, progress: Progress | None = None) -> WhatIf:
+    """Memory of which nothing is set aside is all the allocator's, and leaves nothing open."""
+    ours, card = found.replayed, found.card
+    if card is None:
+        return found
+    if not card.overhead_bytes:
+        return replace(found, fit="yes" if ours.oom is None else "no")
+    context = context_beside(source, card)
+    live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
+    known = replace(ours, peak_requested_bytes=live)
+    word = fit_word(source, ours.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
+    return replace(found, fit=word, context=context)
 
 
 def _within(limit: int | None, usable: int) -> bool:

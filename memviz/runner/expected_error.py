@@ -42,15 +42,17 @@ class ExpectedError:
 
     @property
     def sentence(self) -> str:
-        said = f"Likely to be true to {self._figures} on {self._basis}{' like this' if self.covered else ''}"
         if not self.recordings and not self.published:
             return f"No recording of {self._steps} says how true this is likely to be."
-        missing = [f"{' and '.join(self.not_counted)} not counted"] if self.not_counted else []
+        basis = f"{self._figures} on {self._basis}"
+        said = f"Likely to be true to {basis} like this."
         if self.not_covered:
-            missing.append(f"{_listed(self.not_covered)} in none of them")
-        if not self.like_card:
-            missing.append("none of them of a card like this")
-        return "; ".join([said, *missing]) + "."
+            said = f"No recording has {_listed(self.not_covered)}. Without that, predictions were true to {basis}."
+        elif not self.covered:
+            said = f"Likely to be true to {basis}."
+        more = [f"{_capital(_listed(self.not_counted))} are not counted."] if self.not_counted else []
+        more += ["None of these was on a card like this."] if not self.like_card else []
+        return " ".join([said, *more])
 
     @property
     def _figures(self) -> str:
@@ -96,3 +98,8 @@ def _percent(value: float) -> str:
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _capital(text: str) -> str:
+    """cuDNN keeps its own."""
+    return text if text.startswith("cuDNN") else f"{text[0].upper()}{text[1:]}"

@@ -162,7 +162,13 @@ _OF_LAPTOPS = (
     KnownCard("NVIDIA GeForce RTX 3060 Laptop GPU", 5.79, (8, 6), 30),
     KnownCard("NVIDIA GeForce RTX 3050 Laptop GPU", 3.81, (8, 6), 16),
 )
-CARDS = (*_OF_DATA_CENTRES, *_OF_WORKSTATIONS, *_OF_DESKTOPS, *_OF_LAPTOPS)
+CARD_KINDS = {
+    "Data centres": _OF_DATA_CENTRES,
+    "Workstations": _OF_WORKSTATIONS,
+    "Desktops": _OF_DESKTOPS,
+    "Laptops": _OF_LAPTOPS,
+}
+CARDS = tuple(card for cards in CARD_KINDS.values() for card in cards)
 """Those of the last generations that models are run on, largest first within a kind."""
 
 

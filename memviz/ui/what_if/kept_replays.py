@@ -21,6 +21,7 @@ from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.fit import with_fit
 from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, WhatIf, answered, replay_on, smallest_for
 from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
@@ -94,6 +95,7 @@ class Replays:
         if known is None:
             rest = rest_of(progress, 1, 5)
             known = answered(begun.source, begun.recorded, settings, terms.card, replay=on, progress=rest)
+            known = with_fit(begun.source, known, rest)
             self._keep((key, "answer", settings, terms.card), known, None)
         smallest = self._smallest(key, known.replayed, terms, part_of(progress, 4, 5))
         return replace(known, smallest_card=smallest)
