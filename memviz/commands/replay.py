@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.as_json import environment, replay_json
-from memviz.allocator.context import UNKNOWN
+from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
 from memviz.allocator.fit import with_fit
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Replayed
@@ -19,7 +19,7 @@ from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, WhatIf, what_if
+from memviz.allocator.what_if import CardMemory, WhatIf, what_if
 from memviz.analysis.summary import device_number
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (

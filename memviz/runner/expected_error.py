@@ -81,9 +81,11 @@ class ExpectedError:
     def from_json(cls, value: Mapping[str, Any]) -> ExpectedError:
         names = ("live", "allocated", "reserved", "recordings", "published", "least_growth", "like_card")
         known = {**{name: value[name] for name in names}, "kind": value["class"]}
-        listed = {name: tuple(map(str, value[name])) for name in ("not_covered", "not_counted")}
+        listed: Any = {name: tuple(map(str, value[name])) for name in ("not_covered", "not_counted")}
         numbers = (value for name, value in known.items() if name not in ("kind", "like_card"))
-        if not (isinstance(known["kind"], str) and isinstance(known["like_card"], bool) and all(map(_is_number, numbers))):
+        if not (
+            isinstance(known["kind"], str) and isinstance(known["like_card"], bool) and all(map(_is_number, numbers))
+        ):
             raise TypeError("not an expected error")
         return cls(**known, **listed)
 

@@ -17,7 +17,7 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 from tests.truth.comparison import compare
 from tests.truth.programs import PROGRAMS
-from tests.truth.recordings import Recording, recording, recordings
+from tests.truth.recordings import Recording, recordings
 
 RECORDINGS = "recordings"
 

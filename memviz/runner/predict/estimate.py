@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from memviz.allocator.context import Context, context_on
-from memviz.allocator.fit import FitWord
 from memviz.allocator.replay import source_of
-from memviz.allocator.what_if import figures_on
+from memviz.allocator.what_if import FitWord, figures_on
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named

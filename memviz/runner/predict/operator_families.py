@@ -1,4 +1,4 @@
-"""Operators that take memory which no shape of theirs shows, in families: of such a family a recording proves something.
+"""Operators that take memory which no shape shows, in families: of each such family a recording proves something.
 
 All others take what their results take, and where every recording is exact they need no proof of their own.
 """

@@ -11,8 +11,8 @@ from memviz.allocator.context import context_on
 from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
 from memviz.allocator.settings import settings_from_environment
-from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.expected_error import ExpectedError
+from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.held_against import expected_error

@@ -43,8 +43,7 @@ def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> 
     assert (found.live, found.allocated, found.reserved) == (0.0, 0.1, 0.5)
     assert (found.recordings, found.published, found.covered) == (2, 0, True)
     assert found.sentence == (
-        "Likely to be true to live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % "
-        "on 2 recorded training steps like this."
+        "Likely to be true to live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % on 2 recorded training steps like this."
     )
 
 

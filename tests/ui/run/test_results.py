@@ -11,10 +11,10 @@ import pytest
 
 from memviz.headlines.headline import Headline
 from memviz.headlines.run import run as headline
+from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.request import Request
-from memviz.runner.expected_error import ExpectedError
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
 from memviz.ui.run.kept_runs import kept_value
