@@ -157,13 +157,25 @@ def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
     step = step_word(pairs[0].base)
     if not fitting:
-        return _nothing_fits(pairs, others_fit=others_fit)
+        close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
+        return _nearly(close) if close else _nothing_fits(pairs, others_fit=others_fit)
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
-    close = "" if sure else ", but it is close"
-    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}{close}."
+    doubt = "" if sure else ", but it is close"
+    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return RunHeadline(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+
+
+def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
+    """Of what may fit, the least."""
+    best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
+    step, fit = step_word(best.base), best.run.fit
+    assert fit is not None
+    answer = f"{best.label} may make the {step} fit{with_optimizer(best.base)}: it is close."
+    return RunHeadline(
+        Headline(answer, f"It reserves {bytes_text(best.run.peak_reserved_bytes)} of {usable_words(fit)}."), best.number
+    )
 
 
 def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:

@@ -8,7 +8,7 @@ import pytest
 
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.held_against import DATA, expected_error, held
-from tests.truth.held_against import RECORDINGS, row
+from tests.truth.held_against import BEGIN, END, README, RECORDINGS, readme_table, row
 from tests.truth.recordings import recordings
 
 
@@ -24,6 +24,12 @@ def test_every_recording_is_shipped() -> None:
 def test_its_figures_are_those_of_the_comparison(name: str) -> None:
     """If not: `python -m tests.truth.held_against`."""
     assert _shipped()[name] == row(name)
+
+
+def test_the_readme_says_what_is_shipped() -> None:
+    """If not: `python -m tests.truth.held_against`."""
+    text = README.read_text(encoding="utf-8")
+    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == readme_table()
 
 
 def test_what_is_said_of_a_class_is_the_worst_of_its_recordings() -> None:

@@ -76,6 +76,10 @@ NOT_COUNTED = {
 """What has no rule, by family: a prediction with these is a lower bound."""
 
 
+def all_families() -> frozenset[str]:
+    return frozenset(_families().values())
+
+
 def families_of(operators: Iterable[str]) -> frozenset[str]:
     """By the names that operators have in stacks: `sum_dim_IntList`."""
     known = _families()

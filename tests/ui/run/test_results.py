@@ -198,6 +198,15 @@ def test_of_what_makes_it_fit_the_sure_goes_before_the_close() -> None:
     )
 
 
+def test_what_may_fit_is_said_before_what_does_not() -> None:
+    known = in_doubt(23.6, "close")
+    assert known.fit is not None and not known.fit.fits
+    base = variant("Baseline", predicted(30, 100))
+    said = headline((base, variant("Half", known), variant("Third", predicted(25, 90))))
+    assert said.answer == "Half may make the step fit, with no optimizer: it is close."
+    assert said.reason == "It reserves 23.60 GiB of 23.50 GiB to 23.75 GiB usable."
+
+
 def test_how_true_it_is_likely_to_be_is_a_sentence_and_an_interval_on_the_bar() -> None:
     error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
     status = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),))
