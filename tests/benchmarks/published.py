@@ -20,7 +20,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.readme import write_table
+from memviz.runner.predict.held_against import DATA
+from tests.benchmarks.readme import README, write_table
 from tests.truth.held_against import write, write_readme
 
 ROOT = Path(__file__).parent.parent.parent
@@ -28,6 +29,7 @@ _FIGURES = Path(__file__).with_suffix(".tsv")
 _ENVIRONMENTS = Path.home() / ".cache" / "memviz-published"
 _UNITS = {"MB": 10**6, "MiB": 1 << 20}
 PUBLISHED = "published"
+_HEAD = ("| source | points | with the original's libraries | as shipped |", "|---|---|---|---|")
 
 
 @dataclass(frozen=True)
@@ -182,21 +184,39 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.published", description=__doc__.split("\n\n")[0])
     parser.add_argument("sources", nargs="*", metavar="SOURCE", help=", ".join(SOURCES))
     parser.add_argument("--environments", type=Path, default=_ENVIRONMENTS, metavar="FOLDER")
-    parser.add_argument("--write", action="store_true", help="the table and the data; of all sources only")
+    parser.add_argument("--write", action="store_true", help="the table and the data; other sources' stay")
     args = parser.parse_args()
-    lines = ["| source | points | with the original's libraries | as shipped |", "|---|---|---|---|"]
-    kept: list[dict[str, Any]] = []
     for name in args.sources or SOURCES:
         source, wanted = SOURCES[name], [point for point in points() if point.source == name]
         theirs = predict(source, wanted, environment(source.libraries, args.environments))
         ours = predict(source, wanted, None) if source.libraries else None
-        lines.append(row(name, ours, theirs))
-        kept += held(theirs)
-        print(lines[-1], flush=True)
-    if args.write and not args.sources:
-        write_table("published", "\n".join(lines))
-        write(PUBLISHED, kept)
-        write_readme()
+        line = row(name, ours, theirs)
+        print(line, flush=True)
+        if args.write:
+            _keep(name, line, held(theirs))
+
+
+def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
+    """In the order of the sources, whatever is predicted first."""
+    known = {**_lines(), SOURCES[name].title: line}
+    lines = [known[source.title] for source in SOURCES.values() if source.title in known]
+    write_table("published", "\n".join([*_HEAD, *lines]))
+    others = [one for one in json.loads(DATA.read_text(encoding="utf-8")).get(PUBLISHED, []) if not _is_of(name, one)]
+    order = list(SOURCES)
+    write(PUBLISHED, sorted([*others, *rows], key=lambda one: order.index(one["name"].split()[0])))
+    write_readme()
+
+
+def _lines() -> dict[str, str]:
+    """Those that stand in the README, by their source's title."""
+    text = README.read_text(encoding="utf-8")
+    table = text[text.index("<!-- published: begin -->") : text.index("<!-- published: end -->")]
+    found = [line for line in table.splitlines() if line.startswith("| ")]
+    return {line[2:].split(" (")[0]: line for line in found}
+
+
+def _is_of(name: str, one: dict[str, Any]) -> bool:
+    return bool(one["name"].split()[0] == name)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 
 Settings = Mapping[str, str]
-_WARM, _COUNTED = 3, 2
+_WARM, _COUNTED = 2, 1
 _ROWS = 4096
 
 
