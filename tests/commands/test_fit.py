@@ -84,7 +84,7 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     huge = [*TIGHT[:3], "--set", "sequence=4600000", *TIGHT[5:]]
     assert main(["fit", *huge, "--card", "T4", "--processes", "1"]) == 0
     words = capsys.readouterr().out
-    assert words.startswith("Nothing that was tried fits in the 14.24 GiB that a process gets of")
+    assert words.startswith("Nothing that was tried fits in the 14.49 GiB that a process gets of")
     assert "The least is " in words
     assert "`--keep training` lets more be changed." in words
 

@@ -132,6 +132,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "label": way_label(way),
         "keeps": way.candidate.keeps,
         "fits": way.fits,
+        "fit": way.prediction.fit,
         "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
         "peak_reserved_bytes": way.peak_reserved_bytes,
         "cost": {

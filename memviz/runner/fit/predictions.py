@@ -29,6 +29,8 @@ class Prediction:
     peak_reserved_bytes: int = 0
     fits: bool | None = None
     """On the card, with memory that is given back under pressure: by a replay, not by the peak."""
+    fit: str = ""
+    """"yes", "no" or "close"."""
     flops: int = 0
     bytes_moved: int = 0
     host_bytes: int = 0
@@ -46,6 +48,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.peak_allocated_bytes,
         run.peak_reserved_bytes,
         run.fit.fits if run.fit else None,
+        run.fit.word if run.fit else "",
         run.flops or 0,
         run.bytes_moved or 0,
         run.host_bytes or 0,
