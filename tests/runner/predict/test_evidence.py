@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven, rule_of
-from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.predict.reducing_operators import temporaries_of
@@ -130,7 +130,9 @@ def test_in_words_the_large_ones_are_named_with_their_bytes() -> None:
 
 
 def test_a_run_notes_them() -> None:
-    plan = plan_of(Request("feed_forward", {"dim": "1024", "layers": "2", "dropout": "0.5", "mode": "training"}, on="predict"))
+    plan = plan_of(
+        Request("feed_forward", {"dim": "1024", "layers": "2", "dropout": "0.5", "mode": "training"}, on="predict")
+    )
     run = predict(plan, lambda text: None).run
     assert [note for note in run.notes if note.startswith("No recording proves these rules: ")]
 
