@@ -22,11 +22,11 @@ from memviz.runner.predict.evidence import CUBLAS_NUMBER, NO_RULE, RULES, Counte
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
+from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.unproven import likely_and_most
 from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase

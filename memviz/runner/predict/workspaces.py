@@ -38,6 +38,7 @@ USES_CUBLAS = {
 _HALVES = (torch.float16, torch.bfloat16)
 _SINGLE, _INDEX = 4, 8
 _CHUNK = 65536
+_WIDTH_IN_REGISTERS = 128
 _LT_WORKSPACE = 1 << 20
 LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
 """A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
@@ -87,6 +88,15 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterab
     if key.size(1) != heads:
         expanded = batch * heads * key.size(2) * width * query.element_size()
         yield from (expanded, expanded)
+
+
+def _efficient(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Wide values of halves are summed in memory, in fp32 (read)."""
+    query, value = args[0], args[2]
+    batch, heads, rows, _ = query.shape
+    width = value.size(-1)
+    if query.dtype in _HALVES and width > _WIDTH_IN_REGISTERS:
+        yield batch * heads * rows * width * _SINGLE
 
 
 def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
@@ -157,6 +167,7 @@ TEMPORARIES: dict[Any, Temporaries] = {
     **indexing.TEMPORARIES,
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_efficient_attention: _efficient,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
     aten._foreach_norm: _foreach_norm,
     aten._ctc_loss: _lengths_of_sequences,
