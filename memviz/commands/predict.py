@@ -95,6 +95,8 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.unproven import sentence_of
+
     estimate, until = done.estimate, ""
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
@@ -112,6 +114,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     if done.stopped is None:
         _line(f"  {_fit_words(estimate)}")
     _line(f"  {estimate.expected_error.sentence}")
+    if sentence := sentence_of(estimate.unproven):
+        _line(f"- {sentence}")
     for stated in estimate.assumed:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:

@@ -18,6 +18,7 @@ from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
+from memviz.runner.predict.evidence import CUBLAS_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
@@ -25,6 +26,7 @@ from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment,
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
+from memviz.runner.predict.unproven import likely_and_most
 from memviz.runner.predict.workspaces import RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
@@ -74,6 +76,8 @@ class AllocationColumns:
     module: array[int] = field(default_factory=lambda: array("i"))
     phase: bytearray = field(default_factory=bytearray)
     forward_stack: array[int] = field(default_factory=lambda: array("i"))
+    rule: bytearray = field(default_factory=bytearray)
+    """Of `evidence`, where more than a shape decided its size."""
 
 
 class AllocationRecorder:
@@ -108,6 +112,10 @@ class AllocationRecorder:
         """Of cuBLAS, by whether it is for backward and by the stream."""
         self._stack: int | None = None
         """Of the operator that runs."""
+        self.missing: dict[int, tuple[int | None, int | None]] = {}
+        """By rule, of what is not predicted: likely bytes and an upper bound, the most of any one time."""
+        self._rule = NO_RULE
+        """Of the allocation to come."""
         self.making_nowhere = False
         """While a function runs that was told to make something on `meta`."""
 
@@ -128,13 +136,17 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         self.operators.add(treatment.name)
         if treatment.gives_new:
-            for tensor in tensors_in(out):
+            for number, tensor in enumerate(tensors_in(out)):
                 if tensor.is_meta:
+                    self._rule = _rule_of_result(treatment.rule, number)
                     self._has(tensor, treatment, args, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
+        self._rule = treatment.rule
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
+            self._misses(treatment.rule, args, out)
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
@@ -143,6 +155,14 @@ class AllocationRecorder:
             if treatment.name == "addmm":
                 sizes = (*sizes, lt_workspace(args, kwargs, self.release))
             self._for_a_moment(sizes, treatment)
+        self._rule = NO_RULE
+
+    def _misses(self, rule: int, args: Any, out: Any) -> None:
+        figures = likely_and_most(RULES[rule].name, args, out)
+        if None not in figures:
+            known = self.missing.get(rule, (0, 0))
+            figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
+        self.missing[rule] = figures
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         known = self.ledger.knows(storage)
@@ -153,6 +173,7 @@ class AllocationRecorder:
     def module_called(self, module: nn.Module) -> None:
         if isinstance(module, nn.RNNBase):
             self.operators.add(RECURRENT)
+            self.missing[rule_of(RECURRENT)] = (None, None)
 
     def model_returned(self, output: Any) -> None:
         """An outermost module's output; an input that is handed through stays an input."""
@@ -239,7 +260,9 @@ class AllocationRecorder:
         key = (self.position.task != NO_TASK, self.ledger.place()[0])
         if key not in self._workspaces:
             size = self.card.cublas_workspace_in(self.release)
+            rule, self._rule = self._rule, CUBLAS_NUMBER
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
+            self._rule = rule
 
     def clear_workspaces(self) -> None:
         """They are made again when they are needed."""
@@ -280,10 +303,17 @@ class AllocationRecorder:
         self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None)
         columns.module.append(module)
         columns.phase.append(phase)
+        columns.rule.append(self._rule)
         columns.forward_stack.append(NO_STACK if recomputing else forward_stack)
         if self._stack is None or node:
             self._stack = self.stacks.here(operator, node)
         return self._stack
+
+
+def _rule_of_result(rule: int, number: int) -> int:
+    if rule == NO_RULE or RULES[rule].counted is Counted.BESIDE:
+        return NO_RULE
+    return rule if number or RULES[rule].counted is Counted.ALL else NO_RULE
 
 
 def is_on_device(out: Any) -> bool:

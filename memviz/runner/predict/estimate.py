@@ -14,6 +14,7 @@ from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import Window
+from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
 from memviz.runner.predict.predicted_trace import trains
@@ -52,6 +53,8 @@ class Estimate:
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
     operators: frozenset[str] = frozenset()
+    unproven: tuple[Unproven, ...] = ()
+    """Rules that it rests on and that no recording proves, with their bytes."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -126,6 +129,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
+        unproven=device.unproven(),
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from memviz.runner.predict import in_place
+from memviz.runner.predict.attention import seeds_on_host
+from memviz.runner.predict.evidence import rule_of
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
@@ -53,6 +55,8 @@ class Treatment:
     """The operator spelled out in others, where it reaches us whole."""
     temporaries: Temporaries | None
     formula: Formula | None
+    rule: int
+    """The number of what stands behind its memory, in `evidence`."""
 
 
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
@@ -68,11 +72,18 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
         instead=in_place.add if func is aten.add.Tensor else None,
-        shape=in_place.written if func in in_place.WRITTEN else SHAPES.get(func),
+        shape=_shape_of(func, release),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet) or temporaries_of(packet, release),
         formula=_formula_of(func),
+        rule=rule_of(packet.__name__),
     )
+
+
+def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
+    if func in in_place.WRITTEN:
+        return in_place.written
+    return SHAPES.get(func) or seeds_on_host(func, release)
 
 
 def _looks(func: Operator) -> bool:

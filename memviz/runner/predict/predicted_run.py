@@ -18,6 +18,7 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit
 from memviz.runner.step import Tell, prepare, take_steps
 from memviz.trace.model import Trace
@@ -39,7 +40,7 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
             **peaks_of(device),
             "flops": totals.flops // plan.request.steps,
             "bytes_moved": totals.bytes_moved // plan.request.steps,
-            "notes": device.unseen(),
+            "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)

@@ -19,13 +19,14 @@ def temporaries(device: PredictedDevice, operator: str) -> list[int]:
 
 
 def test_few_indices_of_an_embedding_are_not_sorted() -> None:
-    for count, hidden in ((3072, 0), (4096, 7)):
+    for count, hidden in ((3072, 1), (4096, 12)):
         with PredictedDevice(A100) as device:
             table = torch.zeros(512, 64, device="cuda", requires_grad=True)
             functional.embedding(torch.zeros(count, dtype=torch.long, device="cuda"), table).sum().backward()
             found = temporaries(device, "embedding_dense_backward")
-        assert len(found) == hidden
-    assert max(found) == (4096 // 10 + 512) * 64 * 4
+        # Of a sum the gradient is one number for all, laid end to end.
+        assert (len(found), found[0]) == (hidden, count * 64 * 4)
+    assert found[-1] == (4096 // 10 + 512) * 64 * 4
 
 
 def test_products_copy_what_lies_badly_and_transpose_for_nothing() -> None:
@@ -56,10 +57,10 @@ def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
             functional.scaled_dot_product_attention(query, x, x)
             return sum(temporaries(device, "_scaled_dot_product_flash_attention"))
 
-    out, numbers, random_state = 8 * 64 * 64 * 2, 8 * 64 * 4, 16 + 8
+    out, numbers = 8 * 64 * 64 * 2, 8 * 64 * 4
     # With many heads every unit of the card has work; with eight, keys are shared out: a result and a number for each.
-    assert peak("A100 40", 64) == 64 * (out + numbers) + random_state
-    parts, rest = divmod(peak("A100 40", 1) - out - numbers - random_state, 2 * out + numbers)
+    assert peak("A100 40", 64) == 64 * (out + numbers)
+    parts, rest = divmod(peak("A100 40", 1) - out - numbers, 2 * out + numbers)
     assert (parts > 4, rest) == (True, 0)
 
 
