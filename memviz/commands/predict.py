@@ -113,9 +113,9 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:
         _line(f"  {_fit_words(estimate)}")
+    _line(f"  {estimate.expected_error.sentence}")
     if sentence := sentence_of(estimate.unproven):
         _line(f"- {sentence}")
-    _line(f"  {estimate.expected_error.sentence}")
     for stated in estimate.assumed:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:

@@ -78,9 +78,10 @@ def _mlp(settings: Settings) -> None:
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.Adam(model.parameters())
     batch = int(settings["batch"])
-    sizes = [batch] * (_ROWS // batch) + ([_ROWS % batch] if _ROWS % batch else [])
+    rest = [_ROWS % batch] if _ROWS % batch else []
     for _ in range(2):
-        for size in sizes:
+        # Of batches of one size the second takes what every later one takes.
+        for size in ([batch] * min(_ROWS // batch, 2)) + rest:
             inputs = torch.randn(size, widths[0]).to("cuda")
             labels = torch.randint(0, int(settings["outputs"]), (size,)).to("cuda")
             optimizer.zero_grad()

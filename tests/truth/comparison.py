@@ -12,6 +12,7 @@ from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.evidence import NO_RULE, RULES
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
+from memviz.trace.model import Phase
 from tests.runner.predict.rows import sizes
 from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import Peaks, Recording, recording
@@ -25,6 +26,8 @@ class Comparison:
     operators: frozenset[str]
     rules: frozenset[str]
     """Of the predictor's, those that it took memory by."""
+    trains: bool
+    """Whether anything was taken on the way back, or by an optimizer."""
 
     @property
     def exact(self) -> tuple[bool, bool, bool]:
@@ -65,4 +68,5 @@ def compare(name: str) -> Comparison:
             peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
         numbers = set(device.recorder.columns.rule) - {NO_RULE}
         rules = frozenset(RULES[number].name for number in numbers)
-        return Comparison(recorded, peaks, taken, frozenset(device.recorder.operators), rules)
+        trains = bool({Phase.BACKWARD, Phase.STEP} & set(device.recorder.columns.phase))
+        return Comparison(recorded, peaks, taken, frozenset(device.recorder.operators), rules, trains)

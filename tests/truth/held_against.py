@@ -7,19 +7,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import chdir
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.held_against import DATA, Held, held
 from memviz.runner.predict.operator_families import NOT_COUNTED, all_families, families_of
-from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_trace import trains
 from tests.truth.comparison import compare
-from tests.truth.programs import PROGRAMS
-from tests.truth.recordings import Recording, recordings
+from tests.truth.recordings import recordings
 
 RECORDINGS = "recordings"
 README = Path(__file__).parent.parent.parent / "README.md"
@@ -33,27 +27,16 @@ _MEASURES: dict[str, Callable[[Held], tuple[int, int] | None]] = {
 
 def row(name: str) -> dict[str, Any]:
     result = compare(name)
-    truth, told = result.recording.peaks, result.predicted
-    return {
-        **_class_of(name, result.recording),
-        "live": [truth.live, told.live],
-        "allocated": [truth.allocated, told.allocated],
-        "reserved": [truth.reserved, told.reserved],
-    }
-
-
-def _class_of(name: str, recorded: Recording) -> dict[str, Any]:
-    """The program runs once more for it: a comparison keeps no operators."""
-    card = card_named(recorded.card)
-    with TemporaryDirectory() as folder, chdir(folder), PredictedDevice(card, release=recorded.release) as device:
-        PROGRAMS[name]()
-        is_training = trains(device.finish())
+    recorded, truth, told = result.recording, result.recording.peaks, result.predicted
     return {
         "name": name,
         "card": recorded.card,
         "torch": ".".join(map(str, recorded.release)),
-        "class": "training" if is_training else "inference",
-        "families": sorted(families_of(device.recorder.operators)),
+        "class": "training" if result.trains else "inference",
+        "families": sorted(families_of(result.operators)),
+        "live": [truth.live, told.live],
+        "allocated": [truth.allocated, told.allocated],
+        "reserved": [truth.reserved, told.reserved],
     }
 
 

@@ -52,9 +52,9 @@ class Estimate:
     windows: tuple[Window, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
+    operators: frozenset[str] = frozenset()
     unproven: tuple[Unproven, ...] = ()
     """Rules that it rests on and that no recording proves, with their bytes."""
-    operators: frozenset[str] = frozenset()
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
