@@ -34,6 +34,8 @@ KEYS = (
     ("/", "find"),
     ("Shift + drag", "choose a range"),
     ("Ctrl + drag, or B and drag", "zoom into a box"),
+    ("Alt + drag, or M and drag", "measure bytes, events and time with a ruler"),
+    ("M, then arrows", "the same by keys: ↑ ↓ go to the next edge, Enter begins anew there"),
 )
 
 

@@ -14,6 +14,7 @@ import { Moves } from "./moves.js";
 import { Overview } from "./overview.js";
 import { savePicture } from "./picture.js";
 import { Reading } from "./reading.js";
+import { Ruler } from "./ruler.js";
 import { Telling } from "./telling.js";
 import { Tools } from "./tools.js";
 import { drawTotal, HEADROOM } from "./total.js";
@@ -75,6 +76,7 @@ export class MemoryTimeline extends Component {
   moves = new Moves(this);
   choosing = this.newChoosing();
   telling = new Telling(this);
+  ruler = new Ruler(this);
   tools = new Tools(this);
   legend = new Legend(this);
   phases = new Phases(this);
@@ -171,6 +173,7 @@ export class MemoryTimeline extends Component {
     viewport.setMost(value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM);
     Object.assign(this, { pin: -1, range: null, lit: null, litWanted: null, placed: "", moment: spans.peak });
     this.keys.start();
+    this.tools.end();
     this.legend.kept = null;
     this.controls.meaning.select.value = data.meaning;
     this.telling.take(value.state || {});
@@ -332,6 +335,7 @@ export class MemoryTimeline extends Component {
     this.canvas.draw(this.isSharp, data);
     this.isSharp = false;
     this.labels.draw(data);
+    this.ruler.draw();
     this.tools.draw();
     this.overview.placeWindow();
     this.phases.draw();
