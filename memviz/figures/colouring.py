@@ -6,7 +6,10 @@ groups with most bytes at the peak get the hues, and one grey *other* takes the 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -99,9 +102,25 @@ def _by_key(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
     largest = _largest_at_peak(device, code, len(found))[: len(_HUES)]
     group_of = np.full(len(found), len(largest), dtype=np.uint8)
     group_of[largest] = np.arange(len(largest))
-    labels = (*(keyed.name(int(found[row]))[1] for row in largest), OTHER)
-    colours = (*(hue.name for hue in _HUES[: len(largest)]), Category.UNKNOWN.name)
-    return Colouring(meaning, labels, group_of[code], colours)
+    named = [keyed.name(int(found[row])) for row in largest]
+    colours = (*(hue.name for hue in _hues_of([key for key, _ in named])), Category.UNKNOWN.name)
+    return Colouring(meaning, (*_told_apart(named), OTHER), group_of[code], colours)
+
+
+def _hues_of(keys: Sequence[str]) -> list[Category]:
+    """Of the same thing the same in every trace, as far as there are enough: the larger one chooses first."""
+    free, hues = list(_HUES), []
+    for key in keys:
+        wanted = _HUES[int.from_bytes(blake2b(key.encode(errors="replace"), digest_size=4).digest()) % len(_HUES)]
+        hues.append(wanted if wanted in free else free[0])
+        free.remove(hues[-1])
+    return hues
+
+
+def _told_apart(named: Sequence[tuple[str, str]]) -> list[str]:
+    """Labels; where two are the same, or the same as ours for the rest, with their keys, which never are."""
+    often = Counter([label for _, label in named] + [OTHER])
+    return [label if often[label] == 1 else f"{label} ({key})" for key, label in named]
 
 
 def _largest_at_peak(device: DeviceTrace, code: npt.NDArray[np.intp], count: int) -> Ints8:

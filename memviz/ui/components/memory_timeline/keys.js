@@ -45,10 +45,10 @@ export class Keys {
     const act = data && { ...this.acts(event.shiftKey), ...own }[plainKey(event)];
     if (!act) return;
     event.preventDefault();
-    act();
+    if (act() === true) event.stopPropagation();
   }
 
-  /** @param {boolean} isShift @returns {Record<string, () => void>} */
+  /** @param {boolean} isShift @returns {Record<string, () => unknown>} */
   acts(isShift) {
     const { timeline } = this;
     const zoom = (/** @type {number} */ factor) => () => timeline.moves.zoom(timeline.moves.middle(), factor, true);

@@ -35,7 +35,7 @@ export class Telling {
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
     if (!value.linked) say("memviz:state", state);
-    const chosen = JSON.stringify([state.at, state.pin, state.range]);
+    const chosen = JSON.stringify([state.at, state.pin, state.range, state.colour]);
     if (chosen === this.told) return;
     this.told = chosen;
     timeline.tell.select(state);
@@ -72,7 +72,7 @@ export class Telling {
     if (isNumber(state.pin)) timeline.pin = clamp(state.pin, -1, count - 1);
     if (state.order) timeline.order = state.order;
     timeline.controls.order.select.value = timeline.order;
-    if (state.lit !== undefined) timeline.light(state.lit);
+    if (state.lit !== undefined) timeline.filters.lightUp(state.lit);
     if (state.axis === "time" && timeline.value?.has_times && viewport.axis !== "time") timeline.setAxis("time");
     else timeline.redraw();
   }

@@ -6,12 +6,14 @@ import { PlotCanvas } from "./canvas.js";
 import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
 import { FIRST_MEANING, keepGiven, TimelineData } from "./data.js";
+import { Filters } from "./filters.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
-import { Legend, Phases } from "./legend.js";
+import { Legend } from "./legend.js";
 import { Moves } from "./moves.js";
 import { Overview } from "./overview.js";
+import { Phases } from "./phases.js";
 import { savePicture } from "./picture.js";
 import { Reading } from "./reading.js";
 import { Ruler } from "./ruler.js";
@@ -24,7 +26,6 @@ const SETTLE_MS = 120;
 const NARROW = 640;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./data.js").Light} Light */
 /** @typedef {import("./telling.js").State} State */
 /** What memviz.ui.payloads.timeline_value.timeline_value makes; README.md says what each means.
  * @typedef {{
@@ -50,8 +51,6 @@ export class MemoryTimeline extends Component {
   /** Which allocations keep their colour while the others are dimmed.
    * @type {Uint8Array | null} */
   lit = null;
-  /** @type {Light | null} */
-  litWanted = null;
 
   // What is under way.
   /** Which `load` is the newest. */
@@ -78,6 +77,7 @@ export class MemoryTimeline extends Component {
   telling = new Telling(this);
   ruler = new Ruler(this);
   tools = new Tools(this);
+  filters = new Filters(this);
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
@@ -124,10 +124,11 @@ export class MemoryTimeline extends Component {
     this.interaction.listen(this.plot);
     this.keys.listen(this.plot);
     this.tools.listen();
+    this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
     onSaid("memviz:export", ({ kind }) => this.value && this.host.offsetParent && this.save(kind));
-    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.light(light));
+    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
     onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
@@ -171,10 +172,10 @@ export class MemoryTimeline extends Component {
     this.take(value);
     Object.assign(viewport, { axis: "event", instants: spans.instants, times: null, first: 0, last: spans.instants, most: 0, bottom: 0, top: 0 });
     viewport.setMost(value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM);
-    Object.assign(this, { pin: -1, range: null, lit: null, litWanted: null, placed: "", moment: spans.peak });
+    Object.assign(this, { pin: -1, range: null, lit: null, placed: "", moment: spans.peak });
     this.keys.start();
     this.tools.end();
-    this.legend.kept = null;
+    this.filters.start();
     this.controls.meaning.select.value = data.meaning;
     this.telling.take(value.state || {});
     this.controls.showAxis(viewport.axis);
@@ -243,8 +244,7 @@ export class MemoryTimeline extends Component {
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;
-    this.legend.kept = null;
-    this.showLit(null);
+    this.redraw(true);
     this.say();
   }
 
@@ -260,21 +260,10 @@ export class MemoryTimeline extends Component {
     this.say();
   }
 
-  /** @param {Light | null} light null ends it */
-  async light(light) {
-    this.litWanted = light;
-    const { data } = this;
-    if (!light) this.showLit(null);
-    else if (data) {
-      const mask = await data.maskOfLight(light);
-      if (this.litWanted === light && this.data === data) this.showLit(mask);
-    }
-  }
-
   /** One bit per allocation, from somebody who asked for several timelines at once; null ends it.
    * @param {ArrayLike<number> | null} bits */
   showBits(bits) {
-    if (this.data) this.showLit(bits && this.data.maskOfBits(bits));
+    if (this.data) this.filters.showLight(bits && this.data.maskOfBits(bits));
   }
 
   /** @param {Uint8Array | null} mask */
