@@ -32,9 +32,7 @@ def never_freed_html(
     return joined(kept_html(kept, state, download, table), growth_html(grown), churn_html(churn))
 
 
-def kept_html(
-    kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK
-) -> Html:
+def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK) -> Html:
     groups = kept.groups
     if not groups.count:
         return _section("Everything that was made here was freed again, or asked to be.")

@@ -12,6 +12,8 @@ const TELL_MS = 90;
 /** Where to start, in events: -1 is before the first. `low` and `high` are bytes, where not all of the height is seen.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number, low?: number | null, high?: number | null, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
 
+/** @typedef {ReturnType<Telling["state"]>} Said */
+
 export class Telling {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
@@ -57,7 +59,26 @@ export class Telling {
       order,
       colour,
       axis: viewport.axis,
+      sight: viewport.sight(),
     };
+  }
+
+  /** A trace is shown anew. */
+  begun() {
+    const { value, data } = this.timeline;
+    if (value && data && !value.linked) say("memviz:begun", this.state(value.key, data.meaning));
+  }
+
+  /** To how it was, as it was said then.
+   * @param {Said} said */
+  async back(said) {
+    const { timeline } = this;
+    if (said.key !== timeline.value?.key) return;
+    Object.assign(timeline, { pin: -1, range: said.range && [said.range[0] + 1, said.range[1] + 1] });
+    this.take({ at: said.at, pin: said.pin, order: said.order });
+    if (said.colour !== timeline.data?.meaning) await timeline.setMeaning(said.colour);
+    if (said.axis !== timeline.viewport.axis) await timeline.setAxis(said.axis);
+    timeline.moves.to(said.sight);
   }
 
   /** @param {State} state */

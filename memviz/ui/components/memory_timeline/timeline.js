@@ -132,6 +132,7 @@ export class MemoryTimeline extends Component {
     onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
+    onSaid("memviz:back", (said) => isAlone() && this.telling.back(said));
     onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.moves.follow(view));
   }
 
@@ -179,8 +180,10 @@ export class MemoryTimeline extends Component {
     this.controls.meaning.select.value = data.meaning;
     this.telling.take(value.state || {});
     this.controls.showAxis(viewport.axis);
+    this.root.dataset.key = value.key;
     this.joinOthers();
     this.resize();
+    this.telling.begun();
   }
 
   /** More is said of the trace that is shown.
