@@ -1,4 +1,4 @@
-"""The back button undoes a zoom, a choice, a tab and a turn to another trace, one at a time; forward does them again."""
+"""The back button undoes a zoom, a choice, a tab, a turn to another trace, one at a time; forward does them again."""
 
 from __future__ import annotations
 

@@ -21,6 +21,8 @@ FEW_ROWS = 40
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
 """Of a group's key in the page. A longer one cannot be lit; nobody wrote such a function by hand."""
+_DIFFER_AT_THE_END = ("module", "line")
+_END = 14
 _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 
 
@@ -153,7 +155,7 @@ def _heads(by: str, state: ExploreState, found: Breakdown, measure: Measure) -> 
     yield _head(_NAMES.get(by, by.capitalize()), "name", state)
     if by != "category":
         yield _head("Category", "category", state, "mv-wide")
-    yield tag("th", class_="mv-wide", scope="col")
+    yield tag("td", class_="mv-wide")
     yield _head("Blocks", "count", state, "mv-number")
     yield _head(measure.head, "bytes", state, "mv-number")
     yield tag("th", f"of {measure.text(_whole(found, measure))}", class_="mv-number mv-wide", scope="col")
@@ -195,8 +197,19 @@ def name_html(label: str, by: str) -> Html:
     text = cut(label)
     place, space, function = text.rpartition(" ")
     has_function = by == "site" and (":" in place or function == "(backward)")
-    inside = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
-    return tag("button", inside, type="button", class_="mv-name mv-code", title=cut(label, 600), data_keep="")
+    inside: object = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
+    spoken = None
+    if by in _DIFFER_AT_THE_END:
+        inside, spoken = _both_ends(text), text
+    title = cut(label, 600)
+    return tag("button", inside, type="button", class_="mv-name mv-code", title=title, aria_label=spoken, data_keep="")
+
+
+def _both_ends(text: str) -> Html:
+    """Where there is no room for all of it, its middle goes: modules and lines differ at their ends."""
+    if len(text) < 2 * _END:
+        return tag("span", text)
+    return tag("span", tag("span", text[:-_END]), tag("span", text[-_END:]), class_="mv-middle-cut")
 
 
 def lights(by: str, key: str) -> dict[str, str]:

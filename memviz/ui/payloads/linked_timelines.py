@@ -11,7 +11,7 @@ from memviz.analysis.comparing.align import START, Aligned, Axis, Way, align
 from memviz.analysis.live import has_times
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.words import cut
+from memviz.ui.html.words import cut_middle
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.units import bytes_text
 
@@ -57,7 +57,7 @@ def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = 
             **value,
             **common,
             "badge": trace.letter,
-            "name": cut(trace.name, _MOST_NAME),
+            "name": cut_middle(trace.name, _MOST_NAME),
             "band": any(value["phases"] for value in values),
             "align": placed(aligned, number),
         }

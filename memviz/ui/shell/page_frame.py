@@ -9,10 +9,13 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut_middle
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.session import Opened, Session
 from memviz.units import bytes_text
 
+_LONGEST_NAME = 22
+"""What the sidebar has room for."""
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
 KEYS = (
@@ -101,7 +104,7 @@ def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
     badge = _badge(opened, session)
-    words = tag("span", tag("b", opened.name), tag("small", facts))
+    words = tag("span", tag("b", cut_middle(opened.name, _LONGEST_NAME)), tag("small", facts))
     return tag(
         "div",
         tag(

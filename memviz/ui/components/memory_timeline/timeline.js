@@ -2,6 +2,7 @@
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
 import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { cutMiddle } from "../words.js";
 import { PlotCanvas } from "./canvas.js";
 import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
@@ -24,6 +25,8 @@ import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
 const NARROW = 640;
+const NAME_LETTER = 7;
+const BADGE_LETTERS = 4;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./telling.js").State} State */
@@ -83,6 +86,7 @@ export class MemoryTimeline extends Component {
   overview = new Overview(this);
   controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
+  name = el("span", { class: "mvt-name" });
   plot = el("div", { class: "mvt-plot", tabindex: "0", role: "application", "aria-describedby": `mvt-keys-${this.id}` });
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
   waiting = el("div", { class: "mvt-waiting", role: "status" });
@@ -215,7 +219,7 @@ export class MemoryTimeline extends Component {
     if (!value) return;
     this.title.hidden = !value.badge;
     if (!value.linked || !value.align) return;
-    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), el("span", { class: "mvt-name", title: value.name }, value.name || ""));
+    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), this.name);
     viewport.setMost(value.top || viewport.most);
     const axis = value.align.time && value.axis === "time" ? "time" : "event";
     if (axis !== viewport.axis) await this.setAxis(axis);
@@ -286,8 +290,16 @@ export class MemoryTimeline extends Component {
     if (this.isAway || !this.data || !value) return;
     Object.assign(viewport, { width, height });
     this.labels.resize();
+    this.writeName(value.name || "", width);
     this.redraw(true);
     this.drawOverview();
+  }
+
+  /** Of linked ones, with what tells it from the others: names mostly differ at their ends.
+   * @param {string} name @param {number} width */
+  writeName(name, width) {
+    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - BADGE_LETTERS, BADGE_LETTERS));
+    this.name.title = name;
   }
 
   changeMode() {
