@@ -82,7 +82,7 @@ def test_explore_with_a_filter_a_ruler_and_part_of_the_height(opened: Any) -> No
 def test_the_views_below_the_timeline(opened: Any, view: str) -> None:
     turn_to(opened, "Explore")
     turn_to(opened, view)
-    shown = {"Segments": ".mvs[data-drawn]", "Events": ".mve-line, .mve-row[aria-rowindex='2']", "Never freed": "h3"}
+    shown = {"Segments": ".mvs[data-drawn]", "Events": ".mve-scroll [role=row]", "Never freed": "h3"}
     opened.locator("#lower").locator(shown[view]).first.wait_for()
     expect_nothing_serious(opened)
 

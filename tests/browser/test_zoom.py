@@ -83,7 +83,7 @@ def test_the_wheel_with_a_key_zooms_the_height_about_the_pointer_and_leaves_the_
     after = sight(page)
     assert (after["first"], after["last"]) == (before["first"], before["last"])
     assert under_pointer(page, x, y) == pytest.approx(bytes_there, rel=1e-6)
-    page.get_by_role("button", name="Full height").click()
+    page.get_by_role("button", name="Show the full height").click()
     page.wait_for_function(f"({TIMELINE}).viewport.isFullHeight()")
     assert page.locator(".mvt-full").is_hidden()
 

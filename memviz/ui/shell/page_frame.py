@@ -14,7 +14,7 @@ from memviz.ui.shell.links import link_name
 from memviz.ui.shell.session import Opened, Session
 from memviz.units import bytes_text
 
-_LONGEST_NAME = 22
+_LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """What the sidebar has room for."""
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
@@ -104,7 +104,8 @@ def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
     badge = _badge(opened, session)
-    words = tag("span", tag("b", cut_middle(opened.name, _LONGEST_NAME)), tag("small", facts))
+    name = cut_middle(opened.name, _BESIDE_A_BADGE if badge else _LONGEST_NAME)
+    words = tag("span", tag("b", name), tag("small", facts))
     return tag(
         "div",
         tag(

@@ -24,7 +24,7 @@ export class Tools {
     this.box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
     this.bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
     const words = "Show the full height (0 shows all)";
-    this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
+    this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, "aria-label": words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
     this.buttons = Object.fromEntries(Object.entries(TOOLS).map(([tool, name]) => [tool, el("button", { type: "button", onclick: () => this.take(/** @type {Tool} */ (tool)) }, name)]));
     this.node = el("div", { class: "mvt-switch", role: "group", "aria-label": "A drag on the plot" }, ...Object.values(this.buttons));
     this.take("move");
@@ -62,6 +62,8 @@ export class Tools {
 
   draw() {
     this.fullHeight.hidden = this.viewport.isFullHeight();
+    // Small ones have no room for words.
+    this.fullHeight.textContent = this.timeline.value?.linked ? "↕" : "↕ Full height";
   }
 
   // -- drags
