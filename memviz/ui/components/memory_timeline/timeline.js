@@ -26,7 +26,6 @@ import { Viewport } from "./viewport.js";
 const SETTLE_MS = 120;
 const NARROW = 640;
 const NAME_LETTER = 7;
-const BADGE_LETTERS = 4;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
 /** @typedef {import("./telling.js").State} State */
@@ -35,7 +34,7 @@ const BADGE_LETTERS = 4;
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   ruler?: { bytes: number, text: string }, align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -158,7 +157,7 @@ export class MemoryTimeline extends Component {
     if (this.value && this.value.key === value.key) return this.update(value);
     this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
-      const data = await TimelineData.of(this.server, value.key, value.state?.colour || FIRST_MEANING);
+      const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
       if (ticket !== this.ticket) return;
       data.drawn();
       this.reading.over();
@@ -193,8 +192,10 @@ export class MemoryTimeline extends Component {
   /** More is said of the trace that is shown.
    * @param {Value} value */
   update(value) {
+    const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
     this.take({ ...this.value, ...value });
     this.telling.take(value.state || {});
+    if (isRecoloured) this.setMeaning(value.colour || FIRST_MEANING);
     this.joinOthers();
   }
 
@@ -247,7 +248,7 @@ export class MemoryTimeline extends Component {
   async setMeaning(meaning) {
     const { data } = this;
     if (!data) return;
-    const groups = await data.groupsBy(meaning);
+    const groups = await data.groupsBy(meaning, this.value?.among);
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;
@@ -298,7 +299,7 @@ export class MemoryTimeline extends Component {
   /** Of linked ones, with what tells it from the others: names mostly differ at their ends.
    * @param {string} name @param {number} width */
   writeName(name, width) {
-    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - BADGE_LETTERS, BADGE_LETTERS));
+    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - 4, 4));
     this.name.title = name;
   }
 
