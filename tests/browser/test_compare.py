@@ -67,6 +67,28 @@ def test_the_answer_is_there_at_once(compared: Any) -> None:
     compared.get_by_role("heading", name="From peak A to peak B").wait_for()
 
 
+SITE_COLOURS = """() => [...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map(
+  ({ memviz }) => Object.fromEntries(memviz.data.labels.map((label, i) => [label, memviz.data.colours.light[i]])))"""
+
+
+def test_sites_have_one_colour_in_all_timelines_and_the_legend_says_which(compared: Any) -> None:
+    compared.get_by_role("group", name="Colours").get_by_role("button", name="Site").click()
+    compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'other' in shown)")
+    one, other = compared.evaluate(SITE_COLOURS)
+    shared = one.keys() & other.keys()
+    assert len(shared) > 2 and all(one[label] == other[label] for label in shared)
+    named = compared.locator("#compare-bar .mv-legend .mv-key[title]").evaluate_all(
+        "(all) => all.map((key) => key.title)"
+    )
+    assert {*one, *other} - {"other"} <= set(named)
+    compared.wait_for_function("location.search.includes('colour=site')")
+    before = pixels(compared, "A")
+    compared.get_by_role("group", name="Colours").get_by_role("button", name="Category").click()
+    compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'activation' in shown)")
+    compared.wait_for_timeout(300)
+    assert pixels(compared, "A") != before
+
+
 def test_zooming_one_moves_the_other_and_the_ruler_runs_through_both(compared: Any) -> None:
     compared.locator("#compare-A .mvt-plot").hover()
     compared.mouse.wheel(0, -600)

@@ -18,6 +18,7 @@ MODULES = (
     "axes.js",
     "event_list/scale.js",
     "memory_timeline/legend.js",
+    "memory_timeline/phases.js",
     "memory_timeline/raster.js",
     "memory_timeline/spans.js",
     "memory_timeline/total.js",
@@ -59,7 +60,10 @@ VIEWPORT = """(cases) => cases.map((given) => {
     spots: spots.map((x) => [x, viewport.xOf(viewport.placeAt(x))]),
     shared: spots.map((x) => [x, viewport.fromShared(viewport.toShared(x))]),
     height: viewport.boundedBytes(given.bottom, given.top),
-    bytes: [0, 0.3, 1].map((part) => viewport.bottom + part * (viewport.top - viewport.bottom)).map((bytes) => [bytes, viewport.bytesAt(viewport.yOf(bytes))]),
+    bytes: [0, 0.3, 1].map((part) => {
+      const bytes = viewport.bottom + part * (viewport.top - viewport.bottom);
+      return [bytes, viewport.bytesAt(viewport.yOf(bytes))];
+    }),
     ticks: viewport.ticks(),
   };
 })"""
@@ -204,24 +208,25 @@ def test_labels_beside_a_plot_never_cover_each_other(scripts: Any, chance: rando
             assert placed[0][0] == min(max(labels[0][0], 8), height - 14)
 
 
-def test_what_the_legend_folds_and_shows_adds_up_to_the_byte(scripts: Any, chance: random.Random) -> None:
+def test_the_legend_has_what_is_in_sight_or_live_and_adds_up_to_the_byte(scripts: Any, chance: random.Random) -> None:
     cases = []
     for _ in range(200):
         sizes = [
             chance.choice([0, chance.getrandbits(10), chance.getrandbits(40)]) for _ in range(chance.randint(1, 9))
         ]
-        cases.append([[f"g{i}" for i in range(len(sizes))], sizes, sum(sizes)])
-    found = scripts.evaluate("(cases) => cases.map((given) => memviz.legend.legendItems(...given))", cases)
-    for (labels, sizes, total), answer in zip(cases, found, strict=True):
-        assert sum(item["bytes"] for item in answer["items"]) + answer["folded"] == total
-        shown = {item["label"]: item["bytes"] for item in answer["items"]}
-        assert shown == {name: size for name, size in zip(labels, sizes, strict=True) if size and size >= total * 0.002}
+        seen = [chance.getrandbits(1) for _ in sizes]
+        cases.append([[f"g{i}" for i in range(len(sizes))], sizes, seen])
+    answers = scripts.evaluate("(cases) => cases.map((given) => memviz.legend.legendItems(...given))", cases)
+    for (labels, sizes, seen), items in zip(cases, answers, strict=True):
+        assert sum(item["bytes"] for item in items) == sum(sizes)
+        wanted = [name for name, size, is_seen in zip(labels, sizes, seen, strict=True) if size or is_seen]
+        assert [item["label"] for item in items] == wanted
 
 
 def test_the_name_of_a_phase_is_never_cut_within_a_word(scripts: Any) -> None:
     names = ["forward", "ProfilerStep#12", "a.very.long.name", "two words", ""]
     found = scripts.evaluate(
-        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.legend.phaseLabel(name, width)))",
+        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.phases.phaseLabel(name, width)))",
         names,
     )
     for name, labels in zip(names, found, strict=True):

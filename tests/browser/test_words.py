@@ -107,3 +107,11 @@ def test_ticks_between_two_heights_stand_where_they_say_and_differ(page: Any) ->
             assert figure * unit + axis["from"] == pytest.approx(tick["value"], abs=1e-6 * unit)
             assert len(tick["text"]) <= 10
             assert tick["text"].startswith("+") == (axis["from"] > 0)
+
+
+def test_a_long_name_loses_its_middle_and_keeps_what_tells_it_from_others(page: Any) -> None:
+    page.goto("about:blank")
+    load(page, WORDS)
+    names = ["short", "exactly-ten", "profile_of_a_long_run_fp32", "profile_of_a_long_run_bf16", "🟦" * 30]
+    cut = page.evaluate("(names) => names.map((name) => memviz.words.cutMiddle(name, 11))", names)
+    assert cut == ["short", "exactly-ten", "profi…_fp32", "profi…_bf16", "🟦" * 5 + "…" + "🟦" * 5]

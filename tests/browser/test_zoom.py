@@ -1,4 +1,4 @@
-"""The height is zoomed as the width is: by wheel, drag, keys and fingers, down to one block, and back with one press."""
+"""The height is zoomed as the width is: by wheel, drag, keys and fingers, down to one block; and back at one press."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ def shown(page: Any, state: dict[str, Any] | None = None) -> Mounted:
 
 
 def sight(page: Any) -> dict[str, float]:
-    found: dict[str, float] = page.evaluate(f"({TIMELINE}).viewport.sight()")
-    return found
+    edges: dict[str, float] = page.evaluate(f"({TIMELINE}).viewport.sight()")
+    return edges
 
 
 def most(page: Any) -> float:
-    found: float = page.evaluate(f"({TIMELINE}).viewport.most")
-    return found
+    whole: float = page.evaluate(f"({TIMELINE}).viewport.most")
+    return whole
 
 
 def plot(page: Any) -> dict[str, float]:
-    found: dict[str, float] = page.locator(".mvt-plot").bounding_box()
-    return found
+    box: dict[str, float] = page.locator(".mvt-plot").bounding_box()
+    return box
 
 
 def under_pointer(page: Any, x: float, y: float) -> float:
     """Bytes at a point of the screen, by the viewport's own reckoning."""
     box = plot(page)
-    found: float = page.evaluate(f"(y) => ({TIMELINE}).viewport.bytesAt(y)", y - box["y"])
-    return found
+    there: float = page.evaluate(f"(y) => ({TIMELINE}).viewport.bytesAt(y)", y - box["y"])
+    return there
 
 
 @pytest.mark.parametrize("key", ["Shift", "Control"])
@@ -83,7 +83,7 @@ def test_the_wheel_with_a_key_zooms_the_height_about_the_pointer_and_leaves_the_
     after = sight(page)
     assert (after["first"], after["last"]) == (before["first"], before["last"])
     assert under_pointer(page, x, y) == pytest.approx(bytes_there, rel=1e-6)
-    page.get_by_role("button", name="Full height").click()
+    page.get_by_role("button", name="Show the full height").click()
     page.wait_for_function(f"({TIMELINE}).viewport.isFullHeight()")
     assert page.locator(".mvt-full").is_hidden()
 

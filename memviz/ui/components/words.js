@@ -47,6 +47,15 @@ export function durationText(us) {
  * @param {number} event */
 export const eventText = (event) => (event < 0 ? "before the first event" : `event ${grouped(event)}`);
 
+/** What is too long loses its middle: names mostly differ at their ends.
+ * @param {string} text @param {number} most */
+export function cutMiddle(text, most) {
+  const letters = [...text];
+  if (letters.length <= most) return text;
+  const head = Math.floor((most - 1) / 2);
+  return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (most - 1 - head)).join("")}`;
+}
+
 // -- ticks
 
 /** Of a unit of bytes, between two ticks. */

@@ -36,6 +36,8 @@ export class PlotCanvas {
     /** Which allocation each pixel shows, from the lowest row. */
     this.grid = new Int32Array(0);
     this.image = new ImageData(1, 1);
+    /** Whether each group of the colours is in sight, as of the last full picture. */
+    this.seen = new Uint8Array(0);
     /** Of the columns, that there is time for while a gesture runs. */
     this.share = 1;
   }
@@ -55,6 +57,7 @@ export class PlotCanvas {
     paint(data.spans, this.instants, view, this.colours(data), { byGroup: order !== "age", lit, grid: this.grid, pixels });
     this.hatch(pixels, data, scale);
     this.show();
+    if (isSharp || this.seen.length !== data.labels.length) this.seen = this.groupsSeen(data);
     const possible = (MOVING_MS * this.columns) / (this.wide * (performance.now() - started));
     this.share = SHARES.find((share) => share <= possible) || SHARES[SHARES.length - 1];
   }
@@ -95,6 +98,13 @@ export class PlotCanvas {
         for (let r = from + ((((c + t - from) % period) + period) % period); r < upto; r += period) pixels[(rows - 1 - r) * columns + c] = line;
       }
     }
+  }
+
+  /** @param {TimelineData} data */
+  groupsSeen({ group, labels }) {
+    const seen = new Uint8Array(labels.length);
+    for (let i = 0; i < this.grid.length; i++) if (this.grid[i] >= 0) seen[group[this.grid[i]]] = 1;
+    return seen;
   }
 
   show() {

@@ -61,17 +61,19 @@ export class Choosing {
     if (!viewport.isHeightInSight(live[peak])) moves.revealHeight({ bottom: live[peak], top: live[peak] });
   }
 
-  /** One thing at a time. */
+  /** One thing at a time.
+   * @returns {boolean} whether it was a thing of the timeline's own, of which nobody else knows */
   undo() {
     const { timeline } = this;
-    if (timeline.tools.end()) return;
+    if (timeline.tools.end()) return true;
     if (!timeline.interaction.tip.hidden) timeline.interaction.hideTip();
     else if (timeline.pin >= 0) timeline.pin = -1;
     else if (timeline.range) timeline.range = null;
-    else if (timeline.lit) timeline.legend.unlight();
-    else if (!timeline.viewport.isFullHeight()) return timeline.moves.showFullHeight(true);
-    else return;
+    else if (timeline.filters.drop()) return true;
+    else if (timeline.lit) timeline.filters.showLight(null);
+    else return false;
     this.changed();
+    return false;
   }
 
   changed() {

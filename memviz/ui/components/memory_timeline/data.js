@@ -86,10 +86,10 @@ export class TimelineData {
   }
 
   /** With what came by itself, or else with what is asked for.
-   * @param {Server} server @param {string} key @param {string} meaning */
-  static async of(server, key, meaning) {
+   * @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] */
+  static async of(server, key, meaning, among = []) {
     const [timeline, groups] =
-      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning })]));
+      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning, among })]));
     return new TimelineData(server, key, timeline, groups);
   }
 
@@ -106,9 +106,9 @@ export class TimelineData {
     this.palettes = palettesOf(header.palettes);
   }
 
-  /** @param {string} meaning */
-  groupsBy(meaning) {
-    return piece(this.server, { key: this.key, piece: "groups", meaning });
+  /** @param {string} meaning @param {string[]} [among] the groups that have hues, where several traces share them */
+  groupsBy(meaning, among = []) {
+    return piece(this.server, { key: this.key, piece: "groups", meaning, among });
   }
 
   async readTimes() {

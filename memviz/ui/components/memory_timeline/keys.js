@@ -5,7 +5,7 @@ import { bytesText } from "../words.js";
 import { ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
-  "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged.";
+  "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged, M takes a ruler whose end the arrows move: up and down to the next edge, Enter begins it anew there.";
 const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
@@ -40,13 +40,15 @@ export class Keys {
 
   /** @param {KeyboardEvent} event */
   press(event) {
-    const act = this.timeline.data && this.acts(event.shiftKey)[plainKey(event)];
+    const { data, ruler, tools } = this.timeline;
+    const own = tools.tool === "ruler" ? ruler.acts(event.shiftKey) : {};
+    const act = data && { ...this.acts(event.shiftKey), ...own }[plainKey(event)];
     if (!act) return;
     event.preventDefault();
-    act();
+    if (act() === true) event.stopPropagation();
   }
 
-  /** @param {boolean} isShift @returns {Record<string, () => void>} */
+  /** @param {boolean} isShift @returns {Record<string, () => unknown>} */
   acts(isShift) {
     const { timeline } = this;
     const zoom = (/** @type {number} */ factor) => () => timeline.moves.zoom(timeline.moves.middle(), factor, true);
@@ -71,6 +73,7 @@ export class Keys {
       f: () => this.fit(),
       v: () => timeline.moves.fitHeight(),
       b: () => timeline.tools.take("box"),
+      m: () => this.measure(),
       p: () => timeline.choosing.toPeak(),
       t: () => this.turnAxis(),
       "[": () => this.mark(0),
@@ -78,6 +81,11 @@ export class Keys {
       Enter: () => this.pinWalked(),
       Escape: () => timeline.choosing.undo(),
     };
+  }
+
+  measure() {
+    this.timeline.tools.take("ruler");
+    this.timeline.ruler.begin();
   }
 
   turnAxis() {

@@ -12,6 +12,8 @@ const TELL_MS = 90;
 /** Where to start, in events: -1 is before the first. `low` and `high` are bytes, where not all of the height is seen.
  * @typedef {{ at?: number, pin?: number, from?: number, to?: number, low?: number | null, high?: number | null, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
 
+/** @typedef {ReturnType<Telling["state"]>} Said */
+
 export class Telling {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
@@ -36,7 +38,7 @@ export class Telling {
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
     if (!value.linked) say("memviz:state", state);
-    const chosen = JSON.stringify([state.at, state.pin, state.range]);
+    const chosen = JSON.stringify([state.at, state.pin, state.range, state.colour]);
     if (chosen === this.told) return;
     this.told = chosen;
     this.tell(state);
@@ -58,7 +60,26 @@ export class Telling {
       order,
       colour,
       axis: viewport.axis,
+      sight: viewport.sight(),
     };
+  }
+
+  /** A trace is shown anew. */
+  begun() {
+    const { value, data } = this.timeline;
+    if (value && data && !value.linked) say("memviz:begun", this.state(value.key, data.meaning));
+  }
+
+  /** To how it was, as it was said then.
+   * @param {Said} said */
+  async back(said) {
+    const { timeline } = this;
+    if (said.key !== timeline.value?.key) return;
+    Object.assign(timeline, { pin: -1, range: said.range && [said.range[0] + 1, said.range[1] + 1] });
+    this.take({ at: said.at, pin: said.pin, order: said.order });
+    if (said.colour !== timeline.data?.meaning) await timeline.setMeaning(said.colour);
+    if (said.axis !== timeline.viewport.axis) await timeline.setAxis(said.axis);
+    timeline.moves.to(said.sight);
   }
 
   /** @param {State} state */
@@ -73,7 +94,7 @@ export class Telling {
     if (isNumber(state.pin)) timeline.pin = clamp(state.pin, -1, count - 1);
     if (state.order) timeline.order = state.order;
     timeline.controls.order.select.value = timeline.order;
-    if (state.lit !== undefined) timeline.light(state.lit);
+    if (state.lit !== undefined) timeline.filters.lightUp(state.lit);
     if (state.axis === "time" && timeline.value?.has_times && viewport.axis !== "time") timeline.setAxis("time");
     else timeline.redraw();
   }

@@ -2,18 +2,22 @@
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
 import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { cutMiddle } from "../words.js";
 import { PlotCanvas } from "./canvas.js";
 import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
 import { FIRST_MEANING, keepGiven, TimelineData } from "./data.js";
+import { Filters } from "./filters.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
-import { Legend, Phases } from "./legend.js";
+import { Legend } from "./legend.js";
 import { Moves } from "./moves.js";
 import { Overview } from "./overview.js";
+import { Phases } from "./phases.js";
 import { savePicture } from "./picture.js";
 import { Reading } from "./reading.js";
+import { Ruler } from "./ruler.js";
 import { Telling } from "./telling.js";
 import { Tools } from "./tools.js";
 import { drawTotal, HEADROOM } from "./total.js";
@@ -21,16 +25,16 @@ import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
 const NARROW = 640;
+const NAME_LETTER = 7;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./data.js").Light} Light */
 /** @typedef {import("./telling.js").State} State */
 /** What memviz.ui.payloads.timeline_value.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   ruler?: { bytes: number, text: string }, align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -49,8 +53,6 @@ export class MemoryTimeline extends Component {
   /** Which allocations keep their colour while the others are dimmed.
    * @type {Uint8Array | null} */
   lit = null;
-  /** @type {Light | null} */
-  litWanted = null;
 
   // What is under way.
   /** Which `load` is the newest. */
@@ -75,12 +77,15 @@ export class MemoryTimeline extends Component {
   moves = new Moves(this);
   choosing = this.newChoosing();
   telling = new Telling(this);
+  ruler = new Ruler(this);
   tools = new Tools(this);
+  filters = new Filters(this);
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
   controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
+  name = el("span", { class: "mvt-name" });
   plot = el("div", { class: "mvt-plot", tabindex: "0", role: "application", "aria-describedby": `mvt-keys-${this.id}` });
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
   waiting = el("div", { class: "mvt-waiting", role: "status" });
@@ -122,13 +127,15 @@ export class MemoryTimeline extends Component {
     this.interaction.listen(this.plot);
     this.keys.listen(this.plot);
     this.tools.listen();
+    this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
     onSaid("memviz:export", ({ kind }) => this.value && this.host.offsetParent && this.save(kind));
-    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.light(light));
+    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
     onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
+    onSaid("memviz:back", (said) => isAlone() && this.telling.back(said));
     onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.moves.follow(view));
   }
 
@@ -150,7 +157,7 @@ export class MemoryTimeline extends Component {
     if (this.value && this.value.key === value.key) return this.update(value);
     this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
-      const data = await TimelineData.of(this.server, value.key, value.state?.colour || FIRST_MEANING);
+      const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
       if (ticket !== this.ticket) return;
       data.drawn();
       this.reading.over();
@@ -169,21 +176,26 @@ export class MemoryTimeline extends Component {
     this.take(value);
     Object.assign(viewport, { axis: "event", instants: spans.instants, times: null, first: 0, last: spans.instants, most: 0, bottom: 0, top: 0 });
     viewport.setMost(value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM);
-    Object.assign(this, { pin: -1, range: null, lit: null, litWanted: null, placed: "", moment: spans.peak });
+    Object.assign(this, { pin: -1, range: null, lit: null, placed: "", moment: spans.peak });
     this.keys.start();
-    this.legend.kept = null;
+    this.tools.end();
+    this.filters.start();
     this.controls.meaning.select.value = data.meaning;
     this.telling.take(value.state || {});
     this.controls.showAxis(viewport.axis);
+    this.root.dataset.key = value.key;
     this.joinOthers();
     this.resize();
+    this.telling.begun();
   }
 
   /** More is said of the trace that is shown.
    * @param {Value} value */
   update(value) {
+    const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
     this.take({ ...this.value, ...value });
     this.telling.take(value.state || {});
+    if (isRecoloured) this.setMeaning(value.colour || FIRST_MEANING);
     this.joinOthers();
   }
 
@@ -208,7 +220,7 @@ export class MemoryTimeline extends Component {
     if (!value) return;
     this.title.hidden = !value.badge;
     if (!value.linked || !value.align) return;
-    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), el("span", { class: "mvt-name", title: value.name }, value.name || ""));
+    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), this.name);
     viewport.setMost(value.top || viewport.most);
     const axis = value.align.time && value.axis === "time" ? "time" : "event";
     if (axis !== viewport.axis) await this.setAxis(axis);
@@ -236,12 +248,11 @@ export class MemoryTimeline extends Component {
   async setMeaning(meaning) {
     const { data } = this;
     if (!data) return;
-    const groups = await data.groupsBy(meaning);
+    const groups = await data.groupsBy(meaning, this.value?.among);
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;
-    this.legend.kept = null;
-    this.showLit(null);
+    this.redraw(true);
     this.say();
   }
 
@@ -257,21 +268,10 @@ export class MemoryTimeline extends Component {
     this.say();
   }
 
-  /** @param {Light | null} light null ends it */
-  async light(light) {
-    this.litWanted = light;
-    const { data } = this;
-    if (!light) this.showLit(null);
-    else if (data) {
-      const mask = await data.maskOfLight(light);
-      if (this.litWanted === light && this.data === data) this.showLit(mask);
-    }
-  }
-
   /** One bit per allocation, from somebody who asked for several timelines at once; null ends it.
    * @param {ArrayLike<number> | null} bits */
   showBits(bits) {
-    if (this.data) this.showLit(bits && this.data.maskOfBits(bits));
+    if (this.data) this.filters.showLight(bits && this.data.maskOfBits(bits));
   }
 
   /** @param {Uint8Array | null} mask */
@@ -291,8 +291,16 @@ export class MemoryTimeline extends Component {
     if (this.isAway || !this.data || !value) return;
     Object.assign(viewport, { width, height });
     this.labels.resize();
+    this.writeName(value.name || "", width);
     this.redraw(true);
     this.drawOverview();
+  }
+
+  /** Of linked ones, with what tells it from the others: names mostly differ at their ends.
+   * @param {string} name @param {number} width */
+  writeName(name, width) {
+    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - 4, 4));
+    this.name.title = name;
   }
 
   changeMode() {
@@ -332,6 +340,7 @@ export class MemoryTimeline extends Component {
     this.canvas.draw(this.isSharp, data);
     this.isSharp = false;
     this.labels.draw(data);
+    this.ruler.draw();
     this.tools.draw();
     this.overview.placeWindow();
     this.phases.draw();

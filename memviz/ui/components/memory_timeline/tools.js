@@ -1,17 +1,17 @@
 // @ts-check
-// What a drag on the plot does: it moves the view, chooses a range, or zooms into a box; and the byte axis at the side,
-// where a drag chooses the bytes that fill the height.
+// What a drag on the plot does: it moves the view, chooses a range, zooms into a box
+// or draws a ruler; and the byte axis at the side, where a drag chooses the bytes that fill the height.
 import { el } from "../base.js";
 
 /** A box lower or narrower than this leaves that side of the view as it is. */
 const LEAST_BOX = 6;
 /** @type {Record<Tool, string>} */
-const TOOLS = { move: "Move", box: "Box" };
+const TOOLS = { move: "Move", box: "Box", ruler: "Ruler" };
 
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./viewport.js").Sight} Sight */
 /** @typedef {import("../base.js").Point} Point */
-/** @typedef {"move" | "box"} Tool */
+/** @typedef {"move" | "box" | "ruler"} Tool */
 /** What happens as a pointer moves, once it is let go, and if it never comes to that.
  * @typedef {{ move: (here: Point) => void, end?: () => void, cancel?: () => void }} Drag */
 
@@ -24,7 +24,7 @@ export class Tools {
     this.box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
     this.bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
     const words = "Show the full height (0 shows all)";
-    this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
+    this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, "aria-label": words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
     this.buttons = Object.fromEntries(Object.entries(TOOLS).map(([tool, name]) => [tool, el("button", { type: "button", onclick: () => this.take(/** @type {Tool} */ (tool)) }, name)]));
     this.node = el("div", { class: "mvt-switch", role: "group", "aria-label": "A drag on the plot" }, ...Object.values(this.buttons));
     this.take("move");
@@ -43,9 +43,11 @@ export class Tools {
     for (const name of ["pointerdown", "dblclick", "keydown"]) this.fullHeight.addEventListener(name, (event) => event.stopPropagation());
   }
 
-  /** @param {Tool} tool */
+  /** What another one has drawn goes.
+   * @param {Tool} tool */
   take(tool) {
     this.tool = tool;
+    this.timeline.ruler.end();
     for (const [name, button] of Object.entries(this.buttons)) button.setAttribute("aria-pressed", String(name === tool));
     this.timeline.root.dataset.tool = tool;
   }
@@ -53,13 +55,15 @@ export class Tools {
   /** Back to moving.
    * @returns {boolean} whether there was anything to end */
   end() {
-    if (this.tool === "move") return false;
-    this.take("move");
-    return true;
+    const had = this.timeline.ruler.end() || this.tool !== "move";
+    if (had) this.take("move");
+    return had;
   }
 
   draw() {
     this.fullHeight.hidden = this.viewport.isFullHeight();
+    // Small ones have no room for words.
+    this.fullHeight.textContent = this.timeline.value?.linked ? "↕" : "↕ Full height";
   }
 
   // -- drags
@@ -67,6 +71,7 @@ export class Tools {
   /** @param {PointerEvent} event @param {Point} start @returns {Drag} */
   drag(event, start) {
     if (event.shiftKey) return this.ranging(start);
+    if (this.tool === "ruler" || event.altKey) return this.measuring(start);
     if (this.tool === "box" || event.ctrlKey || event.metaKey) return this.boxing(start);
     return this.moving(start);
   }
@@ -98,6 +103,12 @@ export class Tools {
       end: () => this.zoomInto(start, end),
       cancel: () => this.hideBox(),
     };
+  }
+
+  /** @param {Point} start @returns {Drag} */
+  measuring(start) {
+    const { ruler } = this.timeline;
+    return { move: (here) => ruler.stretch(start, here), end: () => ruler.say(), cancel: () => ruler.end() };
   }
 
   /** @param {Point} one @param {Point} other */
