@@ -75,7 +75,8 @@ def _added_to(findings: Findings, evidence: Evidence, sizes: Ints8, rows: Ints8,
 
     That says nothing unless it holds for most bytes.
     """
-    made = evidence.during(Doing.BACKWARD) & (findings.category == Category.TEMPORARY)
+    backward = evidence.during(Doing.BACKWARD) | (findings.reason == Reason.ORDER_FREED)
+    made = backward & (findings.category == Category.TEMPORARY)
     returns = np.isin(sizes, np.unique(evidence.size[made]))[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))

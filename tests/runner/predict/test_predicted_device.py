@@ -24,7 +24,7 @@ from tests.runner.predict.models import Language
 from tests.runner.predict.rows import A100, H100, WORKSPACE, Row, allocations, names
 
 GiB = 1 << 30
-UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK = Category
+UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK, *_ = Category
 NONE, FORWARD, BACKWARD, STEP = Phase
 
 
