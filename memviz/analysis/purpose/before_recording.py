@@ -65,7 +65,7 @@ def _say_kept(findings: Findings, evidence: Evidence, rows: Ints8, count: int) -
         findings.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
         findings.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
         return
-    second = (rank >= there[code] // 2) & (there[code] % 2 == 0) & _added_to(findings, evidence, sizes, rows, code)
+    second = (rank >= (there[code] + 1) // 2) & _added_to(findings, evidence, sizes, rows, code)
     findings.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
     findings.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
 

@@ -70,9 +70,13 @@ RULES = (
     Rule(
         Reason.CALL_FREED,
         Category.TEMPORARY,
-        lambda e: (
-            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed) & ~e.no_stack & e.freed_within_call
-        ),
+        lambda e: (e.during(Doing.FORWARD) | e.during(Doing.NOTHING)) & ~e.no_stack & e.freed_within_call,
+    ),
+    Rule(
+        Reason.CALL_FREED,
+        Category.TEMPORARY,
+        lambda e: e.recomputed & e.freed_within_call,
+        Certainty.PROBABLE,
     ),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
     Rule(
