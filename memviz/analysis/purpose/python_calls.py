@@ -201,13 +201,14 @@ def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: In
     pair = one.astype(np.int64) * width + other
     if width * width > _LARGEST_TABLE:
         pairs, pair = np.unique(pair, return_inverse=True)
-        return compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))[pair]
+        of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+        return np.asarray(of_pairs[pair], dtype=np.int64)
     known = np.zeros(width * width, dtype=np.bool_)
     known[pair] = True
     pairs = np.flatnonzero(known)
     table = np.zeros(width * width, dtype=np.int64)
     table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
-    return table[pair]
+    return np.asarray(table[pair], dtype=np.int64)
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
