@@ -55,8 +55,6 @@ class Allocation:
     block_known: BlockKnown
     category: Category
     reason: str
-    certainty: Certainty
-    """Of the category."""
     site: str
     operator: str
     """The innermost operator of torch that is not only a way to get memory; empty where none was recorded."""
@@ -71,6 +69,8 @@ class Allocation:
     module: str = ""
     phase: Phase = Phase.UNKNOWN
     """As recorded; what stacks say is in the category's reason."""
+    certainty: Certainty = Certainty.OPEN
+    """Of the category."""
     metadata: str = ""
     compile_context: str = ""
 

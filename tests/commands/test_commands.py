@@ -75,8 +75,8 @@ def test_summary_as_json(small: Path) -> None:
                 "pools": [[0, 0]],
                 "annotations": [],
                 "headline": {
-                    "answer": "The peak is 3.91 KiB.",
-                    "reason": "It comes at event 1; the last is event 4.",
+                    "answer": "The peak is 3.91 KiB, and 75 % of it is probably temporary tensors.",
+                    "reason": "It comes in the forward, at event 1; the last is event 4.",
                 },
             }
         ],
@@ -123,6 +123,10 @@ def test_peak_as_json(small: Path) -> None:
             "site": "model.py:9 forward",
             "bytes": 3000,
             "count": 1,
+            "purpose": "temporary",
+            "purpose_bytes": 3000,
+            "certainty": "probable",
+            "reason": "freed within the call that made it",
             "stack": [{"name": "forward", "filename": "/home/ada/model.py", "line": 9}],
         }
     ]

@@ -38,8 +38,8 @@ class Judged:
     confidently_wrong: float
 
     @property
-    def open(self) -> float:
-        return 1 - self.right - self.wrong
+    def words(self) -> str:
+        return f"{self.right:.1%} {self.wrong:.1%} {self.confidently_wrong:.1%}"
 
 
 def told(trace: Trace, device: DeviceTrace) -> Told:

@@ -105,7 +105,8 @@ def _read_signs(trace: Trace) -> StackSigns:
     doing = np.where(first >= 0, _at(signs[stacks.indices], first), Doing.NOTHING).astype(np.uint8)
     called_by = last_in_stack(stacks, signs == Doing.BACKWARD)
     backward = called_by >= 0
-    forward = first_in_stack(stacks, signs == Doing.FORWARD)
+    # Compiled code bears the names of what it was compiled from, in its backward too: only torch's own calls count.
+    forward = first_in_stack(stacks, module_calls(trace).by_torch)
     recomputes = (forward >= 0) & (forward < called_by)
     doing[backward] = Doing.BACKWARD
     silent = doing == Doing.NOTHING

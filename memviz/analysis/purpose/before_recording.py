@@ -65,7 +65,7 @@ def _say_kept(findings: Findings, evidence: Evidence, rows: Ints8, count: int) -
         findings.say(rows[~like], Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
         findings.say(rows[~weight], Category.OPTIMIZER_STATE, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
         return
-    second = (rank >= there[code] // 2) & (there[code] % 2 == 0) & _added_to(findings, evidence, sizes, rows, code)
+    second = (rank >= (there[code] + 1) // 2) & _added_to(findings, evidence, sizes, rows, code)
     findings.say(rows, Category.PARAMETER, Reason.BEFORE_ONLY_WEIGHTS, Certainty.PROBABLE)
     findings.say(rows[second], Category.GRADIENT, Reason.BEFORE_MORE_OF_IT, Certainty.PROBABLE)
 
@@ -75,7 +75,8 @@ def _added_to(findings: Findings, evidence: Evidence, sizes: Ints8, rows: Ints8,
 
     That says nothing unless it holds for most bytes.
     """
-    made = evidence.during(Doing.BACKWARD) & (findings.category == Category.TEMPORARY)
+    backward = evidence.during(Doing.BACKWARD) | (findings.reason == Reason.ORDER_FREED)
+    made = backward & (findings.category == Category.TEMPORARY)
     returns = np.isin(sizes, np.unique(evidence.size[made]))[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))

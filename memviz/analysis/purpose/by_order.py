@@ -17,6 +17,9 @@ from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category, DeviceTrace, Ints8
 
 _MOST_OUTPUTS = 4
+"""Of one hill."""
+_MOST_COPIES = 5
+"""Of each weight that a training may hold, itself included."""
 
 
 def say_by_order(findings: Findings, evidence: Evidence, device: DeviceTrace) -> None:
@@ -36,7 +39,8 @@ def say_by_order(findings: Findings, evidence: Evidence, device: DeviceTrace) ->
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
     outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
     gradients = like_weight & (start >= climb) & seen.is_down(start) & outlasting
-    is_training = 2 * int(size[gradients].sum()) > int(weights.sum()) > 0
+    # What was there before the recording counts several times: weights, and the optimizer's states of them.
+    is_training = _MOST_COPIES * int(size[gradients].sum()) > int(weights.sum()) > 0
     if is_training:
         _say_weights_again(findings, rows[gradients], rows[like_weight & kept & (start >= climb)], evidence, weights)
     _say_passing(findings, evidence, seen, freed, is_training)
@@ -63,14 +67,14 @@ def _say_passing(findings: Findings, evidence: Evidence, seen: Hills, rows: Ints
     over_top = seen.top_after(start) <= end
     at_once = end < evidence.next_alloc[rows]
     on_the_way_down = seen.is_down(start)
-    stays = over_top & ~on_the_way_down & ~at_once
+    stays = over_top & ~on_the_way_down & ~(at_once & is_training)
     _say(findings, rows[stays], Category.ACTIVATION, Reason.ORDER_KEPT)
     # As many as a forward may hand back, and its backward does not let go.
-    left = stays & (seen.bottom_after(start) < end)
+    left = stays & (seen.bottom_after(start) + is_training <= end)
     hill = np.searchsorted(seen.tops, start)
     left &= np.bincount(hill[left], minlength=len(seen.tops) + 1)[hill] <= _MOST_OUTPUTS
     _say(findings, rows[left], Category.OUTPUT, Reason.ORDER_OUTPUT)
-    temporary = at_once | ~over_top & on_the_way_down & is_training
+    temporary = ~stays & (at_once | ~over_top & on_the_way_down & is_training)
     _say(findings, rows[temporary], Category.TEMPORARY, Reason.ORDER_FREED)
     rest = findings.open[rows]
     _say(findings, rows[rest], Category.ACTIVATION, Reason.ORDER_HANDED_ON)

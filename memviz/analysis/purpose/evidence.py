@@ -142,19 +142,30 @@ class Evidence:
         return found
 
     @cached_property
-    def freed_within_call(self) -> Bools:
-        """Within the call that made it, as far as stacks tell."""
+    def _call_over(self) -> Ints8:
+        """The first alloc that shows the call to be over that made it."""
         over = np.full(self._count + 1, self._never)
         stack = self._device.events.stack[self._allocs]
         over[self._allocs] = call_over(self._trace, self._allocs, stack, self._never)
+        return over[self.start]
+
+    @cached_property
+    def freed_within_call(self) -> Bools:
+        """Within the call that made it, as far as stacks tell."""
         # What a model made last and was freed nobody knows where may well have been its output.
         last = np.append(forward_passes(self._trace, self._device).last, -1)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
-        within = np.flatnonzero(self.begun & self.freed_before(over[self.start]) & ~unclear)
+        within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
         found = np.zeros(len(self.size), dtype=np.bool_)
         outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
         found[within[~outside]] = True
         return found
+
+    @cached_property
+    def call_goes_on(self) -> Bools:
+        """The stack of its free, or the next alloc after it, shows that the call went on that made it."""
+        following = np.append(self._allocs, self._never)[np.searchsorted(self._allocs, self.end)]
+        return np.asarray((self.free_stack != NO_STACK) | (following < self._call_over))
 
     @cached_property
     def free_stack(self) -> Ints4:

@@ -66,11 +66,11 @@ def _called_again(trace: Trace, stack: Ints4, inside: Bools, first_of_run: Ints8
     """The outermost module's function is back at the line where it began."""
     known = python_stacks(trace)
     rows = np.flatnonzero(inside[1:] & inside[:-1] & (stack[1:] != NO_STACK) & (stack[:-1] != NO_STACK)) + 1
-    moved_up, depth = known.model_called_again(stack[rows - 1], stack[rows])
+    depth = known.model_called_again(stack[rows - 1], stack[rows])
+    rows, depth = rows[depth >= 0], depth[depth >= 0]
     first = stack[first_of_run[rows]]
-    at_start = known.line_at(stack[rows], depth) <= known.line_at(first, depth)
     again = np.zeros(len(stack), dtype=np.bool_)
-    again[rows] = moved_up & at_start
+    again[rows] = known.line_at(stack[rows], depth) <= known.line_at(first, depth)
     return again
 
 

@@ -48,9 +48,10 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEF
 
 def _layers(place: Ints8, size: Ints8, chosen: Ints8, places: int) -> int:
     """The number of equal blocks in which most bytes are held, if all chosen places hold it or a multiple of it."""
-    pairs, count = np.unique(np.column_stack([place, size]), axis=0, return_counts=True)
+    sizes, code = np.unique(size, return_inverse=True)
+    pairs, count = np.unique(place * len(sizes) + code, return_counts=True)
     most = np.zeros(places, dtype=np.int64)
-    np.maximum.at(most, pairs[:, 0], count)
+    np.maximum.at(most, pairs // len(sizes), count)
     held = np.bincount(most, weights=sum_by(place, size, places))
     held[:_FEWEST_LAYERS] = 0
     layers = int(np.argmax(held))

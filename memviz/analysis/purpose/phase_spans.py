@@ -44,8 +44,10 @@ class PhaseSpans:
     is_training: bool
 
     def name(self, span: PhaseSpan) -> str:
-        """'backward of step 2'; of forwards alone 'forward 2'."""
-        return f"{span.kind} of step {span.step}" if self.is_training else f"{span.kind} {span.step}"
+        """'backward of step 2'; of forwards alone 'forward 2', of a single one 'forward'."""
+        if self.is_training:
+            return f"{span.kind} of step {span.step}"
+        return f"{span.kind} {span.step}" if len(self.spans) > 1 else span.kind
 
     def around(self, event: int) -> int:
         """Which one an event lies in, or -1."""

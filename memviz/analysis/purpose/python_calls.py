@@ -8,6 +8,8 @@ than it was and never longer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from memviz.analysis.cache import kept
@@ -17,7 +19,9 @@ from memviz.analysis.purpose.activity import ModuleCalls, module_calls
 from memviz.trace.model import NO_STACK, Bools, Ints4, Ints8, Stacks, Trace
 
 _MIX, _BASE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
-_NEVER_OPEN = np.iinfo(np.int32).max - 1
+_LARGEST_TABLE = 1 << 22
+"""Of pairs. Larger ones are sorted instead."""
+_NEVER_OPEN = np.iinfo(np.int16).max
 """A depth that no stack has: a call there is over with the next allocation."""
 
 
@@ -38,6 +42,10 @@ class PythonStacks:
         self._line = frames.line
         self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
         depth_of = self.length - 1
+        every = np.arange(len(self.length))
+        whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
+        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel()
+        """The same number for the same Python frames, whatever C++ there was below."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Of the innermost and of the outermost call of a module, -1 for none. The module's function is behind it."""
         self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
@@ -90,6 +98,9 @@ class PythonStacks:
 
     def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
         """How many calls, from the outermost in, go on from each of these stacks to the other, which comes later."""
+        return _once_a_pair(self._calls_that_go_on, one, other)
+
+    def _calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
         same = self.same_beginning(one, other)
         inside = np.flatnonzero((same < self.length[one]) & (same < self.length[other]))
         at_one, at_other = (self.frame[self.offsets[stack[inside]] + same[inside]] for stack in (one, other))
@@ -102,8 +113,8 @@ class PythonStacks:
 
         One line makes many things, some by the same operator. If all of them come equally often, it is a loop.
         """
-        whole = self.prefix(stack, self.length[stack])
-        same = (whole[1:] == whole[:-1]) & (self.length[stack[1:]] == self.length[stack[:-1]])
+        python = self._python[stack]
+        same = python[1:] == python[:-1]
         run = np.cumsum(np.append(True, ~same)) - 1
         inside = np.flatnonzero(np.append(same, False) | np.append(False, same))
         keys = run[inside] * (int(stack.max(initial=0)) + 1) + stack[inside]
@@ -116,13 +127,18 @@ class PythonStacks:
         again[np.delete(inside, first)] = True
         return np.asarray(same & (again & (fewest == most)[run])[1:])
 
-    def model_called_again(self, one: Ints4, other: Ints4) -> tuple[Bools, Ints8]:
-        """A line of the outermost module's own functions moved up: it loops, or was called again. And its depth."""
+    def model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
+        """At which depth a line of the outermost module's own functions moved up, -1 for none.
+
+        There it loops, or was called again.
+        """
+        return _once_a_pair(self._model_called_again, one, other)
+
+    def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
         same = self.same_beginning(one, other)
         own = (same > self.model_depth[other]) & (same < np.minimum(self.own_until[other], self.length[one]))
-        own &= self.model_depth[other] >= -1
         depth = np.minimum(same, np.minimum(self.length[one], self.length[other]) - 1)
-        return own & (self.line_at(other, depth) < self.line_at(one, depth)), depth
+        return np.where(own & (self.line_at(other, depth) < self.line_at(one, depth)), depth, -1)
 
     def line_at(self, stack: Ints4, depth: Ints8) -> Ints4:
         place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
@@ -150,9 +166,10 @@ def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int) -> Ints8:
     if not len(seen):
         return over
     of_seen = stack[seen]
-    depth = known.call_depth[of_seen]
+    # Small numbers are compared faster, and no stack is that deep.
+    depth = np.minimum(known.call_depth, _NEVER_OPEN).astype(np.int16)[of_seen]
     go_on = known.calls_that_go_on(of_seen[:-1], of_seen[1:])
-    go_on -= known.is_repeated(of_seen)
+    go_on = np.minimum(go_on - known.is_repeated(of_seen), _NEVER_OPEN).astype(np.int16)
     later = np.append(allocs[seen[1:]], never)
     for wanted in np.unique(depth).tolist():
         rows = np.flatnonzero(depth == wanted)
@@ -174,6 +191,24 @@ def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
     returns = (go_on == depth) & (known.length[freed[both]] == depth)
     outside[both] = (go_on <= depth) & ~returns
     return outside
+
+
+def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints8:
+    """Stacks are few and follow one another in few ways, so every pair is looked at once."""
+    if not len(one):
+        return np.zeros(0, dtype=np.int64)
+    width = int(max(one.max(), other.max())) + 1
+    pair = one.astype(np.int64) * width + other
+    if width * width > _LARGEST_TABLE:
+        pairs, pair = np.unique(pair, return_inverse=True)
+        of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+        return np.asarray(of_pairs[pair], dtype=np.int64)
+    known = np.zeros(width * width, dtype=np.bool_)
+    known[pair] = True
+    pairs = np.flatnonzero(known)
+    table = np.zeros(width * width, dtype=np.int64)
+    table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+    return np.asarray(table[pair], dtype=np.int64)
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:

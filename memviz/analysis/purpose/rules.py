@@ -35,6 +35,11 @@ def _left_by_backward(e: Evidence) -> Bools:
     return e.outlives(e.backward_over) | e.freed_outside_backward
 
 
+def _may_be_temporary(e: Evidence) -> Bools:
+    during = e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed
+    return during & ~e.no_stack & e.freed_within_call
+
+
 def _named(category: Category, *doing: Doing) -> Callable[[Evidence], Bools]:
     def holds(e: Evidence) -> Bools:
         during = np.logical_or.reduce([e.during(kind) for kind in doing])
@@ -70,10 +75,9 @@ RULES = (
     Rule(
         Reason.CALL_FREED,
         Category.TEMPORARY,
-        lambda e: (
-            (e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed) & ~e.no_stack & e.freed_within_call
-        ),
+        lambda e: _may_be_temporary(e) & ~e.recomputed & e.call_goes_on,
     ),
+    Rule(Reason.CALL_FREED, Category.TEMPORARY, _may_be_temporary, Certainty.PROBABLE),
     Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
     Rule(
         Reason.ACCUMULATED,

@@ -47,6 +47,12 @@ def test_a_forward_inside_a_backward_recomputes():
     assert found.recomputes.tolist() == [True, False, False, False]
 
 
+def test_compiled_code_that_bears_the_name_of_a_forward_recomputes_nothing():
+    compiled = [t.NATIVE, frame("forward", "/p/model.py", 41), t.NODE, t.ENGINE]
+    found = signs(compiled)
+    assert (found.doing[0], bool(found.recomputes[0])) == (Doing.BACKWARD, False)
+
+
 def test_the_engine_is_seen_where_cpp_frames_are():
     assert signs(t.BACKWARD).sees_engine
     assert not signs(t.python_only(t.FORWARD), t.CALL_BACKWARD).sees_engine
