@@ -46,7 +46,7 @@ class Recipe:
 SAMPLES = (
     Recipe("training", "three steps, no activation checkpointing", [512] * 3),
     Recipe("training-checkpointed", "the same three steps, every block checkpointed", [512] * 3, checkpointed=True),
-    Recipe("late-start", "five steps, of which the last 5,176 entries are left", [512] * 5, keep_last=5176),
+    Recipe("late-start", "five steps, of which the last 5,088 entries are left", [512] * 5, keep_last=5088),
     Recipe(
         "out-of-memory",
         "batches of changing length in 2,400 MiB, until one does not fit",

@@ -33,6 +33,8 @@ def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[st
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
         "memory_bytes": card.usable_bytes if card else None,
+        "fit": found.fit,
+        "context": found.context.as_json() if found.context else None,
         "smallest_card_bytes": found.smallest_card.total_bytes if found.smallest_card else None,
         "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
         **(_search(searched) if searched else {}),

@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from memviz.allocator.as_recorded import known
+from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replayed import Figures, RanOut
 from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
 from memviz.allocator.sizes import rounding, segment_size
-from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, figures_on, never_short, smallest_card
+from memviz.allocator.what_if import CardMemory, figures_on, never_short, smallest_card
 from memviz.trace.model import Action
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import percent_text

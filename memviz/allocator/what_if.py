@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from memviz.allocator.as_recorded import replay_as_recorded
+from memviz.allocator.context import OVERHEAD_BYTES, Context
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures, Replayed
@@ -15,17 +17,15 @@ from memviz.allocator.settings import Settings
 from memviz.allocator.who_freed import reserved_after
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.trace.rounding import MiB
 from memviz.units import bytes_text
 
 GiB = 1 << 30
 
-OVERHEAD_BYTES = 512 * MiB
-"""Taken from every card before PyTorch's allocator gets any: the context and loaded kernels, and more where libraries
-such as NCCL keep buffers of their own. An assumption; files do not say. What is known stands in `context.py`."""
-
 CARD_BYTES = tuple(size * GiB for size in (4, 6, 8, 10, 11, 12, 16, 20, 24, 32, 40, 48, 64, 80, 96, 128, 141, 192, 288))
 """Sizes that cards are sold in, taken as whole GiB."""
+
+
+FitWord = Literal["yes", "no", "close"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,10 @@ class WhatIf:
     smallest_card: CardMemory | None = None
     """Of the usual sizes, the smallest on which `replayed` would have run to its end; None where none is large
     enough, or nobody asked."""
+    fit: FitWord | None = None
+    """Of `replayed`, where what lies beside the allocator is an interval; None without a card."""
+    context: Context | None = None
+    """What lies beside the allocator; None where nothing does."""
 
     @property
     def why_not_as_recorded(self) -> str:

@@ -95,6 +95,8 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.unproven import sentence_of
+
     estimate, until = done.estimate, ""
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
@@ -103,26 +105,45 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{steps}{until}:")
     blocks = bytes_text(estimate.peak_allocated)
     _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
-    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most")
+    _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
+    _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
         _line(f"  host       {bytes_text(estimate.peak_host)} at most, of tensors there that have no values")
     for name, models in done.applied.items():
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:
         _line(f"  {_fit_words(estimate)}")
+    _line(f"  {estimate.expected_error.sentence}")
+    if sentence := sentence_of(estimate.unproven):
+        _line(f"- {sentence}")
     for stated in estimate.assumed:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
 
 
+def _elsewhere(estimate: Estimate) -> str:
+    """Reserved on the card and without a limit, where these are not one."""
+    free, squeezed = estimate.peak_reserved_without_limit, estimate.peak_reserved_on_card
+    if free is None or squeezed >= free:
+        return ""
+    if estimate.limited:
+        return f" on the card, {bytes_text(free)} without a limit"
+    return f"; on the card, where what is cached goes back, {bytes_text(squeezed)}" if estimate.fits() else ""
+
+
 def _fit_words(estimate: Estimate) -> str:
-    name = estimate.card.name
+    from memviz.headlines.run import usable_words
+
+    name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
-        return f"does not fit: {name} ran out of memory {times}"
+        close = ", but it is close: what the CUDA context takes decides" if word == "close" else ""
+        return f"does not fit: {name} ran out of memory {times}{close}"
     fit = estimate.fit()
     usable = f"the {bytes_text(fit.usable_bytes)} that a process gets of {name}"
+    if word == "close":
+        return f"whether it fits is close: {usable_words(fit)} of {name}"
     if fit.fits:
         return f"fits in {usable}"
     return f"does not fit in {usable}: it would run out at event {count_text(fit.event or 0)}"

@@ -11,14 +11,15 @@ from typing import Any, TypeVar
 
 from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.as_json import environment, replay_json
-from memviz.allocator.context import A100
+from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
+from memviz.allocator.fit import with_fit
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Progress, part_of, rest_of
 from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, WhatIf, what_if
+from memviz.allocator.what_if import CardMemory, WhatIf, what_if
 from memviz.analysis.summary import device_number
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
@@ -105,6 +106,7 @@ def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress
         progress=first,
         source=source,
     )
+    found = with_fit(source, found)
     if not question.search:
         return ReplayAnswer(trace, chosen, found, None)
     found_best = search(
@@ -149,6 +151,8 @@ def _print(answer: ReplayAnswer, overhead: int) -> None:
     print(f"  retries    {count_text(ours.retries)}")
     if ours.oom is not None:
         _print_oom(ours)
+    if found.context is not None:
+        print(f"  context    {found.context.interval} beside it, {found.context.source}")
     _print_smallest(found, overhead)
     print(f"\n{_capital(exactness(found.recorded))}.".replace("..", "."))
     for note in ours.trace.notes:
@@ -220,7 +224,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         default=OVERHEAD_BYTES,
         metavar="SIZE",
         help="of the card, for the CUDA context and libraries (default: "
-        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; known is {A100.text})",
+        f"{bytes_text(OVERHEAD_BYTES)}, an assumption; seen were {UNKNOWN.interval}, by generation of card)",
     )
     parser.add_argument(
         "--release", type=_release, default=NEWEST, metavar="2.N", help="of PyTorch, whose settings they are"

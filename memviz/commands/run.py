@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memviz.allocator.context import context_on
 from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
@@ -157,6 +158,9 @@ def _print(run: Run, path: Path | None) -> None:
     print(f"  live       {bytes_text(run.peak_allocated_bytes)} at the peak")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
     print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not live then")
+    if run.fit is not None:
+        context = context_on(run.device)
+        print(f"  beside it  {context.interval} for the CUDA context, {context.source}")
     print(f"  counted    {run.window}")
     if is_training(run):
         print(f"  optimizer  {optimizer_words(run)}")
@@ -165,6 +169,8 @@ def _print(run: Run, path: Path | None) -> None:
     if run.seconds:
         print(f"  seconds    {run.seconds.median:.4g}, {run.seconds.spread_words}")
     _print_fit(run)
+    if run.expected_error is not None:
+        print(run.expected_error.sentence)
     _print_numerics(run)
     for note in run.notes:
         print(f"- {printable(note)}")
@@ -175,10 +181,12 @@ def _print(run: Run, path: Path | None) -> None:
 def _print_fit(run: Run) -> None:
     if run.fit is None:
         return
-    from memviz.headlines.run import reserved_on_card, with_optimizer
+    from memviz.headlines.run import reserved_on_card, usable_words, with_optimizer
 
     usable = f"{bytes_text(run.fit.usable_bytes)} that a process gets of {run.device}"
-    if run.fit.fits:
+    if run.fit.word == "close":
+        print(f"\nIt is close{with_optimizer(run)}: {usable_words(run.fit)} of {run.device}.")
+    elif run.fit.fits:
         spare = run.fit.usable_bytes - run.fit.peak_reserved_bytes
         squeezed = reserved_on_card(run)
         less = "" if squeezed is None else f" It gives back what is cached there and reserves {bytes_text(squeezed)}."
@@ -221,9 +229,13 @@ def _print_listing() -> None:
     print("CARDS")
     print_table(
         ["  name", "memory"],
-        [[f"  {card['name']}", bytes_text(card["memory_bytes"])] for card in listing["cards"]],
+        [[f"  {card['name']}", f"{bytes_text(card['memory_bytes'])}{_unproven(card)}"] for card in listing["cards"]],
         left=0,
     )
+
+
+def _unproven(card: dict[str, Any]) -> str:
+    return ", unproven" if card["unproven"] else ""
 
 
 def _default(knob: dict[str, Any]) -> str:

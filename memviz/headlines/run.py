@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from memviz.headlines.headline import Headline
 from memviz.runner.jobs.order import Variant
-from memviz.runner.run import Run, Seconds
+from memviz.runner.run import Fit, Run, Seconds
 from memviz.units import bytes_text, percent_text
 
 
@@ -136,12 +136,20 @@ def _alone(run: Run) -> Headline:
     if run.fit is None:
         return Headline(first)
     usable, squeezed = bytes_text(run.fit.usable_bytes), reserved_on_card(run)
-    if squeezed is not None:
+    if squeezed is not None and run.fit.word != "close":
         first = f"Without a limit this {first.removeprefix('This ')}"
         less = f"where it gives back what is cached and reserves {bytes_text(squeezed)}"
         return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
+    if run.fit.word == "close":
+        return Headline(first, f"It is close{with_optimizer(run)}: {usable_words(run.fit)}.")
     fits = "fits" if run.fit.fits else "does not fit"
     return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
+
+
+def usable_words(fit: Fit) -> str:
+    """Of a card: what is left depends on what the CUDA context takes."""
+    least, most = bytes_text(fit.usable_bytes), bytes_text(fit.most_usable_bytes)
+    return f"{least} to {most} usable" if most != least else f"{least} usable"
 
 
 def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
@@ -149,11 +157,25 @@ def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     fitting = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.fits]
     step = step_word(pairs[0].base)
     if not fitting:
-        return _nothing_fits(pairs, others_fit=others_fit)
-    best = min(fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
-    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}."
+        close = [pair for pair in pairs if pair.run.fit is not None and pair.run.fit.word == "close"]
+        return _nearly(close) if close else _nothing_fits(pairs, others_fit=others_fit)
+    sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
+    best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
+    doubt = "" if sure else ", but it is close"
+    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return RunHeadline(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
+
+
+def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
+    """Of what may fit, the least."""
+    best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
+    step, fit = step_word(best.base), best.run.fit
+    assert fit is not None
+    answer = f"{best.label} may make the {step} fit{with_optimizer(best.base)}: it is close."
+    return RunHeadline(
+        Headline(answer, f"It reserves {bytes_text(best.run.peak_reserved_bytes)} of {usable_words(fit)}."), best.number
+    )
 
 
 def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:

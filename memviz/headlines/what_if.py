@@ -28,12 +28,25 @@ def _said(found: WhatIf, searched: Search | None) -> Headline:
         )
     if found.card is None:
         return _without_limit(found, searched)
+    return _close(found, _on_card(found, searched))
+
+
+def _on_card(found: WhatIf, searched: Search | None) -> Headline:
+    assert found.card is not None
     if found.base.oom is None:
         return _fits(found, searched)
     where, live = bytes_text(found.card.usable_bytes), _live_at_once(found, searched)
     if found.replayed.oom is not None and live > found.card.usable_bytes:
         return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
     return Headline(f"In {where} this run stops {at_event(found.base.oom)}.", _what_helps(found, searched))
+
+
+def _close(found: WhatIf, said: Headline) -> Headline:
+    """Where what lies beside the allocator decides, which nobody knows exactly."""
+    if found.fit != "close" or found.context is None:
+        return said
+    beside = f"It is close: the CUDA context takes {found.context.interval} of a card."
+    return Headline(said.answer, _joined(beside, said.reason))
 
 
 def in_words(settings: Settings) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from memviz.allocator.context import context_on
 from memviz.runner.run import Run
 
 
@@ -19,6 +20,11 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "device": run.device,
         "peak_allocated_bytes": run.peak_allocated_bytes,
         "peak_reserved_bytes": run.peak_reserved_bytes,
+        "peak_reserved_on_card_bytes": None if run.fit is None else run.fit.peak_reserved_bytes,
+        "fits": None if run.fit is None else run.fit.fits,
+        "fit": None if run.fit is None else run.fit.word,
+        "context": None if run.fit is None else context_on(run.device).as_json(),
+        "expected_error": None if run.expected_error is None else run.expected_error.as_json(),
         "weights_bytes": run.weights_bytes,
         "seconds": None if run.seconds is None else run.seconds.median,
         "seconds_low": None if run.seconds is None else run.seconds.low,

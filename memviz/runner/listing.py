@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from memviz.runner.knobs import described
-from memviz.runner.predict.cards import CARDS
+from memviz.runner.predict.cards import CARD_KINDS, KnownCard
+from memviz.runner.predict.held_against import is_recorded
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.own import program_rows
 from optimizations import OPTIMIZATIONS
@@ -25,9 +26,14 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
             {**_row(kind), "needs": kind.needs, "claim": kind().claim, "not_with": dict(kind.not_with)}
             for kind in OPTIMIZATIONS
         ],
-        "cards": [{"name": card.name, "memory_bytes": card.memory_bytes} for card in CARDS],
+        "cards": [_card_row(card, kind) for kind, cards in CARD_KINDS.items() for card in cards],
         "device": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
     }
+
+
+def _card_row(card: KnownCard, kind: str) -> dict[str, Any]:
+    """Unproven: nobody's recording is of a card with the same figures that PyTorch's rules look at."""
+    return {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_recorded(card)}
 
 
 def _row(kind: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from memviz.errors import TraceError
+from memviz.runner.expected_error import ExpectedError
 from memviz.runner.request import Request
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
@@ -65,6 +66,21 @@ class Fit:
     """By how much the peak without a limit exceeds what is usable; negative is to spare."""
     overhead_bytes: int = 512 << 20
     """Of the card, set aside for the CUDA context. Runs of before have all set aside that much."""
+    least_overhead_bytes: int | None = None
+    """What the context takes at least, where an interval is known; `overhead_bytes` is the most then."""
+    fit: str = ""
+    """"yes", "no", or "close" where what is not known exactly decides: the context, or the prediction itself."""
+
+    @property
+    def word(self) -> str:
+        """Runs of before say only whether they fit."""
+        return self.fit or ("yes" if self.fits else "no")
+
+    @property
+    def most_usable_bytes(self) -> int:
+        """Where the context takes the least."""
+        least = self.overhead_bytes if self.least_overhead_bytes is None else self.least_overhead_bytes
+        return self.usable_bytes + self.overhead_bytes - least
 
 
 @dataclass(frozen=True)
@@ -97,9 +113,14 @@ class Run:
     """Python that applies the same in a script."""
     numerics: Mapping[str, Any] | None = None
     claim: str = "bitwise"
+    host_bytes: int | None = None
+    """Of one step, between the device and the host; None where nobody counted."""
+    expected_error: ExpectedError | None = None
+    """Of a prediction."""
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        error = self.expected_error
+        return {**asdict(self), "expected_error": None if error is None else error.as_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Run:
@@ -107,6 +128,8 @@ class Run:
         known["request"] = Request.from_json(known["request"])
         known["seconds"] = Seconds(**known["seconds"]) if known.get("seconds") else None
         known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
+        error = known.get("expected_error")
+        known["expected_error"] = ExpectedError.from_json(error) if error else None
         known["notes"] = tuple(str(note) for note in known.get("notes", ()))
         return _checked(cls(**known))
 

@@ -9,20 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memviz.allocator.blocks import Block
+from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.replay import replay, source_of
 from memviz.allocator.replayed import Figures, RanOut, reserved_after_events
 from memviz.allocator.search import search
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.statistics import Tally
-from memviz.allocator.what_if import (
-    CARD_BYTES,
-    OVERHEAD_BYTES,
-    CardMemory,
-    figures_on,
-    replay_on,
-    smallest_card,
-    what_if,
-)
+from memviz.allocator.what_if import CARD_BYTES, CardMemory, figures_on, replay_on, smallest_card, what_if
 from memviz.analysis.lifetimes import lifetimes, matched
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError

@@ -181,6 +181,14 @@ def test_shrinking_is_never_growth(small: Path, larger: Path) -> None:
     assert memviz("diff", larger, small, "--max-growth", "0%").returncode == 0
 
 
+def test_a_report_of_more_than_it_can_show_says_so_and_writes_nothing(small: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = memviz("report", *[small] * 9, "-o", page)
+    assert done.returncode == 2
+    assert "A report shows at most 8 snapshots side by side, not 9." in done.stderr
+    assert not page.exists()
+
+
 def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     assert memviz("report", small, larger, "-o", page).returncode == 0

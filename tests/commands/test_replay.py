@@ -130,6 +130,21 @@ def test_every_name_in_it_is_in_the_readme(growing):
     assert named == set(found)
 
 
+def test_where_the_context_decides_it_is_close(growing):
+    """156 MiB are reserved, 133 at least: beside 64 MiB of a context they fit sooner than beside 1,792."""
+    found = {size: replay(growing, memory=size * MiB) for size in (600, 700, 2000)}
+    assert [(each["oom"] is None, each["fit"]) for each in found.values()] == [
+        (False, "close"),
+        (True, "close"),
+        (True, "yes"),
+    ]
+    assert found[600]["context"]["most_bytes"] == 1792 * MiB
+    assert "It is close: the CUDA context takes 0.06 to 1.75 GiB of a card." in found[600]["verdict"]
+    said = replay(growing, memory=600 * MiB, overhead=550 * MiB)
+    assert (said["fit"], said["context"]["least_bytes"]) == ("no", 550 * MiB)
+    assert replay(growing, memory=120 * MiB, overhead=0)["context"] is None
+
+
 def test_how_much_is_fragmentation_and_what_would_have_helped(growing):
     found = replay(growing, memory=120 * MiB, overhead=0, search=True)
     assert found["saved_by"] == "expandable_segments:True"

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import chdir
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+from functools import cache
+from tempfile import TemporaryDirectory
 
 from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.evidence import NO_RULE, RULES
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.trace.load import load_trace
+from memviz.trace.model import Phase
 from tests.runner.predict.rows import sizes
 from tests.truth.programs import PROGRAMS
 from tests.truth.recordings import Peaks, Recording, recording
@@ -17,6 +23,11 @@ class Comparison:
     recording: Recording
     predicted: Peaks
     sizes: list[int]
+    operators: frozenset[str]
+    rules: frozenset[str]
+    """Of the predictor's, those that it took memory by."""
+    trains: bool
+    """Whether anything was taken on the way back, or by an optimizer."""
 
     @property
     def exact(self) -> tuple[bool, bool, bool]:
@@ -41,10 +52,21 @@ class Comparison:
         return next((at for at, (one, other) in enumerate(pairs) if one != other), min(len(truth), len(self.sizes)))
 
 
+@cache
 def compare(name: str) -> Comparison:
+    """Where the program dumped its history, that window; else all of it."""
     recorded = recording(name)
-    with PredictedDevice(card_named(recorded.card), release=recorded.release) as device:
+    card = card_named(recorded.card)
+    with TemporaryDirectory() as folder, chdir(folder), PredictedDevice(card, release=recorded.release) as device:
         PROGRAMS[name]()
-        trace = device.finish()
-        peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
-    return Comparison(recorded, peaks, sizes(trace))
+        if device.windows:
+            (window,) = device.windows
+            peaks = Peaks(window.peak_requested_bytes, window.peak_allocated_bytes, window.peak_reserved_bytes)
+            taken = sizes(load_trace(window.file))
+        else:
+            taken = sizes(device.finish())
+            peaks = Peaks(device.highest_requested_bytes, device.highest_allocated_bytes, device.highest_reserved_bytes)
+        numbers = set(device.recorder.columns.rule) - {NO_RULE}
+        rules = frozenset(RULES[number].name for number in numbers)
+        trains = bool({Phase.BACKWARD, Phase.STEP} & set(device.recorder.columns.phase))
+        return Comparison(recorded, peaks, taken, frozenset(device.recorder.operators), rules, trains)

@@ -4,17 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from tests.truth import filled_tables_model as filled_tables
+from tests.truth import turned_halves_model as turned_halves
+from tests.truth.biased_model import BiasedModel
+from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
+from tests.truth.summed_squares_model import SummedSquaresModel
+from tests.truth.turned_halves_model import TurnedHalvesModel
 
 Program = Callable[[], None]
 
 
 def _words(*shape: int) -> Tensor:
     return torch.zeros(shape, dtype=torch.int64).to("cuda")
+
+
+def _drawn(*shape: int) -> Tensor:
+    return torch.randint(0, 10_000, shape, device="cuda")
+
+
+def _record() -> None:
+    torch.cuda.memory._record_memory_history(max_entries=1_000_000)
+
+
+def _dump() -> None:
+    torch.cuda.memory._dump_snapshot("recorded.pickle")
 
 
 def _forward() -> None:
@@ -57,9 +76,153 @@ def _shares(scores: Tensor) -> Tensor:
     return exponents / torch.sum(exponents, dim=-1, keepdim=True)
 
 
+_MEDIUM = Sizes(batch=4, context=128, width=1024, inner=4096, layers=24, heads=16)
+_SMALL = Sizes(batch=4, context=128, width=768, inner=3072, layers=12, heads=12)
+
+
+def _infer(sizes: Sizes) -> Program:
+    def run() -> None:
+        model = TurnedHalvesModel(sizes)
+        model.to("cuda")
+        warmup = _drawn(5, sizes.batch, sizes.context)
+        words = _drawn(1, sizes.batch, sizes.context)
+        model.eval()
+        with torch.inference_mode():
+            for step in range(2):
+                model(warmup[step])
+            _record()
+            model(words[0])
+        _dump()
+
+    return run
+
+
+def _train_later(sizes: Sizes) -> Program:
+    """In bfloat16, with a recording of the sixth step."""
+
+    def run() -> None:
+        model = TurnedHalvesModel(sizes)
+        model.to("cuda")
+        optimizer = turned_halves.AdamW(model.parameters())
+        warmup, words = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
+        warmup_targets, targets = (_drawn(steps, sizes.batch, sizes.context) for steps in (5, 1))
+        for step in range(5):
+            with torch.autocast("cuda", dtype=torch.bfloat16):
+                scores = model(warmup[step])
+                loss = turned_halves.cross_entropy(scores, warmup_targets[step])
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        del scores, loss
+        _record()
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            scores = model(words[0])
+            loss = turned_halves.cross_entropy(scores, targets[0])
+        loss.backward()
+        optimizer.step()
+        _dump()
+
+    return run
+
+
+def _backward_later(sizes: Sizes) -> Program:
+    """Gradients add up over the steps, of which the last is recorded."""
+
+    def run() -> None:
+        model = TurnedHalvesModel(sizes).to("cuda")
+        words, targets = _words(sizes.batch, sizes.context), _words(sizes.batch, sizes.context)
+        for step in range(3):
+            if step == 2:
+                _record()
+            scores = model(words)
+            loss = turned_halves.cross_entropy(scores, targets)
+            loss.backward()
+        _dump()
+
+    return run
+
+
+def _forward_later(*, halves: bool) -> Program:
+    """Without gradients, with a recording of the third time."""
+
+    def run() -> None:
+        model = SummedSquaresModel(_SMALL).to("cuda")
+        words = _words(_SMALL.batch, _SMALL.context)
+        for step in range(3):
+            if step == 2:
+                _record()
+            with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext(), torch.no_grad():
+                model(words)
+        _dump()
+
+    return run
+
+
+_LARGE = Sizes(batch=4, context=256, width=1280, inner=5120, layers=36, heads=20)
+_HUGE = replace(_LARGE, width=1600, inner=6400, layers=48, heads=25)
+
+
+def _steps_in_full(sizes: Sizes, *, halves: bool, only_forward: bool) -> Program:
+    """Training whose forward may be in bfloat16, with a recording of the second step or of its forward."""
+
+    def run() -> None:
+        model = FilledTablesModel(sizes)
+        optimizer = filled_tables.AdamW(model.parameters())
+        model.to("cuda")
+        words = _drawn(sizes.batch, sizes.context)
+        for step in range(2):
+            if step == 1:
+                _record()
+            with torch.autocast("cuda", dtype=torch.bfloat16) if halves else nullcontext():
+                scores = model(words)
+                if step == 1 and only_forward:
+                    return _dump()
+            loss = scores.sum()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        _dump()
+
+    return run
+
+
+def _compare_without_gradients() -> None:
+    """The first forward of a model whose steps are tried by forward passes alone; it was offloaded in between."""
+    sizes = Sizes(batch=8, context=31, width=768, inner=3072, layers=12, heads=12, vocabulary=50_272)
+    _record()
+    model = BiasedModel(sizes, places=2048).to("cuda")
+    moments = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    _set_aside(model)
+    model.cpu()
+    model.to("cuda")
+    _set_aside(model)
+    words, shown, labels = _words(8, 31), torch.ones(8, 31, dtype=torch.int64).to("cuda"), _words(8, 31)
+    with torch.no_grad():
+        model(words, shown)
+    _dump()
+    del moments, labels
+
+
+def _set_aside(model: torch.nn.Module) -> None:
+    """As a deep copy does it on a card: the memory first, then a tensor of one number that takes it over."""
+    for value in model.state_dict().values():
+        copied = value.clone()
+        value.new_empty([])
+        copied.cpu()
+        del copied
+
+
 PROGRAMS: dict[str, Program] = {
     "forward-complete": _forward,
     "train-complete": _train(100, halves=False),
     "train-mixed-precision": _train(200, halves=True),
     "small-complete": _attention,
+    "inference-late-start": _infer(_MEDIUM),
+    "train-late-start": _train_later(replace(_MEDIUM, context=512)),
+    "few-frames": _backward_later(replace(_SMALL, batch=32, context=256)),
+    "forward-fp32": _forward_later(halves=False),
+    "forward-bf16": _forward_later(halves=True),
+    "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
+    "biases-and-mask": _compare_without_gradients,
+    "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
 }

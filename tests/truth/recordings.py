@@ -26,8 +26,15 @@ class Recording:
     """One of its class: the recordings do not say which it was."""
     release: tuple[int, int]
     peaks: Peaks
+    before: int
+    """Bytes that were live before the first event and never freed after it."""
+    freed: tuple[int, ...]
+    """Others that were live before it, and went."""
     events: tuple[int, ...]
-    """A positive number is an allocation of so many bytes, a negative one the free of the so-manieth."""
+    """A positive number is an allocation of so many bytes, a negative one the free of the so-manieth.
+
+    Those of `freed` are counted first.
+    """
 
     @property
     def sizes(self) -> list[int]:
@@ -39,11 +46,20 @@ def recording(name: str) -> Recording:
     head, _, events = (_NUMBERS / f"{name}.txt").read_text().partition("events\n")
     facts = dict(line.split(": ", 1) for line in head.splitlines())
     major, minor = facts["torch"].split(".")
-    live, allocated, reserved = map(int, facts["peaks"].split())
-    numbers = tuple(map(int, events.split()))
     return Recording(
-        name, facts["source"], facts["card"], (int(major), int(minor)), Peaks(live, allocated, reserved), numbers
+        name=name,
+        source=facts["source"],
+        card=facts["card"],
+        release=(int(major), int(minor)),
+        peaks=Peaks(*_numbers(facts["peaks"])),
+        before=int(facts.get("before", 0)),
+        freed=_numbers(facts.get("freed", "")),
+        events=_numbers(events),
     )
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split()))
 
 
 def recordings() -> list[str]:

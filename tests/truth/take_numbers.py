@@ -1,30 +1,87 @@
-"""`python -m tests.truth.take_numbers snapshot.pickle`: the events of a recording as numbers, and nothing else."""
+"""`python -m tests.truth.take_numbers snapshot.pickle [N]`: the events of a recording as numbers, and nothing else.
+
+With N they end after so many allocations, of a recording that shows everything from the beginning.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from textwrap import fill
 
+from memviz.allocator.blocks import Block
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.device import DeviceMemory
+from memviz.allocator.replay import replay
+from memviz.allocator.settings import Settings
 from memviz.trace.load import load_trace
-from memviz.trace.model import Action, DeviceTrace
+from memviz.trace.model import Action, DeviceTrace, State
 
 
-def numbers(device: DeviceTrace) -> Iterator[int]:
-    """Frees of what was there before the first event are left out."""
-    live: dict[int, int] = {}
-    count = 0
+def numbers(device: DeviceTrace) -> tuple[int, list[int], list[int]]:
+    """Bytes that were there before the first event and stay, sizes of what was there and goes, and the events."""
     events = device.events
-    rows = zip(events.action.tolist(), events.size.tolist(), events.address.tolist(), strict=True)
+    rows = list(zip(events.action.tolist(), events.size.tolist(), events.address.tolist(), strict=True))
+    live: dict[int, int] = {}
+    freed: list[int] = []
+    taken: list[int] = []
+    numbered: list[tuple[bool, int]] = []
+    """Sizes that were taken, and the places in `freed` or `taken` of what was given back."""
     for action, size, address in rows:
         if action == Action.ALLOC:
-            count += 1
-            live[address] = count
-            yield size
+            live[address] = len(taken)
+            taken.append(size)
+            numbered.append((True, size))
         elif action == Action.FREE_COMPLETED and address in live:
-            yield -live.pop(address)
+            numbered.append((False, live.pop(address) + 1))
+        elif action == Action.FREE_COMPLETED:
+            freed.append(size)
+            numbered.append((False, -len(freed)))
+    told = [number if is_size else _place(number, len(freed)) for is_size, number in numbered]
+    return _live_at_the_end(device) - sum(taken[at] for at in live.values()), freed, told
+
+
+def _place(number: int, before: int) -> int:
+    """Of a free: what was there before the first event is counted first."""
+    return number if number < 0 else -(number + before)
+
+
+def _live_at_the_end(device: DeviceTrace) -> int:
+    blocks = device.blocks
+    return int(blocks.requested[blocks.state != State.INACTIVE].sum())
+
+
+def first(events: list[int], count: int) -> list[int]:
+    ends = [at for at, event in enumerate(events) if event > 0]
+    return events[: ends[count - 1] + 1]
+
+
+def peaks_of(events: list[int]) -> tuple[int, int, int]:
+    """Live, allocated and reserved, by the model of the allocator, which has to land where the recording did."""
+    allocator = CachingAllocator(Settings(), DeviceMemory(), lambda *event: None)
+    taken: list[Block] = []
+    for event in events:
+        if event > 0:
+            taken.append(allocator.malloc(event, 0, None))
+        else:
+            allocator.free(taken[-event - 1])
+    statistics = allocator.statistics
+    return statistics.peak_requested, statistics.peak_allocated, statistics.peak_reserved
 
 
 if __name__ == "__main__":
-    (device,) = load_trace(sys.argv[1]).devices
-    print(fill(" ".join(map(str, numbers(device))), 150))
+    trace = load_trace(sys.argv[1])
+    (device,) = trace.devices
+    whole = replay(trace)
+    before, freed, events = numbers(device)
+    peaks = whole.peak_requested_bytes, whole.peak_allocated_bytes, whole.peak_reserved_bytes
+    if len(sys.argv) > 2:
+        assert whole.exact and not before and not freed
+        events = first(events, int(sys.argv[2]))
+        peaks = peaks_of(events)
+    print("peaks:", *peaks)
+    if before:
+        print("before:", before)
+    if freed:
+        print("freed:", *freed)
+    print("events")
+    print(fill(" ".join(map(str, events)), 150))

@@ -18,14 +18,16 @@ from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
+from memviz.runner.predict.evidence import CUBLAS_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
-from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.not_predicted import likely_and_most
+from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import RECURRENT, lt_workspace
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -76,6 +78,8 @@ class AllocationColumns:
     module: array[int] = field(default_factory=lambda: array("i"))
     phase: bytearray = field(default_factory=bytearray)
     forward_stack: array[int] = field(default_factory=lambda: array("i"))
+    rule: bytearray = field(default_factory=bytearray)
+    """Of `evidence`, where more than a shape decided its size."""
 
 
 class AllocationRecorder:
@@ -106,10 +110,14 @@ class AllocationRecorder:
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
         """What is being put on the device, while it is."""
-        self._workspaces: dict[tuple[bool, int], LiveAllocation] = {}
-        """Of cuBLAS, by whether it is for backward and by the stream."""
+        self._workspaces: dict[tuple[bool, int, bool], LiveAllocation] = {}
+        """Of cuBLAS, by whether it is for backward, by the stream, and by whether it is cublasLt's."""
         self._stack: int | None = None
         """Of the operator that runs."""
+        self.missing: dict[int, tuple[int | None, int | None]] = {}
+        """By rule, of what is not predicted: likely bytes and an upper bound, the most of any one time."""
+        self._rule = NO_RULE
+        """Of the allocation to come."""
         self.making_nowhere = False
         """While a function runs that was told to make something on `meta`."""
 
@@ -130,21 +138,37 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         self.operators.add(treatment.name)
         if treatment.gives_new:
-            for tensor in tensors_in(out):
+            for number, tensor in enumerate(tensors_in(out)):
                 if tensor.is_meta:
+                    self._rule = _rule_of_result(treatment.rule, number)
                     self._has(tensor, treatment, args, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
+        self._rule = treatment.rule
+        if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
+            self._misses(treatment.rule, args, out)
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
+            if treatment.name in COPIES:
+                self.totals.copied(out, args)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
             sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-            if treatment.name == "addmm":
-                sizes = (*sizes, lt_workspace(args, kwargs, self.release))
-            self._for_a_moment(sizes, treatment)
+            lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
+            kept = self.release >= LT_KEPT_SINCE
+            self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
+            if lt and kept:
+                self._needs_workspace(treatment, lt, is_lt=True)
+        self._rule = NO_RULE
+
+    def _misses(self, rule: int, args: Any, out: Any) -> None:
+        figures = likely_and_most(RULES[rule].name, args, out)
+        if None not in figures:
+            known = self.missing.get(rule, (0, 0))
+            figures = max(known[0] or 0, figures[0] or 0), max(known[1] or 0, figures[1] or 0)
+        self.missing[rule] = figures
 
     def resized(self, storage: torch.UntypedStorage, operator: str) -> None:
         known = self.ledger.knows(storage)
@@ -155,6 +179,7 @@ class AllocationRecorder:
     def module_called(self, module: nn.Module) -> None:
         if isinstance(module, nn.RNNBase):
             self.operators.add(RECURRENT)
+            self.missing[rule_of(RECURRENT)] = (None, None)
 
     def model_returned(self, output: Any) -> None:
         """An outermost module's output; an input that is handed through stays an input."""
@@ -237,12 +262,13 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _needs_cublas(self, treatment: Treatment) -> None:
+    def _needs_workspace(self, treatment: Treatment, size: int, *, is_lt: bool = False) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
-        key = (self.position.task != NO_TASK, self.ledger.place()[0])
+        key = (self.position.task != NO_TASK, self.ledger.place()[0], is_lt)
         if key not in self._workspaces:
-            size = self.card.cublas_workspace_bytes
+            rule, self._rule = self._rule, treatment.rule if is_lt else CUBLAS_NUMBER
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
+            self._rule = rule
 
     def clear_workspaces(self) -> None:
         """They are made again when they are needed."""
@@ -259,7 +285,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_cublas(treatment)
+                self._needs_workspace(treatment, self.card.cublas_workspace_in(self.release))
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
@@ -283,10 +309,17 @@ class AllocationRecorder:
         self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None, call=position.call)
         columns.module.append(module)
         columns.phase.append(phase)
+        columns.rule.append(self._rule)
         columns.forward_stack.append(NO_STACK if recomputing else forward_stack)
         if self._stack is None or node:
             self._stack = self.stacks.here(operator, node)
         return self._stack
+
+
+def _rule_of_result(rule: int, number: int) -> int:
+    if rule == NO_RULE or RULES[rule].counted is Counted.BESIDE:
+        return NO_RULE
+    return rule if number or RULES[rule].counted is Counted.ALL else NO_RULE
 
 
 def is_on_device(out: Any) -> bool:

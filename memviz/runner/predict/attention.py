@@ -8,6 +8,7 @@ preference, and the first takes it that is switched on and can do it. The switch
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
@@ -192,6 +193,33 @@ def _fitting(mask: Tensor, call: AttentionCall) -> Tensor:
         mask = _padded(mask, -length % unit)[..., :length]
     query, keys = call.query, call.key.size(2)
     return mask.expand(query.size(0), query.size(1), query.size(2), keys)
+
+
+def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, Any], Any] | None:
+    """How a kernel runs that leaves the state of its random numbers on the host, where torch's shapes say the card.
+
+    The efficient kernel's backward reads them there (read), but for graphs that are captured. The flash kernel's are
+    one tensor of the card from torch 2.7 on (read; before, none was recorded).
+    """
+    places, until = _SEEDS.get(func, ((), _NEVER))
+    if release > until:
+        return None
+
+    def run(func: Any, args: Any, kwargs: Any) -> tuple[Any, ...]:
+        out = list(func(*args, **kwargs))
+        for at in places:
+            out[at] = torch.empty((), dtype=torch.int64, device="cpu")
+        return tuple(out)
+
+    return run
+
+
+_NEVER, _EVER = (0, 0), (99, 0)
+_SEEDS = {
+    aten._scaled_dot_product_efficient_attention.default: ((2, 3), _EVER),
+    aten._scaled_dot_product_flash_attention.default: ((6, 7), (2, 6)),
+}
+"""Which of the results, and in releases until which."""
 
 
 def _described(call: AttentionCall) -> str:

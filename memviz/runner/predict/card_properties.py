@@ -14,18 +14,14 @@ _SHARED = {(7, 0): 96, (7, 5): 64, (8, 0): 164, (8, 6): 100, (8, 9): 100, (12, 0
 """KiB of a multiprocessor; later ones of data centres have more."""
 _MOST_SHARED = 228
 _L2 = {
-    "NVIDIA B200": 126,
     "NVIDIA L40S": 96,
-    "NVIDIA A10": 6,
-    "NVIDIA L4": 48,
     "NVIDIA GeForce RTX 5090": 96,
     "NVIDIA GeForce RTX 4090": 72,
-    "NVIDIA GeForce RTX 3090": 6,
-    "NVIDIA V100 32GB": 6,
-    "NVIDIA T4": 4,
+    "NVIDIA RTX PRO 6000 Blackwell": 128,
 }
-"""MiB of second-level cache."""
-_L2_OF_DATA_CENTRES = {8: 40, 9: 50}
+"""MiB of second-level cache, where it is not that of most cards of its capability."""
+_L2_OF_CAPABILITY = {(7, 0): 6, (7, 5): 4, (8, 0): 40, (8, 6): 6, (8, 9): 48, (9, 0): 50, (9, 4): 4, (10, 0): 126}
+_LATER_L2 = 64
 
 
 @dataclass(frozen=True)
@@ -76,5 +72,5 @@ def properties_of(card: KnownCard) -> CardProperties:
         max_threads_per_multi_processor=card.threads_per_multiprocessor,
         shared_memory_per_multiprocessor=shared,
         shared_memory_per_block_optin=shared if is_old else shared - _KiB,
-        L2_cache_size=_L2.get(card.name, _L2_OF_DATA_CENTRES.get(major, 50)) * _MiB,
+        L2_cache_size=_L2.get(card.name, _L2_OF_CAPABILITY.get(card.capability, _LATER_L2)) * _MiB,
     )

@@ -1,8 +1,9 @@
 """Real cards: how much memory each has for a program, and what of its architecture PyTorch looks at.
 
-Memory is what CUDA reports as the card's total, as PyTorch's messages about running out quote it, in GiB of two
-decimals; drivers differ by some tens of MiB. It is less than what the card is sold with: page tables take a part,
-and error correction another on cards without HBM.
+Memory is what CUDA reports as the card's total under Linux, in GiB of two decimals, taken from what PyTorch prints in
+public logs (`_CudaDeviceProperties(..., total_memory=...)`, "has a total capacity of ..."); drivers differ by some
+tens of MiB, and Windows reports what the card is sold with. It is less than that: page tables take a part, and error
+correction another on cards without HBM. Multiprocessors and capabilities are the vendors' data sheets.
 """
 
 from __future__ import annotations
@@ -12,18 +13,24 @@ from dataclasses import dataclass
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest
 
-_KiB, _GiB = 1 << 10, 1 << 30
+_KiB, _MiB, _GiB = 1 << 10, 1 << 20, 1 << 30
 _WORKSPACE = (2 * 4096 + 8 * 16) * _KiB
 _HOPPER_WORKSPACE = 4096 * 8 * _KiB
-_HOPPER = 9
+_AMD_WORKSPACE = 128 * _MiB
+_HOPPER, _NEWER = (9,), (10, 11, 12)
+_NEWER_AS_HOPPER_SINCE = (2, 12)
+"""PyTorch's pull request 175344, of February 2026: until then 32 MiB were Hopper's alone."""
 _THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536, (12, 1): 1536}
 _MOST_THREADS = 2048
+_NEWEST = (99, 0)
+_AMD = "AMD "
+_FAMILIES = ("NVIDIA ", "Tesla ", _AMD, "GeForce ", "Instinct ")
 
 
 @dataclass(frozen=True)
 class KnownCard:
     name: str
-    """As CUDA names it, shortened where it names the board's form."""
+    """As CUDA names it, shortened where it names the board's form, with its memory where several go by one name."""
     memory_gib: float
     capability: tuple[int, int]
     multiprocessors: int
@@ -39,14 +46,26 @@ class KnownCard:
         return 10 * major + minor
 
     @property
+    def is_amd(self) -> bool:
+        """The rules of CUDA's kernels stand in for those of ROCm, which nobody here has read."""
+        return self.name.startswith(_AMD)
+
+    @property
     def threads_per_multiprocessor(self) -> int:
         """That one holds at a time: the architecture's."""
         return _THREADS.get(self.capability, _MOST_THREADS)
 
     @property
     def cublas_workspace_bytes(self) -> int:
+        """Of the newest release."""
+        return self.cublas_workspace_in(_NEWEST)
+
+    def cublas_workspace_in(self, release: tuple[int, int]) -> int:
         """Taken from PyTorch's allocator for every cuBLAS handle, and kept."""
-        return _HOPPER_WORKSPACE if self.capability[0] >= _HOPPER else _WORKSPACE
+        if self.is_amd:
+            return _AMD_WORKSPACE
+        large = (*_HOPPER, *_NEWER) if release >= _NEWER_AS_HOPPER_SINCE else _HOPPER
+        return _HOPPER_WORKSPACE if self.capability[0] in large else _WORKSPACE
 
     @property
     def prefers_cudnn_attention(self) -> bool:
@@ -54,37 +73,122 @@ class KnownCard:
         return self.capability in ((9, 0), (10, 0), (10, 3))
 
 
-CARDS = (
+_OF_DATA_CENTRES = (
     KnownCard("NVIDIA B200", 178.35, (10, 0), 148),
     KnownCard("NVIDIA H200", 139.72, (9, 0), 132),
+    KnownCard("NVIDIA GH200 480GB", 95.0, (9, 0), 132),
+    KnownCard("NVIDIA H20", 95.0, (9, 0), 78),
     KnownCard("NVIDIA H100 80GB", 79.11, (9, 0), 132),
     KnownCard("NVIDIA A100 80GB", 79.15, (8, 0), 108),
     KnownCard("NVIDIA A100 40GB", 39.39, (8, 0), 108),
     KnownCard("NVIDIA L40S", 44.39, (8, 9), 142),
+    KnownCard("NVIDIA L40", 44.39, (8, 9), 142),
+    KnownCard("NVIDIA L20", 44.39, (8, 9), 92),
+    KnownCard("NVIDIA A40", 44.42, (8, 6), 84),
     KnownCard("NVIDIA A10", 22.07, (8, 6), 72),
     KnownCard("NVIDIA L4", 22.03, (8, 9), 58),
-    KnownCard("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170),
-    KnownCard("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128),
-    KnownCard("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
-    KnownCard("NVIDIA V100 32GB", 31.73, (7, 0), 80),
-    KnownCard("NVIDIA T4", 14.74, (7, 5), 40),
+    KnownCard("Tesla V100 32GB", 31.73, (7, 0), 80),
+    KnownCard("Tesla V100 16GB", 15.77, (7, 0), 80),
+    KnownCard("Tesla T4", 14.74, (7, 5), 40),
+    KnownCard("AMD Instinct MI300X", 191.98, (9, 4), 304),
 )
+_OF_WORKSTATIONS = (
+    KnownCard("NVIDIA RTX PRO 6000 Blackwell", 94.97, (12, 0), 188),
+    KnownCard("NVIDIA RTX PRO 5000 Blackwell", 47.4, (12, 0), 110),
+    KnownCard("NVIDIA RTX PRO 4500 Blackwell", 31.36, (12, 0), 82),
+    KnownCard("NVIDIA RTX PRO 4000 Blackwell", 23.5, (12, 0), 70),
+    KnownCard("NVIDIA RTX 6000 Ada Generation", 47.5, (8, 9), 142),
+    KnownCard("NVIDIA RTX 5000 Ada Generation", 31.5, (8, 9), 100),
+    KnownCard("NVIDIA RTX 4500 Ada Generation", 23.6, (8, 9), 60),
+    KnownCard("NVIDIA RTX 4000 Ada Generation", 19.58, (8, 9), 48),
+    KnownCard("NVIDIA RTX A6000", 47.53, (8, 6), 84),
+    KnownCard("NVIDIA RTX A5500", 23.68, (8, 6), 80),
+    KnownCard("NVIDIA RTX A5000", 23.68, (8, 6), 64),
+    KnownCard("NVIDIA RTX A4500", 19.62, (8, 6), 56),
+    KnownCard("NVIDIA RTX A4000", 15.61, (8, 6), 48),
+)
+_OF_DESKTOPS = (
+    KnownCard("NVIDIA GeForce RTX 5090", 31.36, (12, 0), 170),
+    KnownCard("NVIDIA GeForce RTX 5080", 15.47, (12, 0), 84),
+    KnownCard("NVIDIA GeForce RTX 5070 Ti", 15.47, (12, 0), 70),
+    KnownCard("NVIDIA GeForce RTX 5070", 11.49, (12, 0), 48),
+    KnownCard("NVIDIA GeForce RTX 5060 Ti 16GB", 15.47, (12, 0), 36),
+    KnownCard("NVIDIA GeForce RTX 5060 Ti", 7.5, (12, 0), 36),
+    KnownCard("NVIDIA GeForce RTX 5060", 7.5, (12, 0), 30),
+    KnownCard("NVIDIA GeForce RTX 4090", 23.64, (8, 9), 128),
+    KnownCard("NVIDIA GeForce RTX 4090 D", 23.64, (8, 9), 114),
+    KnownCard("NVIDIA GeForce RTX 4080 SUPER", 15.67, (8, 9), 80),
+    KnownCard("NVIDIA GeForce RTX 4080", 15.67, (8, 9), 76),
+    KnownCard("NVIDIA GeForce RTX 4070 Ti SUPER", 15.6, (8, 9), 66),
+    KnownCard("NVIDIA GeForce RTX 4070 Ti", 11.72, (8, 9), 60),
+    KnownCard("NVIDIA GeForce RTX 4070 SUPER", 11.72, (8, 9), 56),
+    KnownCard("NVIDIA GeForce RTX 4070", 11.72, (8, 9), 46),
+    KnownCard("NVIDIA GeForce RTX 4060 Ti 16GB", 15.6, (8, 9), 34),
+    KnownCard("NVIDIA GeForce RTX 4060 Ti", 7.63, (8, 9), 34),
+    KnownCard("NVIDIA GeForce RTX 4060", 7.63, (8, 9), 24),
+    KnownCard("NVIDIA GeForce RTX 3090 Ti", 23.68, (8, 6), 84),
+    KnownCard("NVIDIA GeForce RTX 3090", 23.69, (8, 6), 82),
+    KnownCard("NVIDIA GeForce RTX 3080 Ti", 11.76, (8, 6), 80),
+    KnownCard("NVIDIA GeForce RTX 3080 12GB", 11.76, (8, 6), 70),
+    KnownCard("NVIDIA GeForce RTX 3080", 9.78, (8, 6), 68),
+    KnownCard("NVIDIA GeForce RTX 3070 Ti", 7.78, (8, 6), 48),
+    KnownCard("NVIDIA GeForce RTX 3070", 7.78, (8, 6), 46),
+    KnownCard("NVIDIA GeForce RTX 3060 Ti", 7.78, (8, 6), 38),
+    KnownCard("NVIDIA GeForce RTX 3060", 11.66, (8, 6), 28),
+    KnownCard("NVIDIA GeForce RTX 3050", 7.78, (8, 6), 20),
+    KnownCard("NVIDIA TITAN RTX", 23.65, (7, 5), 72),
+    KnownCard("NVIDIA GeForce RTX 2080 Ti", 10.75, (7, 5), 68),
+    KnownCard("NVIDIA GeForce RTX 2080 SUPER", 7.79, (7, 5), 48),
+    KnownCard("NVIDIA GeForce RTX 2080", 7.79, (7, 5), 46),
+    KnownCard("NVIDIA GeForce RTX 2070 SUPER", 7.79, (7, 5), 40),
+    KnownCard("NVIDIA GeForce RTX 2070", 7.76, (7, 5), 36),
+    KnownCard("NVIDIA GeForce RTX 2060 SUPER", 7.79, (7, 5), 34),
+    KnownCard("NVIDIA GeForce RTX 2060", 5.79, (7, 5), 30),
+)
+_OF_LAPTOPS = (
+    KnownCard("NVIDIA GeForce RTX 5090 Laptop GPU", 23.5, (12, 0), 82),
+    KnownCard("NVIDIA GeForce RTX 5080 Laptop GPU", 15.47, (12, 0), 60),
+    KnownCard("NVIDIA GeForce RTX 5070 Ti Laptop GPU", 11.49, (12, 0), 46),
+    KnownCard("NVIDIA GeForce RTX 5070 Laptop GPU", 7.5, (12, 0), 36),
+    KnownCard("NVIDIA GeForce RTX 5060 Laptop GPU", 7.5, (12, 0), 26),
+    KnownCard("NVIDIA GeForce RTX 4090 Laptop GPU", 15.6, (8, 9), 76),
+    KnownCard("NVIDIA GeForce RTX 4080 Laptop GPU", 11.6, (8, 9), 58),
+    KnownCard("NVIDIA GeForce RTX 4070 Laptop GPU", 7.63, (8, 9), 36),
+    KnownCard("NVIDIA GeForce RTX 4060 Laptop GPU", 7.63, (8, 9), 24),
+    KnownCard("NVIDIA GeForce RTX 4050 Laptop GPU", 5.64, (8, 9), 20),
+    KnownCard("NVIDIA GeForce RTX 3080 Ti Laptop GPU", 15.74, (8, 6), 58),
+    KnownCard("NVIDIA GeForce RTX 3080 Laptop GPU", 7.78, (8, 6), 48),
+    KnownCard("NVIDIA GeForce RTX 3070 Laptop GPU", 7.78, (8, 6), 40),
+    KnownCard("NVIDIA GeForce RTX 3060 Laptop GPU", 5.79, (8, 6), 30),
+    KnownCard("NVIDIA GeForce RTX 3050 Laptop GPU", 3.81, (8, 6), 16),
+)
+CARD_KINDS = {
+    "Data centres": _OF_DATA_CENTRES,
+    "Workstations": _OF_WORKSTATIONS,
+    "Desktops": _OF_DESKTOPS,
+    "Laptops": _OF_LAPTOPS,
+}
+CARDS = tuple(card for cards in CARD_KINDS.values() for card in cards)
 """Those of the last generations that models are run on, largest first within a kind."""
 
 
 def card_named(name: str) -> KnownCard:
-    """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'."""
-    wanted = name.lower()
+    """By its name or a part of it, in any case: 'h200', 'RTX 4090', 'a100 40'. The plain card goes before its kin."""
+    wanted = _shortened(name).lower()
     words = wanted.split()
-    exact = [card for card in CARDS if wanted in (card.name.lower(), _short(card).lower())]
+    exact = [card for card in CARDS if wanted == _shortened(card.name).lower()]
     fitting = exact or [card for card in CARDS if words and all(word in card.name.lower() for word in words)]
     if not fitting:
-        raise UsageError(f"No card is known as {name!r}.{nearest(name, map(_short, CARDS))}")
-    if len(fitting) > 1:
-        several = " or ".join(map(_short, fitting))
+        raise UsageError(f"No card is known as {name!r}.{nearest(name, [_shortened(card.name) for card in CARDS])}")
+    plain = min(fitting, key=lambda card: len(card.name.split()))
+    if not all(set(plain.name.split()) <= set(card.name.split()) for card in fitting):
+        several = " or ".join(_shortened(card.name) for card in fitting)
         raise UsageError(f"{name!r} may be {several}: say which.")
-    return fitting[0]
+    return plain
 
 
-def _short(card: KnownCard) -> str:
-    return card.name.removeprefix("NVIDIA ").removeprefix("GeForce ")
+def _shortened(name: str) -> str:
+    for family in _FAMILIES:
+        if name.lower().startswith(family.lower()):
+            name = name[len(family) :]
+    return name

@@ -7,10 +7,17 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from memviz.allocator.context import Context, context_on
+from memviz.allocator.replay import source_of
+from memviz.allocator.what_if import FitWord, figures_on
+from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import Window
-from memviz.runner.predict.predicted_run import fit_on
+from memviz.runner.predict.evidence import Unproven
+from memviz.runner.predict.held_against import expected_error
+from memviz.runner.predict.predicted_run import doubt_on, fit_on
+from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 
@@ -36,11 +43,18 @@ class Estimate:
     """Beside the card: tensors on the host without values, such as weights before they are moved or offloaded."""
     out_of_memory: int = 0
     """How often the card had no more."""
+    wanted: int = 0
+    """Bytes that would have been reserved where the card had no more, the first time."""
+    limited: bool = False
+    """By the card's memory while it ran."""
     steps: int = 0
     """Of an optimizer."""
     windows: tuple[Window, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
+    operators: frozenset[str] = frozenset()
+    unproven: tuple[Unproven, ...] = ()
+    """Rules that it rests on and that no recording proves, with their bytes."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -52,8 +66,40 @@ class Estimate:
         """Its requests, replayed on a card with the memory that a process gets there."""
         chosen = self.card if card is None else card_named(card) if isinstance(card, str) else card
         if chosen.name not in self._fit:
-            self._fit[chosen.name] = fit_on(self.trace, chosen, self.peak_reserved)
+            self._fit[chosen.name] = fit_on(self.trace, chosen, self.peak_reserved, self.expected_error)
         return self._fit[chosen.name]
+
+    def fit_word(self, card: str | KnownCard | None = None) -> FitWord:
+        """Like `fits`, but "close" where what is not known exactly decides: the context, or the prediction itself."""
+        if self.out_of_memory and card is None:
+            perhaps = doubt_on(self.card, self.expected_error).perhaps_usable(self.card.memory_bytes)
+            return "no" if self.wanted > perhaps else "close"
+        words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
+        return words.get(self.fit(card).word, "no")
+
+    @property
+    def context(self) -> Context:
+        """What lies on the card beside PyTorch's allocator, from the least to the most."""
+        return context_on(self.card.name)
+
+    @property
+    def expected_error(self) -> ExpectedError:
+        """How true it is likely to be: what recordings of its class say of predictions."""
+        return expected_error(self.operators, trains=trains(self.trace), card=self.card)
+
+    @property
+    def peak_reserved_on_card(self) -> int:
+        """Where memory is short what is cached goes back, so it can be less than without a limit."""
+        return self.peak_reserved if self.limited else self.fit().peak_reserved_bytes
+
+    @property
+    def peak_reserved_without_limit(self) -> int | None:
+        """Nobody knows what a program would have gone on to do that ran out of memory."""
+        if not self.limited:
+            return self.peak_reserved
+        if self.out_of_memory:
+            return None
+        return figures_on(source_of(self.trace, self.trace.devices[0])).peak_reserved_bytes
 
     def fits(self, card: str | KnownCard | None = None) -> bool:
         """On the card that was asked for, or on another; the choice of kernels stays that of the first."""
@@ -76,10 +122,14 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         peak_reserved=device.highest_reserved_bytes,
         peak_host=device.recorder.host.unknown.peak_bytes,
         out_of_memory=len(device.out_of_memory),
+        wanted=next((failure.reserved_bytes + failure.asked_bytes for failure in device.out_of_memory), 0),
+        limited=device.limited,
+        operators=frozenset(device.recorder.operators),
         steps=steps,
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
+        unproven=device.unproven(),
     )
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict import einsums
 from memviz.runner.predict.attention import AttentionCall, attend, backend_for
 from memviz.runner.predict.cards import KnownCard
 
@@ -55,6 +56,8 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     kernels: dict[str, Kernel] = {"scaled_dot_product_attention": attention, "dropout": _dropout, "linear": _linear}
     if release >= _FUSED_RMS_NORM_SINCE:
         kernels["rms_norm"] = _rms_norm
+    if release < einsums.TURNED_SINCE:
+        kernels["einsum"] = _einsum
     kernels["mish_backward"] = _mish_backward
     kernels["_sample_dirichlet"] = _drawn_beside
     kernels["ctc_loss.Tensor"] = _ctc_loss
@@ -78,6 +81,13 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
         composed: Tensor = _as_composed(aten.linear.default, input, weight, bias)
         return composed
     return torch.matmul(input, weight.t()).add_(bias)
+
+
+def _einsum(equation: str, tensors: list[Tensor], *, path: Any = None) -> Any:
+    made = einsums.einsum(equation, tensors, path=path)
+    if made is not NotImplemented:
+        return made
+    return aten.einsum.default._op_dk(_COMPOSED, equation, tensors, path=path)
 
 
 def _rms_norm(

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from memviz.runner.predict import in_place
+from memviz.runner.predict.attention import seeds_on_host
+from memviz.runner.predict.evidence import rule_of
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
@@ -22,6 +24,7 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
+COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
 _MADE_OF_OTHERS = {
     aten._safe_softmax.default,
     aten.binary_cross_entropy_with_logits.default,
@@ -53,6 +56,8 @@ class Treatment:
     """The operator spelled out in others, where it reaches us whole."""
     temporaries: Temporaries | None
     formula: Formula | None
+    rule: int
+    """The number of what stands behind its memory, in `evidence`."""
 
 
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
@@ -68,11 +73,18 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
         instead=in_place.add if func is aten.add.Tensor else None,
-        shape=in_place.written if func in in_place.WRITTEN else SHAPES.get(func),
+        shape=_shape_of(func, release),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(packet) or temporaries_of(packet, release),
         formula=_formula_of(func),
+        rule=rule_of(packet.__name__),
     )
+
+
+def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
+    if func in in_place.WRITTEN:
+        return in_place.written
+    return SHAPES.get(func) or seeds_on_host(func, release)
 
 
 def _looks(func: Operator) -> bool:
@@ -127,9 +139,17 @@ class OperatorTotals:
     """Of matrix products, convolutions and attention, a multiply and an add each; all others are not counted."""
     bytes_moved: int = 0
     """Read and written by operators, each as if it met its tensors in main memory; views move nothing."""
+    from_host_bytes: int = 0
+    """Of tensors that were copied from the host; what goes there, `Host` counts."""
 
     def add(self, formula: Formula | None, args: Any, kwargs: Any, tensors: Iterable[torch.Tensor], out: Any) -> None:
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=out))
         for tensor in tensors:
             self.bytes_moved += tensor.numel() * tensor.element_size()
+
+    def copied(self, out: Any, sources: Any) -> None:
+        """By one of `COPIES`, on the device."""
+        if all(tensor.is_meta for tensor in tensors_in(out)):
+            on_host = (tensor for tensor in tensors_in(sources) if not tensor.is_meta)
+            self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

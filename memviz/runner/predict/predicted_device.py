@@ -28,6 +28,7 @@ from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_history import MemoryHistory, Window
+from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
@@ -41,6 +42,7 @@ from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
+from memviz.runner.predict.unproven import unproven_of
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
@@ -242,10 +244,19 @@ class PredictedDevice:
     def bytes_moved(self) -> int:
         return self.recorder.totals.bytes_moved
 
+    @property
+    def host_bytes(self) -> int:
+        """Between the device and the host, both ways together."""
+        return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
+
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
         return (*unseen_by(self.recorder.operators, self.card), *assumed)
+
+    def unproven(self) -> tuple[Unproven, ...]:
+        """Rules that its memory rests on and that no recording proves."""
+        return unproven_of(self.recorder)
 
     def _own_facts(self) -> dict[str, str]:
         return {

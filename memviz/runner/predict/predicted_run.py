@@ -7,13 +7,18 @@ import time
 import torch
 
 from memviz.allocator import what_if
-from memviz.allocator.context import overhead_on
+from memviz.allocator.context import context_on
+from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
 from memviz.allocator.settings import settings_from_environment
+from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit
 from memviz.runner.step import Tell, prepare, take_steps
 from memviz.trace.model import Trace
@@ -33,13 +38,13 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
             trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=totals.begin)
         known = {
             **peaks_of(device),
-            "flops": totals.flops // plan.request.steps,
-            "bytes_moved": totals.bytes_moved // plan.request.steps,
-            "notes": device.unseen(),
+            **totals.of_one_step(plan.request.steps),
+            "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
-    fit = fit_on(trace, plan.card, device.highest_reserved_bytes)
+    error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
+    fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
-    known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took}
+    known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took, "expected_error": error}
     return Outcome(run_with(plan, "predicted", plan.card.name, known), trace)
 
 
@@ -51,25 +56,24 @@ class _StepTotals:
         self.begin()
 
     def begin(self) -> None:
-        self._flops, self._bytes = self._device.flops, self._device.bytes_moved
+        self._before = self._now()
 
-    @property
-    def flops(self) -> int:
-        return self._device.flops - self._flops
+    def _now(self) -> dict[str, int]:
+        return {name: getattr(self._device, name) for name in ("flops", "bytes_moved", "host_bytes")}
 
-    @property
-    def bytes_moved(self) -> int:
-        return self._device.bytes_moved - self._bytes
+    def of_one_step(self, steps: int) -> dict[str, int]:
+        return {name: (count - self._before[name]) // steps for name, count in self._now().items()}
 
 
-def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int) -> Fit:
+def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None = None) -> Fit:
     """Does it fit? The run's own requests, replayed on the card with the memory that a process gets there.
 
     `peak_reserved_bytes` is what the run reserves where nothing limits it.
     """
-    limited = what_if.CardMemory(card.memory_bytes, overhead_on(card.name))
-    usable = limited.usable_bytes
-    replayed = what_if.replay_on(source_of(trace, trace.devices[0]), None, limited)
+    context = context_on(card.name)
+    limited = what_if.CardMemory(card.memory_bytes, context.most_bytes)
+    usable, source = limited.usable_bytes, source_of(trace, trace.devices[0])
+    replayed = what_if.figures_on(source, None, limited)
     out = replayed.oom
     return Fit(
         usable_bytes=usable,
@@ -80,4 +84,12 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int) -> Fit:
         allocated_bytes=None if out is None else out.allocated_bytes,
         too_much_bytes=peak_reserved_bytes - usable,
         overhead_bytes=limited.overhead_bytes,
+        least_overhead_bytes=context.least_bytes,
+        fit=fit_word(source, None, card.memory_bytes, doubt_on(card, error), known=replayed),
     )
+
+
+def doubt_on(card: KnownCard, error: ExpectedError | None) -> Doubt:
+    """What is not counted can only make it more."""
+    context = context_on(card.name)
+    return Doubt(context) if error is None else Doubt(context, error.share + error.least_growth, error.share)

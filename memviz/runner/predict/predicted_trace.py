@@ -23,6 +23,7 @@ from memviz.trace.model import (
     Ints4,
     Ints8,
     Labels,
+    Phase,
     Segments,
     Stage,
     Trace,
@@ -96,6 +97,12 @@ def trace_of(
         settings=settings,
         about=about,
     )
+
+
+def trains(trace: Trace) -> bool:
+    """Whether anything was allocated on the way back, or by an optimizer."""
+    labels = trace.devices[0].event_labels
+    return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
 
 
 def _annotations(marks: PhaseMarks, kept: Kept | None, events: Events) -> Annotations:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
+from memviz.runner.predict import indexing
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
@@ -36,11 +37,11 @@ USES_CUBLAS = {
 }
 _HALVES = (torch.float16, torch.bfloat16)
 _SINGLE, _INDEX = 4, 8
-_UNSORTED_INDICES = 3072
-_ROWS_A_THREAD = 10
 _CHUNK = 65536
+_WIDTH_IN_REGISTERS = 128
 _LT_WORKSPACE = 1 << 20
-_LT_OWN_UNTIL = (2, 6)
+LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
+"""A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -89,6 +90,15 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterab
         yield from (expanded, expanded)
 
 
+def _efficient(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Wide values of halves are summed in memory, in fp32 (read)."""
+    query, value = args[0], args[2]
+    batch, heads, rows, _ = query.shape
+    width = value.size(-1)
+    if query.dtype in _HALVES and width > _WIDTH_IN_REGISTERS:
+        yield batch * heads * rows * width * _SINGLE
+
+
 def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
     query = args[1]
@@ -98,35 +108,12 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
         yield batch * heads * _up(rows, 64) * _up(width, 64) * _SINGLE
 
 
-def _embedding_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Many indices are sorted, and rows of one index summed in parts in fp32 (read; the sort itself estimated)."""
-    gradient, indices, weights = args[0], args[1], args[2]
-    count = indices.numel()
-    if count <= _UNSORTED_INDICES:
-        return
-    segments = min(count, weights)
-    parts = count // _ROWS_A_THREAD + segments
-    wide = _SINGLE if gradient.dtype in _HALVES else gradient.element_size()
-    yield from (count * _INDEX, count * _INDEX, count * _INDEX)
-    yield from (segments * _INDEX, segments * _INDEX, parts * _INDEX)
-    yield parts * gradient.size(-1) * wide
-
-
-def _index_put(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Adding at indices sorts them: keys and order, before and after (recorded; the sort's own byte of few)."""
-    accumulate = args[3] if len(args) > 3 else kwargs.get("accumulate", False)
-    if not accumulate:
-        return ()
-    count = max((index.numel() for index in args[1] if index is not None), default=0)
-    return (*(count * _INDEX,) * 5, 1)
-
-
 def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
-    """Of cublasLt, which adds a bias within the product; later releases give it the handle's own (read, recorded)."""
+    """Of cublasLt, which adds a bias within the product, where it is not the handle's own (read, recorded)."""
     bias, left, right = args[:3]
     in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
     plain = kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point()
-    return _LT_WORKSPACE if release <= _LT_OWN_UNTIL and in_one and plain else 0
+    return _LT_WORKSPACE if release < _LT_SHARED_SINCE and in_one and plain else 0
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
@@ -165,13 +152,23 @@ def _copies_to_be_contiguous(args: Any, kwargs: Any, out: Any, card: KnownCard) 
     return [_bytes(arg) for arg in args[:2] if isinstance(arg, Tensor) and not arg.is_contiguous()]
 
 
+def _copy_of_the_first(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """What is padded with itself, or its gradient, is walked from end to end (read)."""
+    return _copies_to_be_contiguous(args[:1], kwargs, out, card)
+
+
+_PADDING = [
+    getattr(aten, f"{kind}_pad{number}d{backward}")
+    for kind in ("reflection", "replication")
+    for number in (1, 2, 3)
+    for backward in ("", "_backward")
+]
 TEMPORARIES: dict[Any, Temporaries] = {
+    **indexing.TEMPORARIES,
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_efficient_attention: _efficient,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
-    aten.embedding_dense_backward: _embedding_backward,
-    aten.index_put_: _index_put,
-    aten.index_put: _index_put,
     aten._foreach_norm: _foreach_norm,
     aten._ctc_loss: _lengths_of_sequences,
     aten._ctc_loss_backward: _ctc_backward,
@@ -179,6 +176,7 @@ TEMPORARIES: dict[Any, Temporaries] = {
     **dict.fromkeys((aten.native_layer_norm, aten.native_layer_norm_backward), _copies_to_be_contiguous),
     **dict.fromkeys((aten._softmax, aten._softmax_backward_data), _copies_to_be_contiguous),
     **dict.fromkeys((aten._log_softmax, aten._log_softmax_backward_data), _copies_to_be_contiguous),
+    **dict.fromkeys(_PADDING, _copy_of_the_first),
 }
 
 _UNSEEN = (

@@ -104,7 +104,9 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(each) != chosen.get(each) for each in ("key", "at", "range"))
-        return [chosen, *panels(context, current, state, chosen, due=answer.MOMENT if moved else answer.PIN)]
+        recoloured = before.get("colour", "category") != chosen.get("colour", "category")
+        due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
+        return [chosen, *panels(context, current, state, chosen, due=due)]
 
     def act(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         turned = state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
@@ -172,6 +174,7 @@ def _csv(context: Context) -> Any:
         pair = context.find(request.get("key", ""))
         if pair is None:
             raise UsageError("This trace is not open any more.")
-        return groups_csv(answer.full_table(*pair, request))
+        unit = "byte_events" if request.get("what") == "lifetime" else "bytes"
+        return groups_csv(answer.full_table(*pair, request), unit)
 
     return make

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from memviz.runner.jobs.order import Variant
@@ -173,11 +173,7 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
         )
         for way, words, possible in ways
     ]
-    cards = [
-        (each["name"], f"{each['name'].removeprefix('NVIDIA ')}, {bytes_text(each['memory_bytes'])}")
-        for each in listing["cards"]
-    ]
-    card = tag("label", tag("span", "Card"), _select("card", form.card, cards), class_="mv-wide")
+    card = tag("label", tag("span", "Card"), _cards(form, listing["cards"]), class_="mv-wide")
     why = tag("p", NO_DEVICE, class_="mv-soft") if not can else Html("")
     return joined(
         tag("p", "Device", class_="mv-device", id="run-device"),
@@ -185,6 +181,17 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
         why,
         card if form.on != "cuda" else Html(""),
     )
+
+
+def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
+    """By kind, as each is sold for something."""
+    kinds: dict[str, list[Html]] = {}
+    for each in cards:
+        words = f"{each['name'].removeprefix('NVIDIA ')}, {bytes_text(each['memory_bytes'])}"
+        unproven = ", unproven" if each.get("unproven") else ""
+        made = tag("option", f"{words}{unproven}", value=each["name"], selected=each["name"] == form.card)
+        kinds.setdefault(each.get("kind", ""), []).append(made)
+    return tag("select", *(tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()), name_="card")
 
 
 _RELEASES = [("", "as installed"), ("2.6", "2.6, as when the examples were published")]

@@ -13,9 +13,10 @@ from memviz.headlines.run import (
     reserved_on_card,
     said_of,
     step_word,
+    usable_words,
 )
 from memviz.runner.jobs.order import OrderStatus, Variant
-from memviz.runner.run import Run
+from memviz.runner.run import Fit, Run
 from memviz.ui.html.kinds import colour_style, swatch
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
@@ -33,14 +34,14 @@ def results_html(status: OrderStatus | None, chosen: int | None = None) -> Html:
         return _nothing_yet()
     variants = status.variants
     shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
-    usable = _usable(variants)
-    scale = _HEADROOM * max((usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
+    usable, most_usable = _usable(variants)
+    scale = _HEADROOM * max((most_usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
     rows = [
-        _row(variants, number, _ByteScale(scale or 1, usable), is_chosen=number == shown)
+        _row(variants, number, _ByteScale(scale or 1, usable, most_usable), is_chosen=number == shown)
         for number in range(len(variants))
     ]
     return joined(
-        _legend(usable, status),
+        _legend(variants, status),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
         below_html(variants, shown),
     )
@@ -58,7 +59,15 @@ def head_html(status: OrderStatus | None) -> Html:
         "header",
         tag("h1", answer, " ", tag("span", said.reason), class_="mv-verdict"),
         tag("p", *(tag("span", words, " ", tag("b", value)) for words, value in facts), class_="mv-facts"),
+        _truth(status),
     )
+
+
+def _truth(status: OrderStatus) -> Html:
+    """How true the predictions are likely to be: one sentence for all of which the same is to be said."""
+    errors = [each.run.expected_error for each in status.variants if each.run and each.run.expected_error]
+    sentences = dict.fromkeys(error.sentence for error in errors)
+    return joined(*(tag("p", sentence, class_="mv-soft mv-truth") for sentence in sentences))
 
 
 def _under_way(status: OrderStatus, done: int) -> str:
@@ -73,7 +82,7 @@ def _facts(status: OrderStatus) -> list[tuple[str, str]]:
     if run is None:
         return []
     where = "predicted for" if run.mode == "predicted" else "measured on"
-    usable = f", {bytes_text(run.fit.usable_bytes)} usable" if run.fit else ""
+    usable = f", {usable_words(run.fit)}" if run.fit else ""
     count = len(status.variants)
     facts = [(where, f"{run.device}{usable}"), (run.describes, ""), (f"counted: {run.window}", "")]
     if is_training(run):
@@ -90,18 +99,27 @@ def _nothing_yet() -> Html:
     return tag("p", words, class_="mv-soft mv-run-empty")
 
 
-def _usable(variants: Sequence[Variant]) -> int:
-    return next((each.run.fit.usable_bytes for each in variants if each.run and each.run.fit), 0)
+def _fit_of(variants: Sequence[Variant]) -> Fit | None:
+    """The card is the same for all."""
+    return next((each.run.fit for each in variants if each.run and each.run.fit), None)
 
 
-def _legend(usable: int, status: OrderStatus) -> Html:
+def _usable(variants: Sequence[Variant]) -> tuple[int, int]:
+    fit = _fit_of(variants)
+    return (fit.usable_bytes, fit.most_usable_bytes) if fit else (0, 0)
+
+
+def _legend(variants: Sequence[Variant], status: OrderStatus) -> Html:
+    fit = _fit_of(variants)
     parts = [
         tag("span", swatch(_WEIGHTS), "weights"),
         tag("span", swatch(_REST), "everything else live"),
         tag("span", tag("i", class_="mv-square mv-striped", aria_hidden="true"), "cached, up to reserved"),
     ]
-    if usable:
-        parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), f"{bytes_text(usable)} usable"))
+    if any(map(_doubt, variants)):
+        parts.append(tag("span", tag("i", class_="mv-doubt-key", aria_hidden="true"), "how far it may be off"))
+    if fit is not None:
+        parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), usable_words(fit)))
     ready = [each for each in status.variants if each.file is not None and each.run is not None]
     button = tag("button", f"Compare {_all(len(ready))}", type="button", class_="mv-primary", data_act="compare")
     return tag("div", tag("p", *parts), button if len(ready) > 1 else Html(""), class_="mv-run-legend")
@@ -116,6 +134,8 @@ def _all(count: int) -> str:
 class _ByteScale:
     bytes: float
     usable: int
+    most_usable: int
+    """Where the CUDA context takes the least that was seen."""
 
     def share(self, count: float) -> str:
         return f"{100 * count / self.bytes:.3f}%"
@@ -126,8 +146,8 @@ def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chos
     run, base = each.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
     name = tag("div", _chooser(each, number, is_chosen), tag("small", saving), class_="mv-variant-name")
-    limit = tag("i", class_="mv-limit", style=f"left:{scale.share(scale.usable)}") if scale.usable else Html("")
-    bar = tag("div", _bar(run, scale) if run else Html(""), limit, class_="mv-variant-bar")
+    limit = _limit(scale) if scale.usable else Html("")
+    bar = tag("div", _bar(run, scale) if run else Html(""), _whisker(each, scale), limit, class_="mv-variant-bar")
     figures = _figures(run) if run else Html("")
     choose = {"data_act": "choose", "data_number": str(number)} if run else {}
     middle = tag("div", bar, figures, class_="mv-variant-middle", **choose)
@@ -157,6 +177,33 @@ def _saving(run: Run | None, base: Run | None) -> str:
     saved = base.peak_reserved_bytes - run.peak_reserved_bytes
     sign = "\N{MINUS SIGN}" if saved >= 0 else "+"
     return f"{sign}{bytes_text(abs(saved))} reserved"
+
+
+def _limit(scale: _ByteScale) -> Html:
+    """A band, as wide as it is unknown what lies beside the allocator."""
+    band = f"left:{scale.share(scale.usable)};width:{scale.share(scale.most_usable - scale.usable)}"
+    return tag("i", class_="mv-limit", style=band)
+
+
+def _doubt(variant: Variant) -> tuple[float, float] | None:
+    """Bytes below and above what is reserved, where predictions of its class were off."""
+    run = variant.run
+    if run is None or run.expected_error is None:
+        return None
+    error = run.expected_error
+    less, more = error.share, error.share + error.least_growth
+    return (less * run.peak_reserved_bytes, more * run.peak_reserved_bytes) if more else None
+
+
+def _whisker(variant: Variant, scale: _ByteScale) -> Html:
+    doubt = _doubt(variant)
+    if doubt is None or variant.run is None:
+        return Html("")
+    at = variant.run.peak_reserved_bytes
+    low, high = at - doubt[0], min(at + doubt[1], scale.bytes)
+    style = f"left:{scale.share(low)};width:{scale.share(high - low)}"
+    words = f"{bytes_text(round(low))} to {bytes_text(round(at + doubt[1]))}"
+    return tag("i", class_="mv-doubt", style=style, title=f"Likely reserved: {words}")
 
 
 def _bar(run: Run, scale: _ByteScale) -> Html:
@@ -219,6 +266,8 @@ def _fit(run: Run) -> Html | None:
     fit = run.fit
     if fit is None:
         return None
+    if fit.word == "close":
+        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", usable_words(fit)))
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
         words = f"{spare} to spare{', no optimizer' if optimizer_words(run) == 'no optimizer' else ''}"

@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import OVERHEAD_BYTES, CardMemory, GiB
+from memviz.allocator.what_if import CardMemory, GiB
 from memviz.errors import UsageError
 from memviz.units import bytes_text, parse_bytes
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memviz.allocator.as_json import environment
-from memviz.allocator.context import A100
+from memviz.allocator.context import UNKNOWN
 from memviz.allocator.what_if import CARD_BYTES, CardMemory
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.what_if.links import what_if_query
@@ -148,7 +148,7 @@ def _overhead(question: Question) -> Html:
         "input", type="text", name_="overhead", value=question.overhead, size="8", aria_label="Taken from a card"
     )
     sentence = ("A card gives less than its name: the CUDA context and libraries are taken to hold ", field, ".")
-    words = tag("p", *sentence, f" Files do not say. Known is {A100.text}.")
+    words = tag("p", *sentence, f" Files do not say. Seen were {UNKNOWN.interval}, by generation of card.")
     return tag("div", words, _fault("overhead"), class_="mv-field mv-assumed")
 
 

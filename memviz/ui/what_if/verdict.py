@@ -67,7 +67,8 @@ def facts_of(answer: Answer) -> list[tuple[str, str]]:
     sizes = [("smallest card", card.name)] if card else []
     if stopped is not outcome.replayed and outcome.replayed.oom is None:
         sizes.insert(0, ("fragmentation", _fragmentation(outcome.replayed)))
-    return [*facts, (f"{provenance} with", how), *sizes, (words, f"exact{value}")]
+    beside = [("CUDA context", f"{outcome.context.interval} beside it")] if outcome.context else []
+    return [*facts, (f"{provenance} with", how), *beside, *sizes, (words, f"exact{value}")]
 
 
 def _smallest(answer: Answer) -> CardMemory | None:

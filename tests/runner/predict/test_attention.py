@@ -76,7 +76,7 @@ def test_switches_are_torchs_own() -> None:
         assert backend_for(call(), A100, (2, 13)) is EFFICIENT
     with (
         sdpa_kernel(SDPBackend.FLASH_ATTENTION),
-        pytest.raises(UsageError, match=r"\(flash\) can do this on NVIDIA T4"),
+        pytest.raises(UsageError, match=r"\(flash\) can do this on Tesla T4"),
     ):
         backend_for(call(HALF), card_named("T4"), (2, 13))
 

@@ -19,13 +19,14 @@ def temporaries(device: PredictedDevice, operator: str) -> list[int]:
 
 
 def test_few_indices_of_an_embedding_are_not_sorted() -> None:
-    for count, hidden in ((3072, 0), (4096, 7)):
+    for count, hidden in ((3072, 1), (4096, 12)):
         with PredictedDevice(A100) as device:
             table = torch.zeros(512, 64, device="cuda", requires_grad=True)
             functional.embedding(torch.zeros(count, dtype=torch.long, device="cuda"), table).sum().backward()
             found = temporaries(device, "embedding_dense_backward")
-        assert len(found) == hidden
-    assert max(found) == (4096 // 10 + 512) * 64 * 4
+        # Of a sum the gradient is one number for all, laid end to end.
+        assert (len(found), found[0]) == (hidden, count * 64 * 4)
+    assert found[-1] == (4096 // 10 + 512) * 64 * 4
 
 
 def test_products_copy_what_lies_badly_and_transpose_for_nothing() -> None:
@@ -56,10 +57,10 @@ def test_a_few_rows_of_attention_are_split_over_the_card() -> None:
             functional.scaled_dot_product_attention(query, x, x)
             return sum(temporaries(device, "_scaled_dot_product_flash_attention"))
 
-    out, numbers, random_state = 8 * 64 * 64 * 2, 8 * 64 * 4, 16 + 8
+    out, numbers = 8 * 64 * 64 * 2, 8 * 64 * 4
     # With many heads every unit of the card has work; with eight, keys are shared out: a result and a number for each.
-    assert peak("A100 40", 64) == 64 * (out + numbers) + random_state
-    parts, rest = divmod(peak("A100 40", 1) - out - numbers - random_state, 2 * out + numbers)
+    assert peak("A100 40", 64) == 64 * (out + numbers)
+    parts, rest = divmod(peak("A100 40", 1) - out - numbers, 2 * out + numbers)
     assert (parts > 4, rest) == (True, 0)
 
 
@@ -100,8 +101,8 @@ def test_dropout_keeps_a_byte_an_element() -> None:
         assert device.allocated_bytes - before == out.numel() * (4 + 1)
 
 
-@pytest.mark.parametrize(("release", "own"), [((2, 1), 2), ((2, 6), 2), ((2, 7), 0), ((2, 13), 0)])
-def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_6(
+@pytest.mark.parametrize(("release", "own"), [((2, 1), 2), ((2, 8), 2), ((2, 11), 0), ((2, 13), 0)])
+def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_8(
     release: tuple[int, int], own: int
 ) -> None:
     with PredictedDevice(A100, release=release) as device:
@@ -114,3 +115,19 @@ def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_6(
     # Taken for each product before the handle's, and given back.
     taken = [row.size for row in rows if row.size >= 1 << 20]
     assert taken == ([1 << 20, WORKSPACE, 1 << 20] if own else [WORKSPACE])
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "beside"), [(128, torch.float16, 0), (512, torch.float16, 4), (512, torch.float32, 0)]
+)
+def test_wide_heads_of_halves_are_summed_in_fp32(width: int, dtype: torch.dtype, beside: int) -> None:
+    """As in the one head of a picture decoder."""
+    with PredictedDevice(A100) as device, torch.no_grad():
+        x = torch.zeros(2, 1, 256, width, dtype=dtype, device="cuda")
+        mask = torch.zeros(2, 1, 256, 256, dtype=dtype, device="cuda")
+        functional.scaled_dot_product_attention(x, x, x, mask)
+        rows = [
+            row for row in allocations(device.finish()) if row.operator == "_scaled_dot_product_efficient_attention"
+        ]
+    sums = [2 * 256 * width * beside] if beside else []
+    assert [row.size for row in rows] == [2 * 256 * width * x.element_size(), *sums]

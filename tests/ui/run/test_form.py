@@ -54,7 +54,10 @@ LISTING: dict[str, Any] = {
         ),
         optimization("cast", split="Cast layers cannot be split."),
     ],
-    "cards": [{"name": "NVIDIA X", "memory_bytes": 8 << 30}, {"name": "NVIDIA Y", "memory_bytes": 24 << 30}],
+    "cards": [
+        {"name": "NVIDIA X", "memory_bytes": 8 << 30, "kind": "Laptops", "unproven": True},
+        {"name": "NVIDIA Y", "memory_bytes": 24 << 30, "kind": "Desktops", "unproven": False},
+    ],
     "device": None,
 }
 

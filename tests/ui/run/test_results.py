@@ -11,6 +11,7 @@ import pytest
 
 from memviz.headlines.headline import Headline
 from memviz.headlines.run import run as headline
+from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.request import Request
@@ -169,6 +170,52 @@ def test_on_a_card_that_it_nearly_fills_it_says_what_is_reserved_there() -> None
     )
     shown = words(results_html(OrderStatus("x", only)))
     assert "reserved on the card 22.69 GiB without a limit 25.14 GiB" in shown
+
+
+def in_doubt(reserved: float, fit: str, **changes: Any) -> Run:
+    known = predicted(reserved, 100)
+    assert known.fit is not None
+    unsure = replace(known.fit, fit=fit, overhead_bytes=GIB // 2, least_overhead_bytes=GIB // 4)
+    return replace(known, fit=unsure, **changes)
+
+
+def test_what_the_context_decides_is_called_close() -> None:
+    only = (variant("Baseline", in_doubt(23.2, "close")),)
+    assert headline(only).reason == "It is close, with no optimizer: 23.50 GiB to 23.75 GiB usable."
+    html = results_html(OrderStatus("x", only))
+    assert "≈ close 23.50 GiB to 23.75 GiB usable" in words(html)
+    assert re.search(r'class="mv-limit" style="left:9\d\.\d+%;width:1\.\d+%"', html)
+    sure = results_html(OrderStatus("x", (variant("Baseline", in_doubt(20, "yes")),)))
+    assert "✓ fits" in words(sure) and "close" not in words(sure)
+
+
+def test_of_what_makes_it_fit_the_sure_goes_before_the_close() -> None:
+    tight, roomy = in_doubt(23.4, "close", flops=90), in_doubt(9, "yes", flops=120)
+    base = variant("Baseline", predicted(30, 100))
+    assert headline((base, variant("Tight", tight), variant("Roomy", roomy))).answer.startswith("Roomy makes")
+    assert headline((base, variant("Tight", tight))).answer == (
+        "Tight makes the step fit, with no optimizer, but it is close."
+    )
+
+
+def test_what_may_fit_is_said_before_what_does_not() -> None:
+    known = in_doubt(23.6, "close")
+    assert known.fit is not None and not known.fit.fits
+    base = variant("Baseline", predicted(30, 100))
+    said = headline((base, variant("Half", known), variant("Third", predicted(25, 90))))
+    assert said.answer == "Half may make the step fit, with no optimizer: it is close."
+    assert said.reason == "It reserves 23.60 GiB of 23.50 GiB to 23.75 GiB usable."
+
+
+def test_how_true_it_is_likely_to_be_is_a_sentence_and_an_interval_on_the_bar() -> None:
+    error = ExpectedError(0.0, 0.5, 2.0, 13, 0, "training")
+    status = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=error)),))
+    assert "reserved ± 2.0 % on 13 recorded training steps like this." in words(head_html(status))
+    html = results_html(status)
+    assert 'title="Likely reserved: 19.60 GiB to 20.40 GiB"' in html and "how far it may be off" in words(html)
+    exact = replace(error, allocated=0.0, reserved=0.0)
+    known = OrderStatus("x", (variant("Baseline", in_doubt(20, "yes", expected_error=exact)),))
+    assert "mv-doubt" not in results_html(known)
 
 
 def test_variants_with_equal_outputs_share_a_row() -> None:

@@ -1,0 +1,238 @@
+"""What stands behind each rule of the predictor that no shape decides: a recording, torch's source, or an estimate.
+
+A rule is proved where a program of `tests/truth` takes memory by it and every size agrees with the recording, in its
+order. What is read follows torch's source line by line and was never held against a card; what is estimated follows
+from how a kernel must work; what is not predicted is missing from every peak.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from memviz.runner.predict.cards import KnownCard
+
+
+class Standing(StrEnum):
+    PROVED = "proved"
+    READ = "read"
+    ESTIMATED = "estimated"
+    MISSING = "not predicted"
+
+
+class Counted(StrEnum):
+    """Of an operator, what its rule decides."""
+
+    BESIDE = "beside"
+    """What it takes while it runs."""
+    REST = "rest"
+    """That, and its results behind the first: masks, statistics, states."""
+    ALL = "all"
+
+
+@dataclass(frozen=True)
+class Rule:
+    name: str
+    standing: Standing
+    because: str
+    """The recording that proves it, or where it was read, or why it is missing."""
+    operators: tuple[str, ...] = ()
+    """Without their overloads; empty where the rule takes no memory of its own."""
+    counted: Counted = Counted.BESIDE
+    proved_on: tuple[int, int] = (0, 999)
+    """Architectures that the recording speaks for."""
+
+    def standing_on(self, card: KnownCard) -> Standing:
+        first, last = self.proved_on
+        outside = self.standing is Standing.PROVED and not first <= card.architecture <= last
+        return Standing.READ if outside else self.standing
+
+
+_AMPERE_TO_ADA = (80, 89)
+CUBLAS = Rule("cuBLAS's workspaces", Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA)
+"""Taken by a handle, once a thread and stream, so no operator is named."""
+CONVOLUTIONS, SORTS, RECURRENT_LAYERS = "cuDNN's convolutions", "sorting and scanning", "cuDNN's recurrent layers"
+_PROVED = (
+    CUBLAS,
+    Rule("casts of autocast, and those it keeps", Standing.PROVED, "train-mixed-precision, train-late-start"),
+    Rule("gradients written into zeros in place", Standing.PROVED, "train-late-start, few-frames"),
+    Rule("colons as slices, up to torch 2.6", Standing.PROVED, "train-complete"),
+    Rule("einsum's operands as they come, up to torch 2.8", Standing.PROVED, "train-weights-first"),
+    Rule(
+        "buffers of sums, means and extremes",
+        Standing.PROVED,
+        "train-late-start, few-frames, train-weights-first",
+        ("sum", "mean", "max", "min"),
+    ),
+    Rule(
+        "indices sorted to add at them",
+        Standing.PROVED,
+        "few-frames, train-weights-first",
+        ("index_put", "index_put_", "_index_put_impl_"),
+        proved_on=_AMPERE_TO_ADA,
+    ),
+    Rule(
+        "copies for products of what lies badly",
+        Standing.PROVED,
+        "small-complete, train-weights-first",
+        ("mm", "bmm", "baddbmm"),
+    ),
+    Rule(
+        "cublasLt's workspace for a bias",
+        Standing.PROVED,
+        "biases-and-mask",
+        ("addmm",),
+        proved_on=_AMPERE_TO_ADA,
+    ),
+    Rule("statistics of LayerNorm", Standing.PROVED, "biases-and-mask", ("native_layer_norm",), Counted.REST),
+    Rule("numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", ("pow",)),
+)
+_READ = (
+    Rule(
+        "flash attention",
+        Standing.READ,
+        "flash_api.cpp",
+        ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
+        Counted.REST,
+    ),
+    Rule(
+        "memory-efficient attention",
+        Standing.READ,
+        "attention.cu; without gradients it is as recorded in biases-and-mask",
+        ("_scaled_dot_product_efficient_attention",),
+        Counted.REST,
+    ),
+    Rule("masks of dropout", Standing.READ, "Dropout.cu", ("native_dropout",), Counted.REST),
+    Rule(
+        "statistics of other norms, and gradients of norms",
+        Standing.READ,
+        "layer_norm_kernel.cu, group_norm_kernel.cu",
+        ("native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+        Counted.REST,
+    ),
+    Rule(
+        "softmax of what is strided",
+        Standing.READ,
+        "SoftMax.cu",
+        ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    ),
+    Rule(
+        "lists of tensors in optimizers and norms",
+        Standing.READ,
+        "torch/optim, ForeachReduceOp.cu",
+        ("_foreach_norm", "_foreach_sqrt", "_foreach_div", "_foreach_mul", "_foreach_add", "_foreach_neg"),
+        Counted.ALL,
+    ),
+    Rule(
+        "fused optimizers take nothing",
+        Standing.READ,
+        "fused_adam_impl.cu",
+        ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
+    ),
+    Rule(
+        "buffers of other reductions",
+        Standing.READ,
+        "Reduce.cuh",
+        (
+            *("nansum", "prod", "linalg_vector_norm", "amax", "amin", "any", "all", "argmax", "argmin"),
+            *("var", "std", "var_mean", "std_mean"),
+            *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
+        ),
+    ),
+    Rule("cublasLt's workspace for scaled products", Standing.READ, "Blas.cpp", ("_addmm_activation", "_scaled_mm")),
+    Rule(
+        "indices that lie on the host or strided", Standing.READ, "TensorAdvancedIndexing.cpp", ("index", "embedding")
+    ),
+    Rule(
+        "padding of what is strided",
+        Standing.READ,
+        "ReflectionPad.cu, ReplicationPadding.cu",
+        tuple(
+            f"{kind}_pad{number}d{backward}"
+            for kind in ("reflection", "replication")
+            for number in (1, 2, 3)
+            for backward in ("", "_backward")
+        ),
+    ),
+    Rule("CTC losses", Standing.READ, "LossCTC.cu", ("_ctc_loss", "_ctc_loss_backward")),
+)
+_ESTIMATED = (
+    Rule(
+        "memory-efficient attention, backward",
+        Standing.ESTIMATED,
+        "its gradients are summed in fp32",
+        ("_scaled_dot_product_efficient_attention_backward",),
+    ),
+    Rule(
+        "gradients of embeddings with many indices",
+        Standing.ESTIMATED,
+        "EmbeddingBackwardKernel.cu, without the scratch of its scans",
+        ("embedding_dense_backward",),
+    ),
+)
+_MISSING = (
+    Rule(
+        CONVOLUTIONS,
+        Standing.MISSING,
+        "cuDNN chooses a workspace as it runs",
+        ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"),
+    ),
+    Rule(
+        "cuDNN's attention",
+        Standing.MISSING,
+        "its plan decides on a workspace",
+        ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
+    ),
+    Rule(
+        "cuDNN's batch norm",
+        Standing.MISSING,
+        "it may keep a reserve for backward",
+        ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
+    ),
+    Rule(RECURRENT_LAYERS, Standing.MISSING, "they are predicted step by step", ("recurrent layer",)),
+    Rule(
+        SORTS,
+        Standing.MISSING,
+        "they take copies of about their input's size",
+        ("sort", "topk", "argsort", "unique_dim", "_unique2", "multinomial", "cumsum", "cumprod"),
+    ),
+    Rule(
+        "libraries of linear algebra and of Fourier transforms",
+        Standing.MISSING,
+        "cuSOLVER and cuFFT take workspaces",
+        (
+            *("_fft_r2c", "_fft_c2c", "_fft_c2r", "_linalg_svd", "_linalg_eigh", "linalg_qr", "linalg_lu_factor_ex"),
+            *("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
+        ),
+    ),
+    Rule(
+        "NCCL's buffers",
+        Standing.MISSING,
+        "they lie beside PyTorch's allocator",
+        ("allreduce_", "allgather_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
+    ),
+)
+RULES: tuple[Rule, ...] = (*_PROVED, *_READ, *_ESTIMATED, *_MISSING)
+NO_RULE = 255
+_NUMBERS = {operator: number for number, rule in enumerate(RULES) for operator in rule.operators}
+CUBLAS_NUMBER = RULES.index(CUBLAS)
+
+
+def rule_of(packet: str) -> int:
+    """The number of an operator's rule, by its name without overload."""
+    return _NUMBERS.get(packet, NO_RULE)
+
+
+@dataclass(frozen=True)
+class Unproven:
+    """A rule that a prediction took memory by, or would have, and no recording proves."""
+
+    rule: str
+    standing: str
+    because: str
+    bytes: int | None
+    """At once, at most; of what is not predicted, what is likely at one time. None is not known."""
+    bytes_at_peak: int
+    """Of the highest live bytes."""
+    bytes_at_most: int | None
+    """Of what is not predicted, an upper bound at one time."""

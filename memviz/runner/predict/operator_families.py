@@ -1,0 +1,100 @@
+"""Operators that take memory which no shape shows, in families: of each such family a recording proves something.
+
+All others take what their results take, and where every recording is exact they need no proof of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+import torch
+
+from memviz.runner.predict.workspaces import RECURRENT, USES_CUBLAS
+
+aten = torch.ops.aten
+PRODUCTS, REDUCTIONS, CONVOLUTIONS, BATCH_NORM = "matrix products", "reductions", "convolutions", "batch norm"
+CUDNN_ATTENTION, RECURRENT_LAYERS = "cuDNN's attention", "recurrent layers"
+_NAMED = {
+    REDUCTIONS: (
+        *("sum", "nansum", "mean", "prod", "var", "std", "var_mean", "std_mean", "linalg_vector_norm"),
+        *("max", "min", "amax", "amin", "argmax", "argmin", "any", "all"),
+        *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
+    ),
+    CONVOLUTIONS: ("convolution", "convolution_backward"),
+    BATCH_NORM: (
+        "native_batch_norm",
+        "_native_batch_norm_legit",
+        "cudnn_batch_norm",
+        "native_batch_norm_backward",
+        "cudnn_batch_norm_backward",
+    ),
+    CUDNN_ATTENTION: (
+        "_scaled_dot_product_cudnn_attention",
+        "_scaled_dot_product_cudnn_attention_backward",
+    ),
+    "scaled-dot-product attention": (
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_flash_attention_backward",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_efficient_attention_backward",
+    ),
+    "layer norm": (
+        "native_layer_norm",
+        "native_layer_norm_backward",
+        "_fused_rms_norm",
+        "_fused_rms_norm_backward",
+        "native_group_norm",
+        "native_group_norm_backward",
+    ),
+    "softmax": ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
+    "dropout": ("native_dropout", "native_dropout_backward", "bernoulli_"),
+    "gradients of embeddings": ("embedding_dense_backward", "_embedding_bag_dense_backward"),
+    "sorting and scanning": (
+        "sort",
+        "topk",
+        "argsort",
+        "cumsum",
+        "cumprod",
+        "unique_dim",
+        "_unique2",
+        "multinomial",
+        "nonzero",
+    ),
+    "CTC losses": ("_ctc_loss", "_ctc_loss_backward"),
+    "fused optimizers": ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"),
+    "norms of many gradients": ("_foreach_norm",),
+}
+NOT_COUNTED = {
+    CONVOLUTIONS: "cuDNN workspaces",
+    BATCH_NORM: "cuDNN's reserve of batch norm",
+    CUDNN_ATTENTION: "cuDNN workspaces of attention",
+    RECURRENT_LAYERS: "cuDNN workspaces of recurrent layers",
+    "sorting and scanning": "temporary copies of sorting and scanning",
+}
+"""What has no rule, by family: a prediction with these is a lower bound."""
+
+
+def all_families() -> frozenset[str]:
+    return frozenset(_families().values())
+
+
+def families_of(operators: Iterable[str]) -> frozenset[str]:
+    """By the names that operators have in stacks: `sum_dim_IntList`."""
+    known = _families()
+    return frozenset(known[name] for name in operators if name in known)
+
+
+@cache
+def _families() -> dict[str, str]:
+    found = {name: PRODUCTS for packet in USES_CUBLAS for name in _overloads(packet)}
+    for family, names in _NAMED.items():
+        for name in names:
+            found |= dict.fromkeys(_overloads(getattr(aten, name)), family)
+    return found | {RECURRENT: RECURRENT_LAYERS}
+
+
+def _overloads(packet: Any) -> list[str]:
+    name = packet.__name__
+    return [name if overload == "default" else f"{name}_{overload}" for overload in packet.overloads()]

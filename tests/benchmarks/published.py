@@ -1,0 +1,223 @@
+"""Peaks that others published, predicted: `python -m tests.benchmarks.published [--write] [SOURCE ...]`.
+
+`published.tsv` has the figures, a line each. Each source is predicted as memviz ships, with the libraries that are
+installed, and with the libraries that the original had, in a folder of their own (`--environments`), where pip puts
+them the first time. `--write` puts the table into the README and what is predicted with the original's libraries into
+the data that predictions are judged by.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from memviz.runner.predict.held_against import DATA
+from tests.benchmarks.readme import README, write_table
+from tests.truth.held_against import write, write_readme
+
+ROOT = Path(__file__).parent.parent.parent
+_FIGURES = Path(__file__).with_suffix(".tsv")
+_ENVIRONMENTS = Path.home() / ".cache" / "memviz-published"
+_UNITS = {"MB": 10**6, "MiB": 1 << 20}
+PUBLISHED = "published"
+_HEAD = ("| source | points | with the original's libraries | as shipped |", "|---|---|---|---|")
+
+
+@dataclass(frozen=True)
+class Source:
+    title: str
+    address: str
+    program: str
+    card: str
+    torch: str
+    libraries: tuple[str, ...] = ()
+    """Of the original; empty where torch alone was used."""
+    counts_device: bool = False
+    """The figure is of the whole device, so that the context and more are in it."""
+
+
+_OF_446 = ("transformers==4.46.3", "tokenizers==0.20.3", "huggingface_hub==0.26.5")
+_OF_443 = ("transformers==4.43.4", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
+_OF_440 = ("transformers==4.40.2", "tokenizers==0.19.1", "huggingface_hub==0.23.5")
+_PULLS = "github.com/huggingface/transformers/pull"
+SOURCES = {
+    "opt-350m": Source("OPT-350m, training", f"{_PULLS}/33298", "opt-350m", "L40S", "2.4", _OF_446),
+    "pythia-410m": Source(
+        "pythia-410m eager, training", f"{_PULLS}/31031", "pythia-410m", "RTX 3080 Ti Laptop GPU", "2.2", _OF_440
+    ),
+    "pythia-410m-sdpa": Source(
+        "pythia-410m SDPA, training", f"{_PULLS}/31031", "pythia-410m", "RTX 3080 Ti Laptop GPU", "2.2", _OF_443
+    ),
+    "gpumemnet-mlp": Source(
+        "GPUMemNet's MLPs, training",
+        "github.com/itu-rad/GPUMemNet (data CC BY 4.0)",
+        "mlp",
+        "A100 40GB",
+        "2.4",
+        counts_device=True,
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    source: str
+    settings: dict[str, str]
+    measured: int
+    """Bytes."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    point: Point
+    answer: dict[str, Any]
+
+    @property
+    def predicted(self) -> int | None:
+        """What was measured is allocated, or of the whole device, of which we know what is reserved."""
+        name = "reserved" if SOURCES[self.point.source].counts_device else "allocated"
+        value: int | None = self.answer.get(name)
+        return value
+
+    @property
+    def percent(self) -> float:
+        assert self.predicted is not None
+        return 100 * (self.predicted - self.point.measured) / self.point.measured
+
+
+def points() -> list[Point]:
+    with _FIGURES.open(newline="") as file:
+        return [
+            Point(
+                row["source"],
+                dict(pair.split("=") for pair in row["settings"].split()),
+                round(float(row["measured"]) * _UNITS[row["unit"]]),
+            )
+            for row in csv.DictReader(file, delimiter="\t")
+        ]
+
+
+def predict(source: Source, wanted: Sequence[Point], libraries: Path | None) -> list[Outcome]:
+    """In one process, which meets these libraries before the installed ones."""
+    path = os.pathsep.join(map(str, filter(None, (libraries, ROOT))))
+    questions = (
+        {"program": source.program, "card": source.card, "torch": source.torch, "settings": point.settings}
+        for point in wanted
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.benchmarks.published_programs"],
+        input="".join(f"{json.dumps(question)}\n" for question in questions),
+        env={**os.environ, "PYTHONPATH": path, "HF_HUB_OFFLINE": "1"},
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()[-len(wanted) :]]
+    return [Outcome(point, answer) for point, answer in zip(wanted, answers, strict=True)]
+
+
+def environment(libraries: Sequence[str], folder: Path) -> Path | None:
+    """torch stays the installed one: the release whose kernels are followed is said to the prediction."""
+    if not libraries:
+        return None
+    made = folder / "-".join(libraries[0].split("=="))
+    if not made.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(made), *libraries]
+        subprocess.run(command, check=True)
+    return made
+
+
+def row(name: str, ours: Sequence[Outcome] | None, theirs: Sequence[Outcome]) -> str:
+    source = SOURCES[name]
+    cells = [f"{source.title} ({source.address})", str(len(theirs)), _errors(theirs), _errors(ours or theirs)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _errors(outcomes: Sequence[Outcome]) -> str:
+    known = [outcome for outcome in outcomes if outcome.predicted is not None]
+    failed = f"; {len(outcomes) - len(known)} not predicted" if len(known) < len(outcomes) else ""
+    if not known:
+        return str(outcomes[0].answer["error"]).replace("|", "/")
+    if SOURCES[known[0].point.source].counts_device:
+        beside = sorted((one.point.measured - (one.predicted or 0)) >> 20 for one in known)
+        constant = median(beside)
+        off = [abs(100 * (value - constant) * (1 << 20) / one.point.measured) for one, value in _beside(known)]
+        words = f"{beside[0]:,} to {beside[-1]:,} MiB beside it, a spread of {beside[-1] - beside[0]}"
+        return f"{words}; with a constant of {constant:,.0f} median {median(off):.2f} %, worst {max(off):.1f} %{failed}"
+    sizes = [abs(one.percent) for one in known]
+    return f"median {median(sizes):.2f} %, worst {max(sizes):.2f} %{failed}"
+
+
+def _beside(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, int]]:
+    return [(one, (one.point.measured - (one.predicted or 0)) >> 20) for one in outcomes]
+
+
+def held(outcomes: Sequence[Outcome]) -> list[dict[str, Any]]:
+    """For the predictor: what was allocated, where that was measured."""
+    return [
+        {
+            "name": f"{one.point.source} {' '.join(f'{name}={value}' for name, value in one.point.settings.items())}",
+            "card": SOURCES[one.point.source].card,
+            "torch": SOURCES[one.point.source].torch,
+            "class": one.answer["class"],
+            "families": one.answer["families"],
+            "live": None,
+            "allocated": [one.point.measured, one.predicted],
+            "reserved": None,
+        }
+        for one in outcomes
+        if one.predicted is not None and not SOURCES[one.point.source].counts_device
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.published", description=__doc__.split("\n\n")[0])
+    parser.add_argument("sources", nargs="*", metavar="SOURCE", help=", ".join(SOURCES))
+    parser.add_argument("--environments", type=Path, default=_ENVIRONMENTS, metavar="FOLDER")
+    parser.add_argument("--write", action="store_true", help="the table and the data; other sources' stay")
+    args = parser.parse_args()
+    for name in args.sources or SOURCES:
+        source, wanted = SOURCES[name], [point for point in points() if point.source == name]
+        theirs = predict(source, wanted, environment(source.libraries, args.environments))
+        ours = predict(source, wanted, None) if source.libraries else None
+        line = row(name, ours, theirs)
+        print(line, flush=True)
+        if args.write:
+            _keep(name, line, held(theirs))
+
+
+def _keep(name: str, line: str, rows: list[dict[str, Any]]) -> None:
+    """In the order of the sources, whatever is predicted first."""
+    known = {**_lines(), SOURCES[name].title: line}
+    lines = [known[source.title] for source in SOURCES.values() if source.title in known]
+    write_table("published", "\n".join([*_HEAD, *lines]))
+    others = [one for one in json.loads(DATA.read_text(encoding="utf-8")).get(PUBLISHED, []) if not _is_of(name, one)]
+    order = list(SOURCES)
+    write(PUBLISHED, sorted([*others, *rows], key=lambda one: order.index(one["name"].split()[0])))
+    write_readme()
+
+
+def _lines() -> dict[str, str]:
+    """Those that stand in the README, by their source's title."""
+    text = README.read_text(encoding="utf-8")
+    table = text[text.index("<!-- published: begin -->") : text.index("<!-- published: end -->")]
+    found = [line for line in table.splitlines() if line.startswith("| ")]
+    return {line[2:].split(" (")[0]: line for line in found}
+
+
+def _is_of(name: str, one: dict[str, Any]) -> bool:
+    return bool(one["name"].split()[0] == name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""How true a prediction is likely to be, from measured peaks of its class."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from memviz.runner.expected_error import ExpectedError
+from memviz.runner.predict import held_against
+from memviz.runner.predict.cards import card_named
+from memviz.runner.predict.held_against import Held, expected_error
+from memviz.runner.predict.operator_families import families_of
+from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.predicted_trace import trains
+
+CARD = card_named("RTX 4090")
+PRODUCTS, SUMS = frozenset({"matrix products"}), frozenset({"matrix products", "reductions"})
+
+
+def one(name: str, families: frozenset[str], **changes: Any) -> Held:
+    made: dict[str, Any] = {
+        "card": "RTX 4090", "torch": "2.6", "kind": "training",
+        "live": (1000, 1000), "allocated": (1000, 1001), "reserved": (1000, 995),
+    }  # fmt: skip
+    return Held(name=name, families=families, **{**made, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _known(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        one("a", PRODUCTS),
+        one("b", SUMS, reserved=(1000, 1002)),
+        one("c", SUMS, kind="inference"),
+        one("d", PRODUCTS | {"layer norm"}, live=None, allocated=(1000, 990), reserved=None),
+    )
+    monkeypatch.setattr(held_against, "held", lambda: rows)
+
+
+def test_a_covered_prediction_has_the_worst_of_the_recordings_of_its_class() -> None:
+    found = expected_error(["mm", "sum", "add_Tensor"], trains=True, card=CARD)
+    assert (found.live, found.allocated, found.reserved) == (0.0, 0.1, 0.5)
+    assert (found.recordings, found.published, found.covered) == (2, 0, True)
+    assert found.sentence == (
+        "Likely to be true to live ± 0.0 %, allocated ± 0.1 %, reserved ± 0.5 % on 2 recorded training steps like this."
+    )
+
+
+def test_what_recordings_lack_is_taken_from_published_tables() -> None:
+    found = expected_error(["mm", "native_layer_norm"], trains=True, card=CARD)
+    assert (found.allocated, found.recordings, found.published) == (1.0, 2, 1)
+    assert found.covered and "1 peak in a public table" in found.sentence
+
+
+def test_what_nobody_recorded_is_named() -> None:
+    found = expected_error(["mm", "native_dropout"], trains=True, card=CARD)
+    assert found.not_covered == ("dropout",) and not found.covered
+    assert found.sentence.startswith("No recording has dropout. Without that, predictions were true to live ± 0.0 %,")
+
+
+def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
+    found = expected_error(["convolution", "mm"], trains=False, card=CARD)
+    assert found.not_counted == ("cuDNN workspaces",) and found.not_covered == ()
+    assert found.least_growth == held_against.CONVOLUTIONS_GREW_BY
+    assert found.sentence.endswith("on 1 recorded forward pass. cuDNN workspaces are not counted.")
+
+
+def test_a_card_of_another_class_is_said_to_be_one() -> None:
+    found = expected_error(["mm"], trains=True, card=card_named("H100"))
+    assert not found.like_card and not found.covered
+    assert found.sentence.endswith("recorded training steps. None of these was on a card like this.")
+    assert expected_error(["mm"], trains=True, card=card_named("RTX 3060")).like_card
+
+
+def test_it_survives_a_file() -> None:
+    found = expected_error(["convolution", "native_dropout"], trains=True, card=CARD)
+    kept = found.as_json()
+    assert kept["class"] == "training" and kept["covered"] is False
+    assert ExpectedError.from_json(kept) == found
+    with pytest.raises(TypeError):
+        ExpectedError.from_json({**kept, "live": "0"})
+
+
+def test_operators_of_a_run_fall_into_families() -> None:
+    with PredictedDevice(card_named("RTX 4090"), release=(2, 13)) as device:
+        model = torch.nn.Sequential(torch.nn.Conv2d(3, 8, 3), torch.nn.Flatten(), torch.nn.LayerNorm(288)).cuda()
+        out = model(torch.randn(2, 3, 8, 8, device="cuda"))
+        assert not trains(device.finish())
+        out.softmax(-1).sum().backward()
+        trace = device.finish()
+    assert families_of(device.recorder.operators) == {"convolutions", "layer norm", "softmax", "reductions"}
+    assert trains(trace)
