@@ -16,7 +16,7 @@ from memviz.analysis.purpose.by_order import say_by_order
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.from_the_start import say_from_the_start
-from memviz.analysis.purpose.metadata import say_metadata
+from memviz.analysis.purpose.metadata import say_annotations, say_metadata
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed, freed_like
@@ -54,6 +54,7 @@ def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     _apply(RULES, findings, evidence)
     _follow_free(findings, device)
     _follow_same_stack(findings, evidence)
+    say_annotations(findings, trace, device)
     say_by_order(findings, evidence, device)
     say_before_recording(findings, evidence, device)
     say_from_the_start(findings, evidence)

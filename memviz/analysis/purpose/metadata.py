@@ -1,4 +1,4 @@
-"""What a program says of an allocation itself, in the metadata that torch keeps with it."""
+"""What a program says of an allocation itself: in metadata that torch keeps with it, or by the note around it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 
+from memviz.analysis.annotations import annotated, annotation_of_events
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
@@ -36,6 +37,20 @@ def say_metadata(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
             findings.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
+
+
+def say_annotations(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
+    """A note says what goes on, not what all that is made meanwhile is for: no more than probable."""
+    start, intervals = lifetimes(device).start, annotated(device).intervals
+    begun = np.flatnonzero(findings.open & (start >= 0))
+    if not len(intervals) or not len(begun):
+        return
+    around = annotation_of_events(device, start[begun])
+    name = np.append(intervals.name, EMPTY_TEXT)[around]
+    for code in np.unique(name[name != EMPTY_TEXT]).tolist():
+        category = _meaning(trace.strings[code])
+        if category is not Category.UNKNOWN:
+            findings.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
 
 
 def _meaning(text: str) -> Category:

@@ -74,6 +74,8 @@ NAMES = (
     ),
     Name(Category.PARAMETER, _words("get_tensor|load"), _words(r"/safetensors/")),
 )
+_COLLECTIVES = ("c10d::", "void c10d::")
+"""C++ by which torch lets processes exchange tensors."""
 
 
 def named(trace: Trace) -> Bytes1:
@@ -100,6 +102,8 @@ def _of_frames(trace: Trace) -> Bytes1:
     )
     of_pair = [_meaning(strings[pair & 0xFFFFFFFF], path_of(strings[pair >> 32])) for pair in pairs.tolist()]
     found[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
+    collective = [int(code) for code in np.unique(frames.name) if strings[code].startswith(_COLLECTIVES)]
+    found[np.isin(frames.name, collective)] = Category.COLLECTIVE
     return found
 
 

@@ -24,6 +24,7 @@ class Reason(IntEnum):
     NONE = 0
     RECORDED = auto()
     METADATA = auto()
+    ANNOTATED = auto()
     HOST = auto()
     WORKSPACE = auto()
     WORKSPACE_SIZE = auto()
@@ -81,6 +82,7 @@ class Reason(IntEnum):
 REASON_TEXTS: dict[Reason, str] = {
     Reason.RECORDED: "recorded by the run itself",
     Reason.METADATA: "the program's own metadata says so",
+    Reason.ANNOTATED: "made within a range that the program calls so",
     Reason.HOST: "pinned memory of the host",
     Reason.WORKSPACE: "cuBLAS took it as its workspace",
     Reason.WORKSPACE_SIZE: "has exactly the size of a cuBLAS workspace, and is never freed",

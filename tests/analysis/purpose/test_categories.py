@@ -95,6 +95,7 @@ def test_each_rule_has_its_case(reason):
         (BATCH, Category.INPUT),
         (WEIGHTS, Category.PARAMETER),
         (GATHER, Category.COLLECTIVE),
+        ([t.NATIVE, frame("c10d::Reducer::initialize_buckets(int)", "??", 0), t.MAIN], Category.COLLECTIVE),
     ],
 )
 def test_a_name_in_the_stack_tells_where_nothing_else_does(stack, category):
@@ -259,6 +260,16 @@ def test_metadata_of_the_program_comes_first():
     trace = trace_of(events)
     assert judged(trace) == (Category.KV_CACHE, Reason.METADATA)
     assert categories(trace, trace.devices[0]).certainty[0] == Certainty.STATED
+
+
+def test_a_range_that_a_program_names_tells_of_what_nothing_else_does():
+    rows = [
+        {"name": "kv cache setup", "stage": stage, "device": 0, "time_us": at}
+        for stage, at in (("START", 5), ("END", 15))
+    ]
+    trace = trace_of(made(t.LOSS).alloc(2, t.FORWARD).events, external_annotations=rows)
+    assert judged(trace) == (Category.KV_CACHE, Reason.ANNOTATED)
+    assert categories(trace, trace.devices[0]).certainty[0] == Certainty.PROBABLE
 
 
 def without_stacks_at_all(steps: int) -> Recording:
