@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.truth import filled_tables_model as filled_tables
 from tests.truth import turned_halves_model as turned_halves
+from tests.truth.biased_model import BiasedModel
 from tests.truth.filled_tables_model import FilledTablesModel
 from tests.truth.language_model import AdamW, LanguageModel, Sizes, cross_entropy
 from tests.truth.summed_squares_model import SummedSquaresModel
@@ -185,6 +186,32 @@ def _steps_in_full(sizes: Sizes, *, halves: bool, only_forward: bool) -> Program
     return run
 
 
+def _compare_without_gradients() -> None:
+    """The first forward of a model whose steps are tried by forward passes alone; it was offloaded in between."""
+    sizes = Sizes(batch=8, context=31, width=768, inner=3072, layers=12, heads=12, vocabulary=50_272)
+    _record()
+    model = BiasedModel(sizes, places=2048).to("cuda")
+    moments = [torch.zeros_like(parameter) for parameter in model.parameters()]
+    _set_aside(model)
+    model.cpu()
+    model.to("cuda")
+    _set_aside(model)
+    words, shown, labels = _words(8, 31), torch.ones(8, 31, dtype=torch.int64).to("cuda"), _words(8, 31)
+    with torch.no_grad():
+        model(words, shown)
+    _dump()
+    del moments, labels
+
+
+def _set_aside(model: torch.nn.Module) -> None:
+    """As a deep copy does it on a card: the memory first, then a tensor of one number that takes it over."""
+    for value in model.state_dict().values():
+        copied = value.clone()
+        value.new_empty([])
+        copied.cpu()
+        del copied
+
+
 PROGRAMS: dict[str, Program] = {
     "forward-complete": _forward,
     "train-complete": _train(100, halves=False),
@@ -196,5 +223,6 @@ PROGRAMS: dict[str, Program] = {
     "forward-fp32": _forward_later(halves=False),
     "forward-bf16": _forward_later(halves=True),
     "forward-many-segments": _steps_in_full(_HUGE, halves=True, only_forward=True),
+    "biases-and-mask": _compare_without_gradients,
     "train-weights-first": _steps_in_full(_LARGE, halves=False, only_forward=False),
 }

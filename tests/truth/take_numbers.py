@@ -1,11 +1,18 @@
-"""`python -m tests.truth.take_numbers snapshot.pickle`: the events of a recording as numbers, and nothing else."""
+"""`python -m tests.truth.take_numbers snapshot.pickle [N]`: the events of a recording as numbers, and nothing else.
+
+With N they end after so many allocations, of a recording that shows everything from the beginning.
+"""
 
 from __future__ import annotations
 
 import sys
 from textwrap import fill
 
+from memviz.allocator.blocks import Block
+from memviz.allocator.caching import CachingAllocator
+from memviz.allocator.device import DeviceMemory
 from memviz.allocator.replay import replay
+from memviz.allocator.settings import Settings
 from memviz.trace.load import load_trace
 from memviz.trace.model import Action, DeviceTrace, State
 
@@ -43,12 +50,35 @@ def _live_at_the_end(device: DeviceTrace) -> int:
     return int(blocks.requested[blocks.state != State.INACTIVE].sum())
 
 
+def first(events: list[int], count: int) -> list[int]:
+    ends = [at for at, event in enumerate(events) if event > 0]
+    return events[: ends[count - 1] + 1]
+
+
+def peaks_of(events: list[int]) -> tuple[int, int, int]:
+    """Live, allocated and reserved, by the model of the allocator, which has to land where the recording did."""
+    allocator = CachingAllocator(Settings(), DeviceMemory(), lambda *event: None)
+    taken: list[Block] = []
+    for event in events:
+        if event > 0:
+            taken.append(allocator.malloc(event, 0, None))
+        else:
+            allocator.free(taken[-event - 1])
+    statistics = allocator.statistics
+    return statistics.peak_requested, statistics.peak_allocated, statistics.peak_reserved
+
+
 if __name__ == "__main__":
     trace = load_trace(sys.argv[1])
     (device,) = trace.devices
-    peaks = replay(trace)
+    whole = replay(trace)
     before, freed, events = numbers(device)
-    print("peaks:", peaks.peak_requested_bytes, peaks.peak_allocated_bytes, peaks.peak_reserved_bytes)
+    peaks = whole.peak_requested_bytes, whole.peak_allocated_bytes, whole.peak_reserved_bytes
+    if len(sys.argv) > 2:
+        assert whole.exact and not before and not freed
+        events = first(events, int(sys.argv[2]))
+        peaks = peaks_of(events)
+    print("peaks:", *peaks)
     if before:
         print("before:", before)
     if freed:

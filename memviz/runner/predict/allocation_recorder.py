@@ -22,12 +22,12 @@ from memviz.runner.predict.evidence import CUBLAS_NUMBER, NO_RULE, RULES, Counte
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
+from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.unproven import likely_and_most
-from memviz.runner.predict.workspaces import RECURRENT, lt_workspace
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -108,8 +108,8 @@ class AllocationRecorder:
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
         """What is being put on the device, while it is."""
-        self._workspaces: dict[tuple[bool, int], LiveAllocation] = {}
-        """Of cuBLAS, by whether it is for backward and by the stream."""
+        self._workspaces: dict[tuple[bool, int, bool], LiveAllocation] = {}
+        """Of cuBLAS, by whether it is for backward, by the stream, and by whether it is cublasLt's."""
         self._stack: int | None = None
         """Of the operator that runs."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
@@ -152,9 +152,11 @@ class AllocationRecorder:
             self.totals.add(treatment.formula, args, kwargs, met, out)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
             sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-            if treatment.name == "addmm":
-                sizes = (*sizes, lt_workspace(args, kwargs, self.release))
-            self._for_a_moment(sizes, treatment)
+            lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
+            kept = self.release >= LT_KEPT_SINCE
+            self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
+            if lt and kept:
+                self._needs_workspace(treatment, lt, is_lt=True)
         self._rule = NO_RULE
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
@@ -255,12 +257,11 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
-    def _needs_cublas(self, treatment: Treatment) -> None:
+    def _needs_workspace(self, treatment: Treatment, size: int, *, is_lt: bool = False) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
-        key = (self.position.task != NO_TASK, self.ledger.place()[0])
+        key = (self.position.task != NO_TASK, self.ledger.place()[0], is_lt)
         if key not in self._workspaces:
-            size = self.card.cublas_workspace_in(self.release)
-            rule, self._rule = self._rule, CUBLAS_NUMBER
+            rule, self._rule = self._rule, treatment.rule if is_lt else CUBLAS_NUMBER
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
             self._rule = rule
 
@@ -279,7 +280,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_cublas(treatment)
+                self._needs_workspace(treatment, self.card.cublas_workspace_bytes)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)

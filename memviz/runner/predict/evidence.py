@@ -77,6 +77,14 @@ _PROVED = (
         "small-complete, train-weights-first",
         ("mm", "bmm", "baddbmm"),
     ),
+    Rule(
+        "cublasLt's workspace for a bias",
+        Standing.PROVED,
+        "biases-and-mask",
+        ("addmm",),
+        proved_on=_AMPERE_TO_ADA,
+    ),
+    Rule("statistics of LayerNorm", Standing.PROVED, "biases-and-mask", ("native_layer_norm",), Counted.REST),
     Rule("numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", ("pow",)),
 )
 _READ = (
@@ -90,16 +98,16 @@ _READ = (
     Rule(
         "memory-efficient attention",
         Standing.READ,
-        "attention.cu",
+        "attention.cu; without gradients it is as recorded in biases-and-mask",
         ("_scaled_dot_product_efficient_attention",),
         Counted.REST,
     ),
     Rule("masks of dropout", Standing.READ, "Dropout.cu", ("native_dropout",), Counted.REST),
     Rule(
-        "statistics of norms",
+        "statistics of other norms, and gradients of norms",
         Standing.READ,
         "layer_norm_kernel.cu, group_norm_kernel.cu",
-        ("native_layer_norm", "native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
+        ("native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
         Counted.REST,
     ),
     Rule(
@@ -131,12 +139,7 @@ _READ = (
             *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
         ),
     ),
-    Rule(
-        "cublasLt's workspace for a bias",
-        Standing.READ,
-        "Blas.cpp",
-        ("addmm", "_addmm_activation", "_scaled_mm"),
-    ),
+    Rule("cublasLt's workspace for scaled products", Standing.READ, "Blas.cpp", ("_addmm_activation", "_scaled_mm")),
     Rule(
         "indices that lie on the host or strided", Standing.READ, "TensorAdvancedIndexing.cpp", ("index", "embedding")
     ),

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from memviz.runner.predict.evidence import CONVOLUTIONS, NO_RULE, RULES, SORTS, Standing, Unproven
+from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven
 from memviz.trace.model import Action
 from memviz.units import bytes_text
 
 if TYPE_CHECKING:
     from memviz.runner.predict.allocation_recorder import AllocationRecorder
 
-_INDEX = 8
 _LEAST_SAID = 1 << 20
 """Bytes: in words, less is not worth a reader's time."""
 
@@ -50,46 +48,6 @@ def _by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[int, in
         level = np.cumsum(np.where(number == rule, change, 0))
         highest[rule], at_peak[rule] = int(level.max()), int(level[top])
     return highest, at_peak
-
-
-def likely_and_most(rule: str, args: Any, out: Any) -> tuple[int | None, int | None]:
-    """Bytes of one call of what is not predicted, beside its results: a likely figure, and an upper one."""
-    if rule == CONVOLUTIONS:
-        return _convolution(args, out)
-    if rule == SORTS and isinstance(args[0], Tensor):
-        copies = args[0].numel() * (args[0].element_size() + _INDEX)
-        return copies, 2 * copies
-    return None, None
-
-
-def _convolution(args: Any, out: Any) -> tuple[int, int]:
-    """Tensor cores read channels last: what lies otherwise is copied. At most the input is unfolded besides."""
-    tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
-    large = [tensor for tensor in (*tensors, *_tensors(out)) if tensor.dim() > 2]
-    if len(tensors) < 2:
-        return 0, 0
-    backward = len(tensors) == 3
-    weight = tensors[-1]
-    likely = 0 if _lies_channels_last(tensors[0]) else sum(map(_bytes, large))
-    images = tensors[:2] if backward else [tensors[0], *_tensors(out)]
-    places = max(image.numel() // max(image.size(1), 1) for image in images)
-    channels = max(image.size(1) for image in images)
-    window = weight[0, 0].numel()
-    unfolded = places * channels * window * weight.element_size() if window > 1 else 0
-    return likely, likely + unfolded
-
-
-def _lies_channels_last(tensor: Tensor) -> bool:
-    return tensor.stride(1) == 1 and not tensor.is_contiguous()
-
-
-def _tensors(out: Any) -> list[Tensor]:
-    items: Iterable[Any] = out if isinstance(out, tuple | list) else (out,)
-    return [item for item in items if isinstance(item, Tensor)]
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
 
 
 def sentence_of(unproven: Iterable[Unproven]) -> str:

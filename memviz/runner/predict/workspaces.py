@@ -38,8 +38,10 @@ USES_CUBLAS = {
 _HALVES = (torch.float16, torch.bfloat16)
 _SINGLE, _INDEX = 4, 8
 _CHUNK = 65536
+_WIDTH_IN_REGISTERS = 128
 _LT_WORKSPACE = 1 << 20
-_LT_OWN_UNTIL = (2, 6)
+LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
+"""A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -88,6 +90,15 @@ def _flash_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterab
         yield from (expanded, expanded)
 
 
+def _efficient(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Wide values of halves are summed in memory, in fp32 (read)."""
+    query, value = args[0], args[2]
+    batch, heads, rows, _ = query.shape
+    width = value.size(-1)
+    if query.dtype in _HALVES and width > _WIDTH_IN_REGISTERS:
+        yield batch * heads * rows * width * _SINGLE
+
+
 def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
     """Row sums (read), and for halves the queries' gradient in fp32 (estimated)."""
     query = args[1]
@@ -98,11 +109,11 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
 
 
 def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
-    """Of cublasLt, which adds a bias within the product; later releases give it the handle's own (read, recorded)."""
+    """Of cublasLt, which adds a bias within the product, where it is not the handle's own (read, recorded)."""
     bias, left, right = args[:3]
     in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
     plain = kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point()
-    return _LT_WORKSPACE if release <= _LT_OWN_UNTIL and in_one and plain else 0
+    return _LT_WORKSPACE if release < _LT_SHARED_SINCE and in_one and plain else 0
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
@@ -156,6 +167,7 @@ TEMPORARIES: dict[Any, Temporaries] = {
     **indexing.TEMPORARIES,
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
+    aten._scaled_dot_product_efficient_attention: _efficient,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
     aten._foreach_norm: _foreach_norm,
     aten._ctc_loss: _lengths_of_sequences,

@@ -11,12 +11,15 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.evidence import NO_RULE, RULES, Standing, Unproven, rule_of
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.predicted_run import predict
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.predict.workspaces import RECURRENT, TEMPORARIES
+from memviz.runner.request import Request
 from memviz.units import bytes_text
 from tests.runner.predict.rows import A100
 from tests.second_process import predict as predict_in
@@ -96,6 +99,17 @@ def test_of_a_convolution_a_likely_and_an_upper_figure_are_given(channels_last: 
     assert one.bytes_at_most == likely + 9 * result
 
 
+def test_the_backward_of_a_convolution_is_larger() -> None:
+    with PredictedDevice(A100) as device:
+        layer = nn.Conv2d(8, 16, 3, padding=1, bias=False).cuda()
+        image = torch.zeros(4, 8, 32, 32, device="cuda", requires_grad=True)
+        layer(image).sum().backward()
+        one = found(device)["cuDNN's convolutions"]
+    image_bytes, result, weight = 4 * 8 * 32 * 32 * 4, 4 * 16 * 32 * 32 * 4, 16 * 8 * 9 * 4
+    # Gradients of the result, of the image and of the weights are copied too, once in each direction.
+    assert one.bytes == 2 * image_bytes + result + 2 * weight
+
+
 def test_of_recurrent_layers_no_figure_is_known() -> None:
     with PredictedDevice(A100) as device:
         nn.LSTM(8, 8).cuda()(torch.zeros(3, 2, 8, device="cuda"))
@@ -113,6 +127,14 @@ def test_in_words_the_large_ones_are_named_with_their_bytes() -> None:
         f"No recording proves these rules: masks (read: {bytes_text(3 * MiB)}, {bytes_text(MiB)} of the peak)."
     )
     assert "layers (not predicted); convolutions (not predicted: likely" in sentence_of([unknown, missing])
+
+
+def test_a_run_notes_them() -> None:
+    plan = plan_of(
+        Request("feed_forward", {"dim": "1024", "layers": "2", "dropout": "0.5", "mode": "training"}, on="predict")
+    )
+    run = predict(plan, lambda text: None).run
+    assert [note for note in run.notes if note.startswith("No recording proves these rules: ")]
 
 
 def test_programs_and_people_are_told(tmp_path: Path) -> None:

@@ -101,8 +101,8 @@ def test_dropout_keeps_a_byte_an_element() -> None:
         assert device.allocated_bytes - before == out.numel() * (4 + 1)
 
 
-@pytest.mark.parametrize(("release", "own"), [((2, 1), 2), ((2, 6), 2), ((2, 7), 0), ((2, 13), 0)])
-def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_6(
+@pytest.mark.parametrize(("release", "own"), [((2, 1), 2), ((2, 8), 2), ((2, 11), 0), ((2, 13), 0)])
+def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_8(
     release: tuple[int, int], own: int
 ) -> None:
     with PredictedDevice(A100, release=release) as device:
@@ -115,3 +115,19 @@ def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_6(
     # Taken for each product before the handle's, and given back.
     taken = [row.size for row in rows if row.size >= 1 << 20]
     assert taken == ([1 << 20, WORKSPACE, 1 << 20] if own else [WORKSPACE])
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "beside"), [(128, torch.float16, 0), (512, torch.float16, 4), (512, torch.float32, 0)]
+)
+def test_wide_heads_of_halves_are_summed_in_fp32(width: int, dtype: torch.dtype, beside: int) -> None:
+    """As in the one head of a picture decoder."""
+    with PredictedDevice(A100) as device, torch.no_grad():
+        x = torch.zeros(2, 1, 256, width, dtype=dtype, device="cuda")
+        mask = torch.zeros(2, 1, 256, 256, dtype=dtype, device="cuda")
+        functional.scaled_dot_product_attention(x, x, x, mask)
+        rows = [
+            row for row in allocations(device.finish()) if row.operator == "_scaled_dot_product_efficient_attention"
+        ]
+    sums = [2 * 256 * width * beside] if beside else []
+    assert [row.size for row in rows] == [2 * 256 * width * x.element_size(), *sums]
