@@ -280,7 +280,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_workspace(treatment, self.card.cublas_workspace_bytes)
+                self._needs_workspace(treatment, self.card.cublas_workspace_in(self.release))
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
