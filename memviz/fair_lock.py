@@ -48,8 +48,7 @@ class FairLock:
     def wait(
         self, turn: Turn, tell: Callable[[int], None] | None = None, give_up: Callable[[], bool] | None = None
     ) -> bool:
-        with self._changed:
-            self._ring.setdefault(turn.key, []).append(turn)
+        self.stand_in(turn)
         told = -1
         while give_up is None or not give_up():
             with self._changed:
@@ -62,6 +61,20 @@ class FairLock:
             tell(before)
             told = before
         return False
+
+    def stand_in(self, turn: Turn) -> None:
+        """For those who look whether it `has_come`, and may do other things meanwhile."""
+        with self._changed:
+            self._ring.setdefault(turn.key, []).append(turn)
+
+    def has_come(self, turn: Turn) -> bool:
+        with self._changed:
+            return self._enters(turn)
+
+    def waiting(self, owner: object) -> int:
+        """How many turns of one owner have not come yet."""
+        with self._changed:
+            return len(self._ring.get(owner, ()))
 
     def leave(self, turn: Turn) -> None:
         """Whether it came in or gave up."""

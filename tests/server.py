@@ -42,6 +42,9 @@ def started(
     """A page of its own, with `more` in its environment; `quickly` from a process that has Gradio already."""
     port = port or _free_port()
     environment = {**os.environ, "GRADIO_SERVER_PORT": str(port), "GRADIO_ANALYTICS_ENABLED": "False", **more}
+    if quickly:
+        # What is forked cannot begin anew with another way to get memory.
+        environment.setdefault("PYTHONMALLOC", "default")
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "output.txt"
         uploads = Path(folder) / "uploads"

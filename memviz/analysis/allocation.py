@@ -12,7 +12,8 @@ from memviz.analysis.callstacks.operators import operator_name, operators
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import BEFORE, Lifetimes, lifetimes
 from memviz.analysis.live import has_times
-from memviz.analysis.purpose.categories import REASON_TEXTS, Reason, categories
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.analysis.reserved.segments import segments_at
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, DeviceTrace, Labels, Phase, Trace
@@ -68,6 +69,8 @@ class Allocation:
     module: str = ""
     phase: Phase = Phase.UNKNOWN
     """As recorded; what stacks say is in the category's reason."""
+    certainty: Certainty = Certainty.OPEN
+    """Of the category."""
     metadata: str = ""
     compile_context: str = ""
 
@@ -89,6 +92,7 @@ def allocation(trace: Trace, device: DeviceTrace, row: int, rule: SiteRule = DEF
         block_known=known,
         category=Category(int(kinds.category[row])),
         reason=REASON_TEXTS.get(Reason(int(kinds.reason[row])), ""),
+        certainty=Certainty(int(kinds.certainty[row])),
         site=sites(trace, rule).of(int(rows.stack[row])).label,
         operator=operator_name(trace, int(operators(trace, rule)[rows.stack[row]])),
         span=_span(device, rows, row),

@@ -7,7 +7,10 @@ from typing import Any
 
 from memviz.analysis.comparing.changes import Change, Changes
 from memviz.analysis.comparing.setting_differences import Setting
+from memviz.analysis.live import live_rows
 from memviz.analysis.peak import LiveSet
+from memviz.analysis.purpose.dominant import dominant_by_group
+from memviz.analysis.purpose.told import told
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 
@@ -19,6 +22,8 @@ _FRAME = 50
 def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> dict[str, Any]:
     """The smaller groups come without their stacks where those of the larger ones fill the answer already."""
     stacks = _stacks_that_fit(trace, [group.stack for group in live.live.groups if group.stack is not None])
+    rows = live_rows(device, live.event)
+    mostly = dominant_by_group(trace, device, rows, live.live.by)
     left_out = sum(group.stack is not None and group.stack not in stacks for group in live.live.groups)
     return {
         "device": device_number(device),
@@ -33,6 +38,10 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
                 "site" if live.live.by == "site" else "key": group.label,
                 "bytes": group.bytes,
                 "count": group.count,
+                "purpose": mostly[group.key].kind,
+                "purpose_bytes": mostly[group.key].bytes,
+                "certainty": mostly[group.key].certainty.word,
+                "reason": mostly[group.key].reason,
                 **(
                     {"stack": frames_json(trace, group.stack)}
                     if group.stack is not None and group.stack in stacks
@@ -43,6 +52,16 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
         ],
         "rest_bytes": live.live.rest_bytes,
         "rest_count": live.live.rest_count,
+        "purposes": [
+            {
+                "purpose": purpose.kind,
+                "certainty": purpose.certainty.word,
+                "reason": purpose.reason,
+                "bytes": purpose.bytes,
+                "count": purpose.count,
+            }
+            for purpose in told(trace, device, rows)
+        ],
         **({"stacks_left_out": left_out} if left_out else {}),
     }
 

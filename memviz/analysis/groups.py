@@ -63,11 +63,12 @@ def grouped(
     *,
     top: int | None = None,
     rule: SiteRule = DEFAULT_RULE,
+    weight: Ints8 | None = None,
 ) -> Groups:
-    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`."""
+    """`rows` are rows of `lifetimes`; `by` is one of `GROUPINGS`; `weight` is what rows count for in place of bytes."""
     keyed = keyed_by(trace, device, rows, by, rule=rule)
     all_rows = lifetimes(device)
-    size, stack = all_rows.size[rows], all_rows.stack[rows]
+    size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
     found, codes = np.unique(keyed.codes, return_inverse=True)
     totals, counts = sum_by(codes, size, len(found)), np.bincount(codes, minlength=len(found))
     named = [(*keyed.name(int(code)), i) for i, code in enumerate(found)]

@@ -10,14 +10,22 @@ from memviz.analysis.annotations import steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
+from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
+from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.kept_by import KeptBy, kept_by
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
+from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.purpose.told import told
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Action, DeviceTrace, Trace
+from memviz.trace.model import Action, Category, DeviceTrace, Trace
 
 _LEAST_SHARE = 0.2
 """Of the peak: a kind that makes less of it does not say what the peak is."""
+_JUST_BEGUN = 20
+"""A twentieth of a backward: what lies in it is still the forward's height."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,10 @@ class FailedRequest:
 class MostOfIt:
     category: str
     bytes: int
+    is_probable: bool = False
+    """For most of these bytes the purpose is no more than probable."""
+    kept_by: KeptBy | None = None
+    """Of activations: who keeps them."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +63,18 @@ class Overview:
     """-1 where the peak was there before the first event."""
     reserved_peak_bytes: int
     step: str
-    """In which the peak comes; empty where no steps are known."""
+    """In which the peak comes, and in which phase of it; empty where none is known."""
     most_of_it: MostOfIt | None
     """Of the peak: the largest category, where it is known and makes a good part."""
     ran_out: FailedRequest | None
+    largest_site: str = ""
+    """At the peak, where most of it has no purpose and its places are known."""
+    largest_site_bytes: int = 0
 
 
 def overview(trace: Trace, device: DeviceTrace) -> Overview:
     line = timeline(device)
+    site, site_bytes = _largest_site(trace, device)
     return Overview(
         device=which(trace, device),
         event_count=len(device.events),
@@ -69,22 +85,50 @@ def overview(trace: Trace, device: DeviceTrace) -> Overview:
         step=_step(trace, device, line.peak_event),
         most_of_it=_most_of_it(trace, device),
         ran_out=_ran_out(trace, device),
+        largest_site=site,
+        largest_site_bytes=site_bytes,
     )
+
+
+def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
+    rows, total = live_rows(device, timeline(device).peak_event), timeline(device).peak_bytes
+    unsaid = sum(part.bytes for part in told(trace, device, rows) if part.kind in SAYS_NOTHING)
+    if 2 * unsaid <= total:
+        return "", 0
+    largest = next(iter(peak(trace, device, "site", top=1).live.groups), None)
+    return ("", 0) if largest is None or largest.label == NO_SITE.label else (largest.label, largest.bytes)
 
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
     around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
-    if not around or event < 0:
+    phases = phase_spans(trace, device)
+    place = phases.around(event)
+    if event < 0 or place < 0 and not around:
         return ""
     # Counted by us, from where the recording begins.
-    is_ours = around[0].startswith("step ") and history(device) == "late"
-    return f"recorded {around[0]}" if is_ours else around[0]
+    recorded = "recorded " if history(device) == "late" else ""
+    if place < 0:
+        return f"{recorded}{around[0]}" if around[0].startswith("step ") else around[0]
+    span = phases.spans[place]
+    profiled = [name for name in around if not name.startswith("step ")]
+    if not phases.is_training:
+        return f"{recorded}forward {span.step}" if len(phases.spans) > 1 else "the forward"
+    step = profiled[0] if profiled else f"{recorded}step {span.step}"
+    behind = phases.spans[place - 1] if place else span
+    has_just_begun = _JUST_BEGUN * (event - span.first) <= span.last - span.first
+    if span.doing == Doing.BACKWARD and behind.doing == Doing.FORWARD and has_just_begun:
+        return f"{step}, right after its forward"
+    return f"the {span.kind} of {step}"
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:
     for group in peak(trace, device, "category", top=1).live.groups:
         if group.key not in SAYS_NOTHING and group.bytes > _LEAST_SHARE * timeline(device).peak_bytes:
-            return MostOfIt(group.label, group.bytes)
+            rows = live_rows(device, timeline(device).peak_event)
+            said = [part for part in told(trace, device, rows) if part.kind == group.key]
+            probable = sum(part.bytes for part in said if part.certainty == Certainty.PROBABLE)
+            keeps = kept_by(trace, device, rows) if group.key == Category.ACTIVATION.label else None
+            return MostOfIt(group.label, group.bytes, 2 * probable > group.bytes, keeps)
     return None
 
 

@@ -6,7 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from memviz.commands import at, diff, export, open, peak, predict, record, replay, report, reproduce, run, summary
+from memviz.commands import at, diff, export, fit, open, peak, predict, record, replay, report, reproduce, run, summary
 from memviz.commands.command import Command
 from memviz.commands.terminal import (
     FAILED,
@@ -31,6 +31,7 @@ COMMANDS: tuple[Command, ...] = (
     export.COMMAND,
     open.COMMAND,
     run.COMMAND,
+    fit.COMMAND,
     reproduce.COMMAND,
     predict.COMMAND,
     record.COMMAND,

@@ -10,7 +10,7 @@ from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import Command, add_device, add_file, open_trace
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.model import Trace
-from memviz.ui.saved.report import report_page
+from memviz.ui.saved.report import check_count, report_page
 
 
 def report(traces: Sequence[Trace], device: str | None = None) -> str:
@@ -25,6 +25,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
+    check_count(len(args.files))
     page = report([open_trace(path) for path in args.files], args.device)
     with replacing(args.output) as file:
         file.write(page.encode("utf-8", "replace"))

@@ -6,7 +6,10 @@ groups with most bytes at the peak get the hues, and one grey *other* takes the 
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +17,13 @@ import numpy.typing as npt
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, kinds
+from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.raster import SHADES
 from memviz.figures.theme import Palette, mixed, palette
-from memviz.trace.model import Bytes1, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import NO_STACK, Bytes1, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 MEANINGS = ("category", "site", "module", "size")
@@ -29,11 +32,15 @@ OTHER = "other"
 _CATEGORY_ORDER = (
     Category.PARAMETER,
     Category.OPTIMIZER_STATE,
+    Category.KV_CACHE,
+    Category.GRAPH_POOL,
     Category.WORKSPACE,
+    Category.COLLECTIVE,
     Category.GRADIENT,
     Category.ACTIVATION,
     Category.INPUT,
     Category.OUTPUT,
+    Category.HOST_COPY,
     Category.TEMPORARY,
     Category.UNKNOWN,
 )
@@ -63,14 +70,26 @@ class Colouring:
     """Of each group: a category's name, 'before', or a share from `fill` to `ink`."""
 
 
-def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category") -> Colouring:
+def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category", among: Sequence[str] = ()) -> Colouring:
+    """`among` are the keys of the groups that get hues, where several traces share them; see `largest_of_all`."""
     if meaning == "category":
         return _by_category(trace, device)
     if meaning == "size":
         return _by_size(device)
     if meaning in MEANINGS:
-        return _by_key(trace, device, meaning)
+        return _by_key(trace, device, meaning, among)
     raise UsageError(f"{meaning!r} is no meaning of colour; there are {', '.join(MEANINGS)}.")
+
+
+def telling_meaning(trace: Trace, device: DeviceTrace) -> str:
+    """What colour should mean at first: where most of the peak has no purpose, places tell more."""
+    rows = live_rows(device, timeline(device).peak_event)
+    size, lives = lifetimes(device).size[rows], lifetimes(device)
+    silent = np.isin(kinds(trace, device, rows), [KINDS.index(kind) for kind in SAYS_NOTHING])
+    if 2 * int(size[silent].sum()) <= int(size.sum()):
+        return "category"
+    has_place = silent & (lives.stack[rows] != NO_STACK)
+    return "site" if 2 * int(size[has_place].sum()) > int(size[silent].sum()) else "category"
 
 
 def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
@@ -92,23 +111,83 @@ def _by_size(device: DeviceTrace) -> Colouring:
     return Colouring("size", (*labels, f"under {bounds[0]}"), group.astype(np.uint8), shares)
 
 
-def _by_key(trace: Trace, device: DeviceTrace, meaning: str) -> Colouring:
-    rows = np.arange(len(lifetimes(device)))
-    keyed = keyed_by(trace, device, rows, meaning)
-    found, code = np.unique(keyed.codes, return_inverse=True)
-    largest = _largest_at_peak(device, code, len(found))[: len(_HUES)]
-    group_of = np.full(len(found), len(largest), dtype=np.uint8)
-    group_of[largest] = np.arange(len(largest))
-    labels = (*(keyed.name(int(found[row]))[1] for row in largest), OTHER)
-    colours = (*(hue.name for hue in _HUES[: len(largest)]), Category.UNKNOWN.name)
-    return Colouring(meaning, labels, group_of[code], colours)
+def _by_key(trace: Trace, device: DeviceTrace, meaning: str, among: Sequence[str]) -> Colouring:
+    groups = _Groups.of(trace, device, meaning)
+    among = tuple(dict.fromkeys(among))[: len(_HUES)]
+    chosen = groups.rows_of(among) if among else groups.largest()
+    group_of = np.full(len(groups.names), len(chosen), dtype=np.uint8)
+    group_of[chosen] = np.arange(len(chosen))
+    named = [groups.names[row] for row in chosen]
+    # Of what several traces share, all of it has its hue, whether it is in this one or not.
+    hues = dict(zip(among, _hues_of(among), strict=True)) if among else {}
+    own = [hues[key] for key, _ in named] if among else _hues_of([key for key, _ in named])
+    colours = (*(hue.name for hue in own), Category.UNKNOWN.name)
+    return Colouring(meaning, (*_told_apart(named), OTHER), group_of[groups.code], colours)
 
 
-def _largest_at_peak(device: DeviceTrace, code: npt.NDArray[np.intp], count: int) -> Ints8:
-    live = live_rows(device, timeline(device).peak_event)
-    sums = sum_by(code[live], lifetimes(device).size[live], count)
-    order = np.argsort(-sums, kind="stable")
-    return np.asarray(order[sums[order] > 0], dtype=np.int64)
+@dataclass(frozen=True, eq=False)
+class _Groups:
+    names: list[tuple[str, str]]
+    """Key and label of each."""
+    code: npt.NDArray[np.intp]
+    """Per row of `lifetimes`."""
+    at_peak: Ints8
+    """Bytes of each."""
+
+    @staticmethod
+    def of(trace: Trace, device: DeviceTrace, meaning: str) -> _Groups:
+        keyed = keyed_by(trace, device, np.arange(len(lifetimes(device))), meaning)
+        numbers, code = np.unique(keyed.codes, return_inverse=True)
+        live = live_rows(device, timeline(device).peak_event)
+        sums = sum_by(code[live], lifetimes(device).size[live], len(numbers))
+        return _Groups([keyed.name(int(number)) for number in numbers], code, sums)
+
+    def largest(self) -> list[int]:
+        order = np.argsort(-self.at_peak, kind="stable")
+        chosen: list[int] = order[self.at_peak[order] > 0][: len(_HUES)].tolist()
+        return chosen
+
+    def rows_of(self, keys: Sequence[str]) -> list[int]:
+        places = {key: row for row, (key, _) in enumerate(self.names)}
+        return [places[key] for key in keys if key in places]
+
+
+@dataclass(frozen=True)
+class SharedHue:
+    key: str
+    label: str
+    shades: tuple[str, str]
+    """On light and on dark pages."""
+
+
+def largest_of_all(pairs: Sequence[tuple[Trace, DeviceTrace]], meaning: str) -> list[SharedHue]:
+    """What several traces give hues to: the groups with most bytes at all their peaks, each with one hue."""
+    together: Counter[str] = Counter()
+    labels: dict[str, str] = {}
+    for trace, device in pairs:
+        groups = _Groups.of(trace, device, meaning)
+        for (key, label), size in zip(groups.names, groups.at_peak.tolist(), strict=True):
+            together[key] += size
+            labels.setdefault(key, label)
+    keys = [key for key, size in together.most_common(len(_HUES)) if size]
+    shades = [(palette(False).category(hue), palette(True).category(hue)) for hue in _hues_of(keys)]
+    return [SharedHue(key, labels[key], shade) for key, shade in zip(keys, shades, strict=True)]
+
+
+def _hues_of(keys: Sequence[str]) -> list[Category]:
+    """Of the same thing the same in every trace, as far as there are enough: the larger one chooses first."""
+    free, hues = list(_HUES), []
+    for key in keys:
+        wanted = _HUES[int.from_bytes(blake2b(key.encode(errors="replace"), digest_size=4).digest()) % len(_HUES)]
+        hues.append(wanted if wanted in free else free[0])
+        free.remove(hues[-1])
+    return hues
+
+
+def _told_apart(named: Sequence[tuple[str, str]]) -> list[str]:
+    """Labels; where two are the same, or the same as ours for the rest, with their keys, which never are."""
+    often = Counter([label for _, label in named] + [OTHER])
+    return [label if often[label] == 1 else f"{label} ({key})" for key, label in named]
 
 
 def pixel_palette(colours: Colouring, *, dark: bool, dimmed: bool = False) -> npt.NDArray[np.uint32]:

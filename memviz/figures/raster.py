@@ -43,6 +43,8 @@ class View:
     rows: int
     top: float
     """Bytes at the upper edge."""
+    bottom: float = 0.0
+    """Bytes at the lower edge."""
 
 
 def column_instants(live: Ints8, view: View) -> Ints8:
@@ -55,7 +57,7 @@ def column_instants(live: Ints8, view: View) -> Ints8:
 
 def allocation_grid(spans: Spans, instants: Ints8, view: View, *, by_group: bool = True) -> Ints4:
     """Row of the allocation at each pixel, [row from the bottom, column]; NOTHING above the stack."""
-    centres = (np.arange(view.rows) + 0.5) * (view.top / view.rows)
+    centres = view.bottom + (np.arange(view.rows) + 0.5) * ((view.top - view.bottom) / view.rows)
     grid = np.full((view.rows, len(instants)), NOTHING, dtype=np.int32)
     shown = -1
     for column, instant in enumerate(instants.tolist()):

@@ -45,6 +45,7 @@ class Palette:
     before: str
     """Live at the first event, with no stack to say what it is."""
     categories: dict[Category, str]
+    """Kinds that hardly ever meet in one trace share a colour."""
 
     def category(self, category: Category) -> str:
         return self.categories[category]
@@ -72,6 +73,10 @@ LIGHT = Palette(
         Category.WORKSPACE: "#9c4b23",
         Category.INPUT: "#8abbd8",
         Category.OUTPUT: "#8abbd8",
+        Category.KV_CACHE: "#a482d9",
+        Category.COLLECTIVE: "#9c4b23",
+        Category.GRAPH_POOL: "#9c4b23",
+        Category.HOST_COPY: "#8abbd8",
         Category.UNKNOWN: "#7a7d86",
     },
 )
@@ -98,6 +103,10 @@ DARK = Palette(
         Category.WORKSPACE: "#a2532d",
         Category.INPUT: "#98c8e5",
         Category.OUTPUT: "#98c8e5",
+        Category.KV_CACHE: "#b08fe5",
+        Category.COLLECTIVE: "#a2532d",
+        Category.GRAPH_POOL: "#a2532d",
+        Category.HOST_COPY: "#98c8e5",
         Category.UNKNOWN: "#7c7f88",
     },
 )

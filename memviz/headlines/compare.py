@@ -148,7 +148,7 @@ def _sentence(found: Changes, parts: Sequence[_Part], change: int) -> str:
         return ""
     verb = ("add" if change > 0 else "hold") + ("" if parts[0].is_plural else "s")
     less = " less" if change < 0 else ""
-    name = parts[0].name.capitalize() if parts[0].is_ours else parts[0].name
+    name = f"{parts[0].name[0].upper()}{parts[0].name[1:]}" if parts[0].is_ours else parts[0].name
     words = [f"{name} {verb} {bytes_text(abs(parts[0].bytes))}{less}"]
     words += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
     named = sum(part.bytes for part in parts)

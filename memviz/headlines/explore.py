@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.overview import FailedRequest, Overview
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted, device_name, kind_name, of_device
+from memviz.headlines.names import counted, device_name, kind_name, of_device, short
 from memviz.units import bytes_text, count_text, percent_text
 
 
@@ -16,8 +17,34 @@ def explore(found: Overview) -> Headline:
     made_of = ""
     if found.most_of_it is not None:
         share = percent_text(found.most_of_it.bytes, found.peak_bytes)
-        made_of = f", and {share} of it is {kind_name(found.most_of_it.category)}"
-    return Headline(f"The peak{of_device(found.device)} is {bytes_text(found.peak_bytes)}{made_of}.", _when(found))
+        sure = "probably " if found.most_of_it.is_probable else ""
+        made_of = f", and {share} of it is {sure}{kind_name(found.most_of_it.category)}"
+    elif found.largest_site:
+        share = percent_text(found.largest_site_bytes, found.peak_bytes)
+        made_of = f", and {share} of it was made by {short(found.largest_site)}"
+    answer = f"The peak{of_device(found.device)} is {bytes_text(found.peak_bytes)}{made_of}."
+    return Headline(answer, f"{_kept(found)}{_when(found)}")
+
+
+def _kept(found: Overview) -> str:
+    """Who keeps most of the activations, where a few places do."""
+    keeps = found.most_of_it.kept_by if found.most_of_it is not None else None
+    if keeps is None:
+        return ""
+    layers = f", in {keeps.layers} equal layers" if keeps.layers else ""
+    share = percent_text(keeps.bytes, found.peak_bytes)
+    return f"{share} is kept by {_places(keeps.places)}{layers}. "
+
+
+def _places(places: tuple[Site, ...]) -> str:
+    """'model.py:78, :22 and loss.py:5': a file's name stands once for lines that follow one another."""
+    words: list[str] = []
+    before = ""
+    for site in places:
+        name, _, line = site.label.removesuffix(f" {site.function}").rpartition(":")
+        words.append(f":{line}" if site.path == before else short(f"{name}:{line}"))
+        before = site.path
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
 def _ran_out(found: Overview, failed: FailedRequest) -> Headline:

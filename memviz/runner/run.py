@@ -113,6 +113,8 @@ class Run:
     """Python that applies the same in a script."""
     numerics: Mapping[str, Any] | None = None
     claim: str = "bitwise"
+    host_bytes: int | None = None
+    """Of one step, between the device and the host; None where nobody counted."""
     expected_error: ExpectedError | None = None
     """Of a prediction."""
 

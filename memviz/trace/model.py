@@ -77,10 +77,18 @@ class Category(IntEnum):
     INPUT = 6
     OUTPUT = 7
     WORKSPACE = 8
+    KV_CACHE = 9
+    """Keys and values of tokens that came before."""
+    COLLECTIVE = 10
+    """A buffer through which GPUs exchange tensors."""
+    GRAPH_POOL = 11
+    """Kept by a CUDA graph for its replays."""
+    HOST_COPY = 12
+    """Pinned memory of the host, from which and into which a GPU copies."""
 
     @property
     def label(self) -> str:
-        return self.name.lower().replace("_", " ")
+        return "KV cache" if self is Category.KV_CACHE else self.name.lower().replace("_", " ")
 
 
 class Phase(IntEnum):

@@ -55,6 +55,7 @@ from memviz.ui.shell.programs import ExplainingBlocks
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
+from memviz.ui.shell.turns import IN_TURN, in_turn
 from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
 from memviz.ui.upload import routes
@@ -203,11 +204,12 @@ class _Page:
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
-        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **PRIVATE)
-        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **PRIVATE)
+        self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
+        self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
-        self.actions.click(self._export, [self.session], self.saved, api_visibility="private").then(None, js=_SAVE)
+        saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
+        self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
         begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
         page.load(
             self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"

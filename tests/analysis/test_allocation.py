@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
-from memviz.analysis.purpose.categories import REASON_TEXTS, Reason
+from memviz.analysis.purpose.reasons import REASON_TEXTS, Certainty, Reason
 from memviz.errors import UsageError
 from memviz.trace.model import NO_STACK, Category, Labels, Phase, Trace
 from tests.traces import MiB, alloc, block, event, frame, free, segment, trace_of
@@ -31,8 +31,9 @@ def test_all_that_is_known_is_told():
         rounded_bytes=1024,
         block_bytes=1024,
         block_known=BlockKnown.ROUNDED,
-        category=Category.UNKNOWN,
-        reason=REASON_TEXTS[Reason.UNMARKED],
+        category=Category.OUTPUT,
+        reason=REASON_TEXTS[Reason.FORWARD_OUTPUT],
+        certainty=Certainty.PROBABLE,
         site="model.py:3 forward",
         operator="add_Tensor",
         span=Span(start=0, free_requested=1, end=2, never=3, microseconds=25),

@@ -30,7 +30,7 @@ async ([mount, functions, value]) => {
   let changed = () => {};
   window.give = (next) => { props.value = next; changed(); };
   const watch = (_, call) => { changed = call; };
-  memviz[mount].mount(document.getElementById("host"), { props, server, watch, tell: {} });
+  memviz[mount].mount(document.getElementById("host"), { props, server, watch, tell: { select: () => {} } });
 }
 """
 

@@ -25,9 +25,20 @@ def compared(same_page: Any, server: str) -> Any:
     page.locator("[data-sample=checkpointing]").click()
     for letter in "AB":
         page.locator(f"#compare-{letter} .mvt[data-drawn]").wait_for()
-    # Once more, in the screen's own pixels, when the view rests.
-    page.wait_for_timeout(300)
+    _wait_until_it_rests(page)
     return page
+
+
+def _wait_until_it_rests(page: Any) -> None:
+    """The plots are drawn once more in the screen's own pixels, and the table when Gradio tells of the session."""
+    before: list[str] = []
+    for _ in range(40):
+        page.wait_for_timeout(300)
+        now = [*(pixels(page, letter) for letter in "AB"), page.locator("#differences").inner_html()]
+        if now == before:
+            return
+        before = now
+    raise AssertionError("The comparison is drawn again and again")
 
 
 def names(page: Any) -> list[str]:
@@ -56,6 +67,28 @@ def test_the_answer_is_there_at_once(compared: Any) -> None:
     compared.get_by_role("heading", name="From peak A to peak B").wait_for()
 
 
+SITE_COLOURS = """() => [...document.querySelectorAll('.mv-linked *')].filter((node) => node.memviz?.data).map(
+  ({ memviz }) => Object.fromEntries(memviz.data.labels.map((label, i) => [label, memviz.data.colours.light[i]])))"""
+
+
+def test_sites_have_one_colour_in_all_timelines_and_the_legend_says_which(compared: Any) -> None:
+    compared.get_by_role("group", name="Colours").get_by_role("button", name="Site").click()
+    compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'other' in shown)")
+    one, other = compared.evaluate(SITE_COLOURS)
+    shared = one.keys() & other.keys()
+    assert len(shared) > 2 and all(one[label] == other[label] for label in shared)
+    named = compared.locator("#compare-bar .mv-legend .mv-key[title]").evaluate_all(
+        "(all) => all.map((key) => key.title)"
+    )
+    assert {*one, *other} - {"other"} <= set(named)
+    compared.wait_for_function("location.search.includes('colour=site')")
+    before = pixels(compared, "A")
+    compared.get_by_role("group", name="Colours").get_by_role("button", name="Category").click()
+    compared.wait_for_function(f"({SITE_COLOURS})().every((shown) => 'activation' in shown)")
+    compared.wait_for_timeout(300)
+    assert pixels(compared, "A") != before
+
+
 def test_zooming_one_moves_the_other_and_the_ruler_runs_through_both(compared: Any) -> None:
     compared.locator("#compare-A .mvt-plot").hover()
     compared.mouse.wheel(0, -600)
@@ -74,7 +107,9 @@ def test_a_row_lights_its_allocations_in_both_and_stays_when_clicked(compared: A
     compared.wait_for_function(
         "(old) => document.querySelector('#compare-B canvas.mvt-canvas').toDataURL() !== old", arg=before[1]
     )
-    assert pixels(compared, "A") != before[0]
+    compared.wait_for_function(
+        "(old) => document.querySelector('#compare-A canvas.mvt-canvas').toDataURL() !== old", arg=before[0]
+    )
     row.get_by_role("button").click()
     compared.locator("#compare-top h1").hover()
     compared.wait_for_timeout(400)
@@ -83,6 +118,25 @@ def test_a_row_lights_its_allocations_in_both_and_stays_when_clicked(compared: A
     compared.wait_for_function(
         "(old) => document.querySelector('#compare-A canvas.mvt-canvas').toDataURL() === old", arg=before[0]
     )
+
+
+def test_clicks_that_come_before_the_answer_are_all_answered_in_their_order(compared: Any) -> None:
+    """Gradio by itself drops them, or answers the first one once more."""
+    compared.evaluate(
+        """() => {
+          const button = (act, value) => `#differences [data-act=${act}][data-value=${value}]`;
+          const click = (act, value) => document.querySelector(button(act, value)).click();
+          for (const grouping of ["site", "stack", "category"]) click("by", grouping);
+          click("sort", "a");
+          click("by", "module");
+        }"""
+    )
+    compared.locator("#differences [data-by=module]").wait_for()
+    compared.locator("#differences th[aria-sort] [data-value=a]").wait_for()
+    # Nothing comes after it.
+    compared.wait_for_timeout(500)
+    assert compared.locator("#differences [data-by=module]").count() == 1
+    assert "by=module&sort=a" in compared.url
 
 
 def test_rows_add_up_however_they_are_grouped_and_in_the_file_taken_away(compared: Any, tmp_path: Path) -> None:

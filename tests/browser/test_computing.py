@@ -18,6 +18,7 @@ MODULES = (
     "axes.js",
     "event_list/scale.js",
     "memory_timeline/legend.js",
+    "memory_timeline/phases.js",
     "memory_timeline/raster.js",
     "memory_timeline/spans.js",
     "memory_timeline/total.js",
@@ -49,7 +50,7 @@ def chance() -> random.Random:
 
 VIEWPORT = """(cases) => cases.map((given) => {
   const viewport = Object.assign(new memviz.viewport.Viewport(), given);
-  viewport.look(viewport.bounded(given.first, given.last));
+  viewport.look({ ...viewport.bounded(given.first, given.last), ...viewport.boundedBytes(given.bottom, given.top) });
   const instants = Array.from({ length: Math.min(viewport.instants, 40) }, (_, i) => i);
   const spots = [0, 0.25, 0.5, 1].map((share) => share * viewport.width);
   return {
@@ -58,7 +59,11 @@ VIEWPORT = """(cases) => cases.map((given) => {
     instants: instants.map((instant) => viewport.instantAt(viewport.placeOf(instant))),
     spots: spots.map((x) => [x, viewport.xOf(viewport.placeAt(x))]),
     shared: spots.map((x) => [x, viewport.fromShared(viewport.toShared(x))]),
-    bytes: [0, 0.3, 1].map((part) => [part * viewport.top, viewport.bytesAt(viewport.yOf(part * viewport.top))]),
+    height: viewport.boundedBytes(given.bottom, given.top),
+    bytes: [0, 0.3, 1].map((part) => {
+      const bytes = viewport.bottom + part * (viewport.top - viewport.bottom);
+      return [bytes, viewport.bytesAt(viewport.yOf(bytes))];
+    }),
     ticks: viewport.ticks(),
   };
 })"""
@@ -74,7 +79,10 @@ def views(chance: random.Random, axis: str) -> list[dict[str, Any]]:
         first, last = sorted(chance.uniform(-0.2, 1.2) * end for _ in range(2))
         linked = {"span": [0.1 * end, 0.8 * end], "extent": [-0.2, 1.4], "focus": [0, 1]}
         case = {"axis": axis, "instants": events + 1 if axis == "event" else len(times) + 1, "times": times}
-        case |= {"first": first, "last": last, "width": chance.choice([200, 900, 2400]), "height": 300, "top": 10**9}
+        case |= {"first": first, "last": last, "width": chance.choice([200, 900, 2400]), "height": 300}
+        most = chance.choice([1, 300, 10**9, 32 * 2**30])
+        bottom, top = sorted(chance.uniform(-0.2, 1.2) * most for _ in range(2))
+        case |= {"bottom": bottom, "top": chance.choice([top, bottom, bottom + 3]), "most": most}
         cases.append(case | {"align": {axis: linked} if chance.random() < 0.3 else None})
     return cases
 
@@ -90,6 +98,9 @@ def test_a_view_lies_within_what_there_is_and_places_are_found_again(
         assert whole["first"] - 1e-9 * size <= first < last <= whole["last"] + 1e-6 * size, case
         for pair in (*answer["spots"], *answer["shared"], *answer["bytes"]):
             assert pair[1] == pytest.approx(pair[0], rel=1e-6, abs=1e-6), case
+        low, high = answer["height"]["bottom"], answer["height"]["top"]
+        assert low >= 0 and high <= case["most"] * (1 + 1e-9), case
+        assert high - low >= min(512, case["most"]) * (1 - 1e-6), case
         if axis == "event":
             assert answer["instants"] == list(range(len(answer["instants"])))
         else:
@@ -197,24 +208,25 @@ def test_labels_beside_a_plot_never_cover_each_other(scripts: Any, chance: rando
             assert placed[0][0] == min(max(labels[0][0], 8), height - 14)
 
 
-def test_what_the_legend_folds_and_shows_adds_up_to_the_byte(scripts: Any, chance: random.Random) -> None:
+def test_the_legend_has_what_is_in_sight_or_live_and_adds_up_to_the_byte(scripts: Any, chance: random.Random) -> None:
     cases = []
     for _ in range(200):
         sizes = [
             chance.choice([0, chance.getrandbits(10), chance.getrandbits(40)]) for _ in range(chance.randint(1, 9))
         ]
-        cases.append([[f"g{i}" for i in range(len(sizes))], sizes, sum(sizes)])
-    found = scripts.evaluate("(cases) => cases.map((given) => memviz.legend.legendItems(...given))", cases)
-    for (labels, sizes, total), answer in zip(cases, found, strict=True):
-        assert sum(item["bytes"] for item in answer["items"]) + answer["folded"] == total
-        shown = {item["label"]: item["bytes"] for item in answer["items"]}
-        assert shown == {name: size for name, size in zip(labels, sizes, strict=True) if size and size >= total * 0.002}
+        seen = [chance.getrandbits(1) for _ in sizes]
+        cases.append([[f"g{i}" for i in range(len(sizes))], sizes, seen])
+    answers = scripts.evaluate("(cases) => cases.map((given) => memviz.legend.legendItems(...given))", cases)
+    for (labels, sizes, seen), items in zip(cases, answers, strict=True):
+        assert sum(item["bytes"] for item in items) == sum(sizes)
+        wanted = [name for name, size, is_seen in zip(labels, sizes, seen, strict=True) if size or is_seen]
+        assert [item["label"] for item in items] == wanted
 
 
 def test_the_name_of_a_phase_is_never_cut_within_a_word(scripts: Any) -> None:
     names = ["forward", "ProfilerStep#12", "a.very.long.name", "two words", ""]
     found = scripts.evaluate(
-        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.legend.phaseLabel(name, width)))",
+        "(names) => names.map((name) => [0, 20, 60, 100, 400].map((width) => memviz.phases.phaseLabel(name, width)))",
         names,
     )
     for name, labels in zip(names, found, strict=True):

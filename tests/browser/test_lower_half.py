@@ -89,7 +89,9 @@ def test_a_row_that_is_clicked_stays_lit_until_escape(run):
     run.wait_for_function("window.lit.length > 1")
     assert run.evaluate("window.lit.every((each) => each && each.group === '/p/train.py:9 main')")
     assert run.evaluate("window.lit.at(-1)") == kept
-    assert run.get_by_role("button", name="train.py:9 main").get_attribute("aria-pressed") == "true"
+    row = run.get_by_role("button", name="train.py:9 main", exact=True)
+    assert row.get_attribute("aria-pressed") == "true"
+    assert run.locator(".mvt-chip").inner_text() == "only train.py:9 main ×"
     run.keyboard.press("Escape")
     run.wait_for_function("window.lit.at(-1) === null")
 

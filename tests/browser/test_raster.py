@@ -109,13 +109,28 @@ def small() -> Trace:
 def test_a_small_trace(page: Any, by_group: bool) -> None:
     same(page, small(), View(0, 8, 40, 60, 2.0**40 * 1.1), by_group=by_group)
     same(page, small(), View(1.3, 3.7, 33, 60, 5000.5), by_group=by_group)
+    same(page, small(), View(0, 8, 40, 60, 3500.5, 900.25), by_group=by_group)
+
+
+def test_one_block_of_512_bytes_fills_the_height_above_32_gibibytes(page: Any) -> None:
+    gib = 1 << 30
+    trace = trace_of([alloc(0, 32 * gib), *(alloc(32 * gib + 512 * i, 512) for i in range(3))])
+    view = View(4, 5, 5, 64, 32.0 * gib + 1024, 32.0 * gib + 512)
+    same(page, trace, view, by_group=False)
+    grid = allocation_grid(spans(lifetimes(trace.devices[0]), colouring(trace, trace.devices[0])), np.array([4]), view)
+    assert (grid == 2).all()
 
 
 VIEWS = (
     lambda last, top: View(0, last, 700, 300, top * 1.1),
     lambda last, top: View(last * 0.31, last * 0.37, 640, 200, top * 1.02),
     lambda last, top: View(last * 0.9 + 0.5, last + 3, 97, 50, top / 3),
+    lambda last, top: View(last * 0.2, last * 0.8, 211, 157, top * 0.61, top * 0.35),
+    lambda last, top: View(last * 0.4, last * 0.7, 90, 80, top * 0.5 + 4096, top * 0.5 - 3.5),
 )
+
+
+MEANINGS = ("category", "site", "size", "module", "category")
 
 
 @pytest.mark.parametrize("number", range(len(VIEWS)))
@@ -123,7 +138,7 @@ VIEWS = (
 def test_samples(page: Any, path: Path, number: int) -> None:
     trace = load_trace(path)
     live = timeline(trace.devices[0]).live
-    same(page, trace, VIEWS[number](len(live), float(live.max())), meaning=("category", "site", "size")[number])
+    same(page, trace, VIEWS[number](len(live), float(live.max())), meaning=MEANINGS[number])
 
 
 def test_what_is_not_lit_is_dimmed(page: Any) -> None:

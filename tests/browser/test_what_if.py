@@ -25,7 +25,7 @@ def tab(same_page: Any, server: str) -> Any:
     page.locator("[data-sample=out-of-memory]").click()
     # The words of the story before may stand there still; what it drew no longer counts.
     page.locator("#what-if-plot [data-drawn]").wait_for()
-    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,330.")
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
     return page
 
 
@@ -43,9 +43,9 @@ def field(page: Any, name: str) -> Any:
 
 def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any) -> None:
     expect(verdict(tab)).to_contain_text("Expandable segments would carry it through, with 216 MiB to spare.")
-    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,368 addresses differ")
+    expect(facts(tab)).to_contain_text("replay of the recording exact, 0 of 2,312 addresses differ")
     assert (field(tab, "memory").input_value(), field(tab, "expandable").is_checked()) == ("2,400 MiB", True)
-    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 6,330")
+    expect(tab.locator("#what-if-plot .mvt-oomtext")).to_have_text("out of memory, event 6,194")
     expect(tab.locator("#what-if-maps .mvs[data-drawn]")).to_have_count(2)
     sides = "[...document.querySelectorAll('#what-if-maps .mvp-side')]"
     assert len(set(tab.evaluate(f"{sides}.map((each) => each.memviz.layout.rowBytes)"))) == 1
@@ -123,7 +123,7 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
     tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
     tab.get_by_role("tab", name="What if").click()
-    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 6,330.")
+    expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
     assert field(tab, "max_split").input_value() == "64"
     tab.get_by_role("button", name="Compare with the recording").click()
     expect(tab.locator("#compare-top")).to_contain_text("32.0 MiB higher than out-of-memory")

@@ -82,3 +82,36 @@ def test_an_event_axis_has_no_tick_between_two_events(page: Any) -> None:
     load(page, WORDS)
     steps = page.evaluate("() => Array.from({ length: 2000 }, (_, i) => memviz.words.roundStep(i / 20, 1))")
     assert all(step == int(step) >= i / 20 for i, step in enumerate(steps))
+
+
+def test_ticks_between_two_heights_stand_where_they_say_and_differ(page: Any) -> None:
+    """From a whole card down to one block of it; what they count from is said to the byte."""
+    page.goto("about:blank")
+    load(page, WORDS)
+    chance = random.Random(_SEED)
+    heights = []
+    for _ in range(2000):
+        span = 2 ** chance.uniform(9, 36)
+        bottom = chance.choice([0, chance.uniform(0, 80 * (1 << 30)), chance.uniform(0, 2) * span])
+        heights.append((bottom, bottom + span))
+    axes = page.evaluate("(all) => all.map(([a, b]) => memviz.words.byteTicksBetween(a, b))", heights)
+    units = {"B": 0, "KiB": 1, "MiB": 2, "GiB": 3, "TiB": 4}
+    for (bottom, top), axis in zip(heights, axes, strict=True):
+        ticks = axis["ticks"]
+        assert 1 <= len(ticks) <= 7, (bottom, top)
+        assert axis["from"] == int(axis["from"]) <= bottom
+        unit = 1024 ** units[ticks[-1]["text"].split()[1]]
+        for tick in ticks:
+            assert bottom - 1 <= tick["value"] <= top + 1
+            figure = float(tick["text"].split()[0].replace(",", ""))
+            assert figure * unit + axis["from"] == pytest.approx(tick["value"], abs=1e-6 * unit)
+            assert len(tick["text"]) <= 10
+            assert tick["text"].startswith("+") == (axis["from"] > 0)
+
+
+def test_a_long_name_loses_its_middle_and_keeps_what_tells_it_from_others(page: Any) -> None:
+    page.goto("about:blank")
+    load(page, WORDS)
+    names = ["short", "exactly-ten", "profile_of_a_long_run_fp32", "profile_of_a_long_run_bf16", "🟦" * 30]
+    cut = page.evaluate("(names) => names.map((name) => memviz.words.cutMiddle(name, 11))", names)
+    assert cut == ["short", "exactly-ten", "profi…_fp32", "profi…_bf16", "🟦" * 5 + "…" + "🟦" * 5]

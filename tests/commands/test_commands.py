@@ -75,8 +75,8 @@ def test_summary_as_json(small: Path) -> None:
                 "pools": [[0, 0]],
                 "annotations": [],
                 "headline": {
-                    "answer": "The peak is 3.91 KiB.",
-                    "reason": "It comes at event 1; the last is event 4.",
+                    "answer": "The peak is 3.91 KiB, and 75 % of it is probably temporary tensors.",
+                    "reason": "It comes in the forward, at event 1; the last is event 4.",
                 },
             }
         ],
@@ -123,6 +123,10 @@ def test_peak_as_json(small: Path) -> None:
             "site": "model.py:9 forward",
             "bytes": 3000,
             "count": 1,
+            "purpose": "temporary",
+            "purpose_bytes": 3000,
+            "certainty": "probable",
+            "reason": "freed within the call that made it",
             "stack": [{"name": "forward", "filename": "/home/ada/model.py", "line": 9}],
         }
     ]
@@ -175,6 +179,14 @@ def test_growth_beyond_what_is_allowed_is_the_exit_status(small: Path, larger: P
 
 def test_shrinking_is_never_growth(small: Path, larger: Path) -> None:
     assert memviz("diff", larger, small, "--max-growth", "0%").returncode == 0
+
+
+def test_a_report_of_more_than_it_can_show_says_so_and_writes_nothing(small: Path, tmp_path: Path) -> None:
+    page = tmp_path / "report.html"
+    done = memviz("report", *[small] * 9, "-o", page)
+    assert done.returncode == 2
+    assert "A report shows at most 8 snapshots side by side, not 9." in done.stderr
+    assert not page.exists()
 
 
 def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:

@@ -90,9 +90,14 @@ def dominant_by_node(
     """Per node of `stack_tree` of the same rows, folded and not inverted."""
     used, codes = np.unique(lifetimes(device).stack[rows], return_inverse=True)
     of_stack = bytes_by_kind(trace, device, rows, codes, count=len(used))
+    return dominant_of(sums_by_node(trace, tree, used, of_stack, rule))
+
+
+def sums_by_node(trace: Trace, tree: StackTree, used: Ints4, of_stack: Ints8, rule: SiteRule = DEFAULT_RULE) -> Ints8:
+    """Per node of a tree of these stacks, folded and not inverted: what is known of each stack, one column a kind."""
     ends = _ends(folded(trace, rule), used, tree)
     sums = np.stack([sum_by(ends, of_kind, len(tree)) for of_kind in of_stack.T], axis=1)
-    return dominant_of(_with_those_below(sums, tree))
+    return _with_those_below(sums, tree)
 
 
 def _with_those_below(sums: Ints8, tree: StackTree) -> Ints8:

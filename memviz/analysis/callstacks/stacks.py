@@ -41,12 +41,19 @@ def frame_name(trace: Trace, frame: int) -> str:
     return _NAMES[frame] if frame < 0 else site_of_frame(trace, frame).function
 
 
-def stack_tree(trace: Trace, device: DeviceTrace, rows: Ints8, options: TreeOptions = DEFAULT_TREE) -> StackTree:
-    """`rows` are rows of `lifetimes`."""
+def stack_tree(
+    trace: Trace,
+    device: DeviceTrace,
+    rows: Ints8,
+    options: TreeOptions = DEFAULT_TREE,
+    *,
+    weight: Ints8 | None = None,
+) -> StackTree:
+    """`rows` are rows of `lifetimes`; `weight` is what they count for, unless that is their bytes."""
     all_rows = lifetimes(device)
     stacks = folded(trace, options.rule) if options.fold else trace.stacks
     number = all_rows.stack[rows] + 1
-    sizes = sum_by(number, all_rows.size[rows], len(stacks) + 1)
+    sizes = sum_by(number, all_rows.size[rows] if weight is None else weight, len(stacks) + 1)
     counts = np.bincount(number, minlength=len(stacks) + 1)
     used = np.flatnonzero(counts[1:])
     weighed = WeighedStacks(

@@ -13,7 +13,7 @@ import numpy as np
 
 from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
-from memviz.analysis.callstacks.stack_places import first_in_stack, only_places
+from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack, only_places
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 
 
@@ -52,8 +52,8 @@ _MODULE_MOVES = frozenset(
         "_load_from_state_dict",
     }
 )
+_CALL_FILE, _CALLS = "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})
 _SIGNS = (
-    Sign(Doing.FORWARD, "/torch/nn/modules/module.py", frozenset({"_call_impl", "_wrapped_call_impl"})),
     Sign(
         Doing.BUILD,
         "/torch/nn/modules/module.py",
@@ -87,8 +87,12 @@ class StackSigns:
     workspace: Bools
     accumulates: Bools
     """Autograd stores or adds up the gradient of a leaf."""
+    zero_grad: Bools
+    """A call that lets gradients go."""
     sees_engine: bool
     """Stacks hold C++ frames, so no allocation of a backward goes unmarked."""
+    sees_nodes: bool
+    """What autograd frees has a stack that says so."""
 
 
 def stack_signs(trace: Trace) -> StackSigns:
@@ -99,8 +103,11 @@ def _read_signs(trace: Trace) -> StackSigns:
     stacks, kinds, signs = trace.stacks, frame_kinds(trace), _frame_signs(trace)
     first = first_in_stack(stacks, signs != Doing.NOTHING)
     doing = np.where(first >= 0, _at(signs[stacks.indices], first), Doing.NOTHING).astype(np.uint8)
-    backward = first_in_stack(stacks, signs == Doing.BACKWARD) >= 0
-    recomputes = backward & (doing == Doing.FORWARD)
+    called_by = last_in_stack(stacks, signs == Doing.BACKWARD)
+    backward = called_by >= 0
+    # Compiled code bears the names of what it was compiled from, in its backward too: only torch's own calls count.
+    forward = first_in_stack(stacks, module_calls(trace).by_torch)
+    recomputes = (forward >= 0) & (forward < called_by)
     doing[backward] = Doing.BACKWARD
     silent = doing == Doing.NOTHING
     doing[silent] = _built_by_user(trace, signs)[silent]
@@ -109,13 +116,41 @@ def _read_signs(trace: Trace) -> StackSigns:
         recomputes=np.append(recomputes, False),
         workspace=np.append(first_in_stack(stacks, _named(trace, _WORKSPACE_NAMES)) >= 0, False),
         accumulates=np.append(first_in_stack(stacks, _named(trace, (_ACCUMULATE, f"void {_ACCUMULATE}"))) >= 0, False),
+        zero_grad=np.append(first_in_stack(stacks, _named_exactly(trace, "zero_grad")) >= 0, False),
         sees_engine=bool((kinds == FrameKind.ENGINE).any()),
+        sees_nodes=bool((kinds == FrameKind.NODE).any()),
     )
+
+
+@dataclass(frozen=True, eq=False)
+class ModuleCalls:
+    by_torch: Bools
+    """Frames by which torch calls a module."""
+    bodies: Bools
+    """Frames of functions called `forward` outside of torch: where a stack shows no call by torch, they tell too."""
+
+
+def module_calls(trace: Trace) -> ModuleCalls:
+    return kept(trace, module_calls, lambda: _module_calls(trace))
+
+
+def _module_calls(trace: Trace) -> ModuleCalls:
+    by_torch = np.zeros(len(trace.stacks.frames), dtype=np.bool_)
+    for frame in _frames_of(trace, _CALL_FILE):
+        by_torch[frame] = trace.strings[trace.stacks.frames.name[frame]] in _CALLS
+    return ModuleCalls(by_torch, _named_exactly(trace, "forward") & (frame_kinds(trace) <= FrameKind.LIBRARY))
+
+
+def _frames_of(trace: Trace, part: str) -> Ints8:
+    files = trace.stacks.frames.filename
+    hit = [code for code in np.unique(files) if part in path_of(trace.strings[code])]
+    return np.flatnonzero(np.isin(files, hit))
 
 
 def _frame_signs(trace: Trace) -> Bytes1:
     frames, strings, kinds = trace.stacks.frames, trace.strings, frame_kinds(trace)
     signs = np.zeros(len(frames), dtype=np.uint8)
+    calls = module_calls(trace)
     for kind, doing in _NATIVE_SIGNS.items():
         signs[kinds == kind] = doing
     for filename in np.unique(frames.filename):
@@ -124,6 +159,7 @@ def _frame_signs(trace: Trace) -> Bytes1:
         for frame in np.flatnonzero(frames.filename == filename) if of_file else ():
             name = strings[frames.name[frame]]
             signs[frame] = next((s.doing for s in of_file if not s.functions or name in s.functions), Doing.NOTHING)
+    signs[calls.by_torch | calls.bodies] = Doing.FORWARD
     return signs
 
 
@@ -134,7 +170,7 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     torch calls a `step` of it as an optimizer's. A file that is both says nothing.
     """
     frames = trace.stacks.frames
-    modules = _files_called(trace, "forward", signs == Doing.FORWARD)
+    modules = _files_called(trace, "forward", module_calls(trace).by_torch)
     optimizers = _files_called(trace, "step", signs == Doing.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
     init = _named_exactly(trace, "__init__")

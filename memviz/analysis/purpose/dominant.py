@@ -6,7 +6,7 @@ A kind is a category; or *before recording*, for what was live at the first even
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,8 @@ from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.purpose.told import told_of_groups
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
 
@@ -26,6 +28,9 @@ class Dominant:
     """One of `kinds.KINDS`."""
     bytes: int
     """Of this kind; the rest of the group is of others."""
+    certainty: Certainty = Certainty.OPEN
+    reason: str = ""
+    """Why most of them are held to be of this kind."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +54,13 @@ def dominant_by_group(
     found, codes = np.unique(keyed.codes, return_inverse=True)
     sums = bytes_by_kind(trace, device, rows, codes, count=len(found))
     names = [keyed.name(int(code))[0] for code in found]
-    return dict(zip(names, dominant_of(sums), strict=True))
+    mostly = dominant_of(sums)
+    kind = np.array([KINDS.index(one.kind) for one in mostly], dtype=np.int64)
+    reasons = told_of_groups(trace, device, rows, codes, kind)
+    reasoned = (
+        replace(one, certainty=why.certainty, reason=why.reason) for one, why in zip(mostly, reasons, strict=True)
+    )
+    return dict(zip(names, reasoned, strict=True))
 
 
 def bytes_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.NDArray[Any], *, count: int) -> Ints8:

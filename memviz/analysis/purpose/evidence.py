@@ -14,9 +14,16 @@ import numpy as np
 from memviz.analysis.annotations import annotated
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.purpose.activity import Doing, stack_signs
+from memviz.analysis.purpose.forward_passes import forward_passes
+from memviz.analysis.purpose.kept_between import kept_between_passes
+from memviz.analysis.purpose.named_frames import named
 from memviz.analysis.purpose.phases import doing_of_allocs, doing_of_rows
-from memviz.trace.model import NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints8, Trace
+from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
+from memviz.analysis.purpose.replacements import stack_of_frees
+from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints4, Ints8, Trace
 
+_MOST_OUTPUTS = 4
+"""Of one forward. What stays behind in larger numbers is something else."""
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
 
 
@@ -33,7 +40,8 @@ class Evidence:
         self._allocs = np.flatnonzero(device.events.action == Action.ALLOC)
         self._alloc_doing = doing_of_allocs(trace, device)[self._allocs]
         self._alloc_seen = device.events.stack[self._allocs] != NO_STACK
-        self.size = self._rows.size
+        self.size, self.address, self.stack = self._rows.size, self._rows.address, self._rows.stack
+        self.start, self.end = self._rows.start, self._rows.end
 
     @cached_property
     def _doing(self) -> Bytes1:
@@ -94,24 +102,148 @@ class Evidence:
         return self._rows.start > (work[0] if len(work) else self._never)
 
     @cached_property
-    def last_of_forward(self) -> Ints8:
-        """The last alloc of the pass that made it. What is freed later was its output, or kept for a backward.
+    def pass_of(self) -> Ints8:
+        """The forward pass that made it, or -1."""
+        return forward_passes(self._trace, self._device).around(self._rows.start)
 
-        Passes that follow one another are told apart by the stack of the first: a pass begins at each alloc that
-        has it. Where that stack comes more often than once a pass, the pass only seems shorter.
+    @cached_property
+    def outlives_pass(self) -> Bools:
+        """Alive when something else is seen after the pass that made it, or freed by no forward.
+
+        The last alloc of a pass comes before its end: what goes as the model's functions return was not kept.
         """
-        allocs, inside = self._allocs, self._alloc_doing == Doing.FORWARD
-        stacks = self._device.events.stack[allocs]
-        enters = inside & ~np.concatenate([np.zeros(1, dtype=np.bool_), inside[:-1]])[: len(inside)]
-        first_of_run = np.maximum.accumulate(np.where(enters, np.arange(len(allocs)), 0))
-        begins = inside & (stacks == stacks[first_of_run]) if len(allocs) else inside
-        bounds = np.flatnonzero(begins | ~inside)
-        last = np.append(bounds[1:], len(allocs)) - 1
-        pass_of = np.searchsorted(allocs[bounds], self._rows.start, side="right") - 1
-        found = np.full(len(self.size), self._never)
-        known = pass_of >= 0
-        found[known] = allocs[last[pass_of[known]]]
+        passes = forward_passes(self._trace, self._device)
+        last = np.append(passes.last, self._never)[self.pass_of]
+        following = np.append(passes.next, self._never)[self.pass_of]
+        at_return = (self.free_doing == Doing.FORWARD) & (self._rows.free_requested < following)
+        return np.asarray((self._rows.end > last) & ~at_return)
+
+    @cached_property
+    def outlives_backward(self) -> Bools:
+        """Few that its pass made and that are still there when its backward is over, and not freed by it."""
+        by_others = self.free_doing != Doing.BACKWARD
+        over = self._rows.end >= self.next_backward_over
+        if self._signs.sees_nodes and self.sees_frees:
+            over |= ~self.never_freed
+        left = (self.backwards >= 1) & (self.pass_of >= 0) & by_others & over
+        rows = np.flatnonzero(left)
+        count = np.bincount(self.pass_of[rows]) if len(rows) else np.zeros(1, dtype=np.int64)
+        left[rows] = count[self.pass_of[rows]] <= _MOST_OUTPUTS
+        return np.asarray(left)
+
+    @cached_property
+    def is_last_of_pass(self) -> Bools:
+        """The last that a pass made and that outlives it."""
+        left = np.flatnonzero(self.outlives_pass & (self.pass_of >= 0))
+        found = np.zeros(len(self.size), dtype=np.bool_)
+        if len(left):
+            # Rows are in order of their start.
+            found[left[np.append(self.pass_of[left[1:]] != self.pass_of[left[:-1]], True)]] = True
         return found
+
+    @cached_property
+    def _call_over(self) -> Ints8:
+        """The first alloc that shows the call to be over that made it."""
+        over = np.full(self._count + 1, self._never)
+        stack = self._device.events.stack[self._allocs]
+        over[self._allocs] = call_over(self._trace, self._allocs, stack, self._never)
+        return over[self.start]
+
+    @cached_property
+    def freed_within_call(self) -> Bools:
+        """Within the call that made it, as far as stacks tell."""
+        # What a model made last and was freed nobody knows where may well have been its output.
+        last = np.append(forward_passes(self._trace, self._device).last, -1)[self.pass_of]
+        unclear = (self.start == last) & (self.free_stack == NO_STACK)
+        within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
+        found = np.zeros(len(self.size), dtype=np.bool_)
+        outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
+        found[within[~outside]] = True
+        return found
+
+    @cached_property
+    def call_goes_on(self) -> Bools:
+        """The stack of its free, or the next alloc after it, shows that the call went on that made it."""
+        following = np.append(self._allocs, self._never)[np.searchsorted(self._allocs, self.end)]
+        return np.asarray((self.free_stack != NO_STACK) | (following < self._call_over))
+
+    @cached_property
+    def free_stack(self) -> Ints4:
+        return stack_of_frees(self._device)
+
+    @cached_property
+    def sees_frees(self) -> bool:
+        """Frees were recorded with stacks of their own."""
+        return bool((self.free_stack != NO_STACK).any())
+
+    @cached_property
+    def free_doing(self) -> Bytes1:
+        """What went on when its free was asked for: NOTHING where that was recorded without a stack."""
+        return self._signs.doing[self.free_stack]
+
+    @cached_property
+    def freed_by_zero_grad(self) -> Bools:
+        return self._signs.zero_grad[self.free_stack]
+
+    @cached_property
+    def freed_outside_backward(self) -> Bools:
+        """By a person's own code: a free of the engine has its C++ in its stack, or none."""
+        return np.asarray((self.free_stack != NO_STACK) & (self.free_doing != Doing.BACKWARD))
+
+    @cached_property
+    def name(self) -> Bytes1:
+        """The Category that a name in its stack speaks of."""
+        return named(self._trace)[self._rows.stack]
+
+    @cached_property
+    def in_private_pool(self) -> Bools:
+        ours = np.array([pool == DEFAULT_POOL for pool in self._trace.pools], dtype=np.bool_)
+        return ~ours[self._rows.pool] if len(ours) else np.zeros(len(self.size), dtype=np.bool_)
+
+    @cached_property
+    def doing_at_free(self) -> Bytes1:
+        """What the free's stack shows; where it has none, what the last alloc before it was made by."""
+        before = np.searchsorted(self._allocs, np.minimum(self._rows.free_requested, self._count)) - 1
+        around = np.append(self._alloc_doing, np.uint8(Doing.NOTHING))[before]
+        return np.where(self.free_stack == NO_STACK, around, self.free_doing).astype(np.uint8)
+
+    @cached_property
+    def kept_between_passes(self) -> Bools:
+        passes = forward_passes(self._trace, self._device)
+        outlives = self.outlives_pass & ~self.is_last_of_pass & self.during(Doing.FORWARD)
+        return kept_between_passes(self._rows, passes, self.pass_of, outlives & ~self.comes(self.next_backward))
+
+    @cached_property
+    def next_alloc(self) -> Ints8:
+        return self._next(self._allocs)
+
+    @cached_property
+    def next_forward(self) -> Ints8:
+        """The next work, if it is a forward and the work before was none."""
+        forward = self._alloc_doing == Doing.FORWARD
+        next_one = self._next(self._allocs[forward])
+        work = np.flatnonzero(np.isin(self._alloc_doing, _WORK))
+        before = np.append(work, -1)[np.searchsorted(self._allocs[work], self.start, side="right") - 1]
+        goes_on = (before >= 0) & np.append(forward, False)[before]
+        return np.where((next_one == self.next_work) & ~goes_on, next_one, self._never)
+
+    @cached_property
+    def sees_training(self) -> bool:
+        return bool(np.isin(self._alloc_doing, (Doing.BACKWARD, Doing.STEP)).any())
+
+    @cached_property
+    def sees_backward(self) -> bool:
+        return bool((self._alloc_doing == Doing.BACKWARD).any())
+
+    @cached_property
+    def sees_work(self) -> bool:
+        return bool(np.isin(self._alloc_doing, _WORK).any())
+
+    @cached_property
+    def first_work(self) -> int:
+        """The first alloc of a forward, backward or step; `never` where there is none."""
+        work = self._allocs[np.isin(self._alloc_doing, _WORK)]
+        return int(work[0]) if len(work) else self._never
 
     @cached_property
     def step_over(self) -> Ints8:

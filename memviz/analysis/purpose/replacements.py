@@ -18,7 +18,7 @@ def freed_like(device: DeviceTrace, category: Bytes1, first: Ints8, rows: Ints8)
 
     UNKNOWN where there is none, or where they do not agree.
     """
-    stack, freed_at = lifetimes(device).stack, _free_stacks(device)
+    stack, freed_at = lifetimes(device).stack, stack_of_frees(device)
     of_free = agreed(freed_at[first], category[first], freed_at[rows])
     return agreed(stack[rows], of_free, stack[rows])
 
@@ -35,7 +35,7 @@ def agreed(keys: Ints4, category: Bytes1, wanted: Ints4) -> Bytes1:
     return np.where(one, highest[wanted], Category.UNKNOWN).astype(np.uint8)
 
 
-def _free_stacks(device: DeviceTrace) -> Ints4:
+def stack_of_frees(device: DeviceTrace) -> Ints4:
     """The stack of each row's free. With `context="alloc"` a free only repeats its alloc's, and counts for nothing."""
     rows, count = lifetimes(device), len(device.events)
     asked = (rows.free_requested >= 0) & (rows.free_requested < count)

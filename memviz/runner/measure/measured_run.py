@@ -75,7 +75,7 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
     known = {
         **peaks_of(device),
         **sizes_of(model),
-        **dict.fromkeys(("flops", "bytes_moved", "seconds", "fit")),
+        **dict.fromkeys(("flops", "bytes_moved", "host_bytes", "seconds", "fit")),
         "notes": tuple(notes),
         "took_seconds": time.perf_counter() - begun,
     }

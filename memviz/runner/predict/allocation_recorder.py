@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
-from memviz.runner.predict.operator_treatments import OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
@@ -41,24 +41,26 @@ _COPY_OVER = "_to_copy"
 class CategoryColumn:
     """What each allocation turns out to be for, by its number. Most of it is known only later than the allocation.
 
-    What the forward pass allocates is decided by when it is freed: before backward begins it was temporary,
-    later it is an activation. The same holds within backward for what a checkpoint computes again.
+    What the forward pass allocates is decided by when it is freed: within the call of the module that made it, it
+    was temporary, later it is an activation. The same holds within backward for what a checkpoint computes again.
     """
 
     def __init__(self) -> None:
         self.values = bytearray()
-        self._undecided: set[int] = set()
+        self._undecided: dict[int, int] = {}
+        """Of the forward pass, with the module's call that made each."""
 
-    def allocated(self, category: Category, *, may_be_kept: bool) -> None:
-        """The next number's."""
+    def allocated(self, category: Category, *, may_be_kept: bool, call: int) -> None:
+        """The next number's. `call` is that of the innermost module, 0 outside of all."""
         if may_be_kept:
-            self._undecided.add(len(self.values))
+            self._undecided[len(self.values)] = call
         self.values.append(category)
 
-    def freed(self, number: int) -> None:
+    def freed(self, number: int, open_calls: Sequence[int]) -> None:
+        made_in = self._undecided.pop(number, 0)
         if self.values[number] == _UNKNOWN:
-            self.values[number] = Category.TEMPORARY
-        self._undecided.discard(number)
+            handed_on = made_in and made_in not in open_calls
+            self.values[number] = Category.ACTIVATION if handed_on else Category.TEMPORARY
 
     def backward_goes_on(self) -> None:
         """What is alive of the forward pass now was kept for it."""
@@ -98,7 +100,7 @@ class AllocationRecorder:
         self.columns = AllocationColumns()
         self.categories = self.columns.category
         self.ledger = Ledger(settings, self._stack_of_free, memory)
-        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number)
+        self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
         self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
@@ -150,6 +152,8 @@ class AllocationRecorder:
         if treatment.gives_new or treatment.writes:
             met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
             self.totals.add(treatment.formula, args, kwargs, met, out)
+            if treatment.name in COPIES:
+                self.totals.copied(out, args)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
             sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
             lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
@@ -183,6 +187,7 @@ class AllocationRecorder:
             number = self._number_of(tensor)
             if number is not None and self.categories.values[number] == _UNKNOWN:
                 self.categories.values[number] = Category.OUTPUT
+        self.know(list(kept_for_later(output)), Category.KV_CACHE)
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
@@ -301,7 +306,7 @@ class AllocationRecorder:
         kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
-        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None)
+        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None, call=position.call)
         columns.module.append(module)
         columns.phase.append(phase)
         columns.rule.append(self._rule)
@@ -319,6 +324,13 @@ def _rule_of_result(rule: int, number: int) -> int:
 
 def is_on_device(out: Any) -> bool:
     return any(tensor.is_meta for tensor in tensors_in(out))
+
+
+def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
+    """Keys and values in the cache that transformers' models hand back."""
+    cache = output.get("past_key_values") if isinstance(output, Mapping) else None
+    for layer in getattr(cache, "layers", ()):
+        yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
 
 
 def tensors_among(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:

@@ -96,6 +96,8 @@ class Host:
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
         self.stand_ins = StandIns(self.values)
+        self.arrived_bytes = 0
+        """Copied here from the device."""
 
     def values(self, tensor: Tensor) -> Tensor | None:
         """Wherever it lies."""
@@ -237,6 +239,7 @@ class Host:
         device = kwargs.get("device")
         if device is None or device.type != "cpu" or not is_on_device(args[0]):
             return NotImplemented
+        self.arrived_bytes += _bytes(args[0])
         values = self.known.of(args[0])
         if values is not None and not _is_large(values):
             return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
@@ -248,6 +251,7 @@ class Host:
         """`host_tensor.copy_(device_tensor)`."""
         if is_on_device(args[0]) or not is_on_device(args[1]):
             return NotImplemented
+        self.arrived_bytes += _bytes(args[1])
         values = self.known.of(args[1])
         if values is None or _is_large(args[0]):
             self._lose(args[0])
@@ -260,6 +264,7 @@ class Host:
         """`torch._foreach_copy_(host_tensors, device_tensors)`."""
         if not args[0] or is_on_device(args[0][0]) or not is_on_device(args[1][0]):
             return NotImplemented
+        self.arrived_bytes += sum(map(_bytes, args[1]))
         for tensor in args[0]:
             self._lose(tensor)
         return None
@@ -279,8 +284,12 @@ _LARGE_FROM_NOTHING = {
 }
 
 
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
 def _is_large(tensor: Tensor) -> bool:
-    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() * tensor.element_size() > _SMALL
+    return (tensor.is_floating_point() or tensor.is_complex()) and _bytes(tensor) > _SMALL
 
 
 def _makes_anew(func: Any) -> bool:

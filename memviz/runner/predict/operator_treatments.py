@@ -24,6 +24,7 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
+COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
 _MADE_OF_OTHERS = {
     aten._safe_softmax.default,
     aten.binary_cross_entropy_with_logits.default,
@@ -138,9 +139,17 @@ class OperatorTotals:
     """Of matrix products, convolutions and attention, a multiply and an add each; all others are not counted."""
     bytes_moved: int = 0
     """Read and written by operators, each as if it met its tensors in main memory; views move nothing."""
+    from_host_bytes: int = 0
+    """Of tensors that were copied from the host; what goes there, `Host` counts."""
 
     def add(self, formula: Formula | None, args: Any, kwargs: Any, tensors: Iterable[torch.Tensor], out: Any) -> None:
         if formula is not None:
             self.flops += int(formula(*args, **kwargs, out_val=out))
         for tensor in tensors:
             self.bytes_moved += tensor.numel() * tensor.element_size()
+
+    def copied(self, out: Any, sources: Any) -> None:
+        """By one of `COPIES`, on the device."""
+        if all(tensor.is_meta for tensor in tensors_in(out)):
+            on_host = (tensor for tensor in tensors_in(sources) if not tensor.is_meta)
+            self.from_host_bytes += sum(tensor.numel() * tensor.element_size() for tensor in on_host)

@@ -244,6 +244,11 @@ class PredictedDevice:
     def bytes_moved(self) -> int:
         return self.recorder.totals.bytes_moved
 
+    @property
+    def host_bytes(self) -> int:
+        """Between the device and the host, both ways together."""
+        return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
+
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))

@@ -38,8 +38,7 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
             trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=totals.begin)
         known = {
             **peaks_of(device),
-            "flops": totals.flops // plan.request.steps,
-            "bytes_moved": totals.bytes_moved // plan.request.steps,
+            **totals.of_one_step(plan.request.steps),
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
@@ -57,15 +56,13 @@ class _StepTotals:
         self.begin()
 
     def begin(self) -> None:
-        self._flops, self._bytes = self._device.flops, self._device.bytes_moved
+        self._before = self._now()
 
-    @property
-    def flops(self) -> int:
-        return self._device.flops - self._flops
+    def _now(self) -> dict[str, int]:
+        return {name: getattr(self._device, name) for name in ("flops", "bytes_moved", "host_bytes")}
 
-    @property
-    def bytes_moved(self) -> int:
-        return self._device.bytes_moved - self._bytes
+    def of_one_step(self, steps: int) -> dict[str, int]:
+        return {name: (count - self._before[name]) // steps for name, count in self._now().items()}
 
 
 def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None = None) -> Fit:

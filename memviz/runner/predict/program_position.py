@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,6 +42,8 @@ class _InThread(threading.local):
 
     def __init__(self, next_number: Callable[[], int]) -> None:
         self.modules: list[int] = []
+        self.calls: list[int] = []
+        """A number for the call of each of the modules."""
         self.steps = 0
         self.task = NO_TASK
         self.known_up_to = next_number()
@@ -60,6 +63,7 @@ class ProgramPosition:
         self._text = interner.string
         self.here = _InThread(self._next_number)
         self.phases: list[str] = []
+        self._call_numbers = count(1)
         self.follows_streams = False
         """Whether there is any stream but the default one."""
         self._owners: Any = WeakIdKeyDictionary()
@@ -74,6 +78,17 @@ class ProgramPosition:
     def modules(self) -> list[int]:
         """Paths of the modules entered, as numbers of texts."""
         return self.here.modules
+
+    @property
+    def calls(self) -> list[int]:
+        """Numbers of the calls of modules that go on; no number comes twice."""
+        return self.here.calls
+
+    @property
+    def call(self) -> int:
+        """Of the innermost module, 0 outside of all."""
+        calls = self.here.calls
+        return calls[-1] if calls else 0
 
     @property
     def task(self) -> int:
@@ -136,12 +151,14 @@ class ProgramPosition:
             else:
                 self.name_modules(module)
                 path = self._paths[module]
-        modules = self.here.modules
+        modules, calls = self.here.modules, self.here.calls
         modules.append(path)
+        calls.append(next(self._call_numbers))
         try:
             yield
         finally:
             modules.pop()
+            calls.pop()
 
     def own(self, weight: torch.Tensor, path: str) -> None:
         self._owners[weight] = self._text(path)

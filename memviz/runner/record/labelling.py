@@ -1,9 +1,9 @@
 """A log laid over the history that was recorded meanwhile: each allocation's category, module and phase.
 
 What was seen is said of the tensor that lay at that address at that moment. What nobody named is an activation
-where it outlives the forward that made it and a backward follows, also where a checkpoint runs that forward again
-within the backward, and a temporary where it does not outlive its phase; everything else is left to the inference
-from stacks (`memviz.analysis.purpose.categories`).
+where it outlives the module's call that made it, or the forward and a backward follows, also where a checkpoint runs
+that forward again within the backward. It is a temporary where it does not outlive its phase, nor that call;
+everything else is left to the inference from stacks (`memviz.analysis.purpose.categories`).
 """
 
 from __future__ import annotations
@@ -96,6 +96,8 @@ class _PhaseSpans:
         self.module = ["", *(mark.module for mark in marks)]
         self.span = np.array([0, *(mark.span for mark in marks)], dtype=np.int64)
         self.again = np.array([0, *(mark.again for mark in marks)], dtype=np.int64)
+        self.depth = np.array([0, *(mark.depth for mark in marks)], dtype=np.int64)
+        self.call_end = _call_ends(self.depth, at, count)
         self.span_end = _ends(self.span, at, count)
         self.again_end = _ends(self.again, at, count)
         self.has_backward = bool((self.phase == Phase.BACKWARD).any())
@@ -110,6 +112,17 @@ def _ends(serial: Ints8, at: Ints8, count: int) -> Ints8:
     begins = np.flatnonzero(np.diff(serial, prepend=-1))
     ends = np.append(at[begins[1:] - 1], count)
     return np.asarray(np.repeat(ends, np.diff(np.append(begins, len(serial)))), dtype=np.int64)
+
+
+def _call_ends(depth: Ints8, at: Ints8, count: int) -> Ints8:
+    """For each row, where the call ends of the module that is the innermost there: fewer are entered then."""
+    ends = np.full(len(depth), count, dtype=np.int64)
+    open_rows: list[int] = []
+    for row, deep in enumerate(depth.tolist()):
+        while open_rows and depth[open_rows[-1]] > deep:
+            ends[open_rows.pop()] = at[row - 1]
+        open_rows.append(row)
+    return ends
 
 
 class _Columns:
@@ -150,8 +163,10 @@ class _Columns:
         mark = spans.mark_of(rest)
         phase, again = spans.phase[mark], spans.again[mark] > 0
         ends = np.where(again, spans.again_end[mark], spans.span_end[mark])
-        within = self.runs.next_free(rest) < ends
-        kept = ~within & (again | (phase == Phase.FORWARD) & spans.has_backward)
+        freed = self.runs.next_free(rest)
+        handed_on = (spans.depth[mark] > 0) & (again | (phase == Phase.FORWARD)) & (freed >= spans.call_end[mark])
+        within = (freed < ends) & ~handed_on
+        kept = ~within & (again | (phase == Phase.FORWARD) & (spans.has_backward | handed_on & (freed < ends)))
         self.category[rest[within & (phase != Phase.UNKNOWN)]] = Category.TEMPORARY
         self.category[rest[kept]] = Category.ACTIVATION
 

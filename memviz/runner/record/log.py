@@ -29,6 +29,8 @@ class Mark:
     """Grows with every phase that begins or ends, so that two forwards in a row stay two."""
     again: int
     """The same for a module's forward within a backward, when a checkpoint computes again; 0 is none."""
+    depth: int = 0
+    """How many modules are entered and not left."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ class Log:
         if counts is not None:
             module = self._modules[-1] if self._modules else ""
             again = self._again if module and self.phase == Phase.BACKWARD else 0
-            self.marks.append(Mark(counts, self.phase, module, self._span, again))
+            self.marks.append(Mark(counts, self.phase, module, self._span, again, len(self._modules)))
 
     def _annotate(self, name: str, stage: Stage) -> None:
         counts = self.counts()

@@ -21,7 +21,7 @@ from memviz.ui.compare.state import LETTERS, CompareState, Side, sides_of
 from memviz.ui.compare.verdict import compare_verdict_html
 from memviz.ui.compare.waterfall import Surroundings, waterfall, waterfall_html
 from memviz.ui.html.markup import tag
-from memviz.ui.payloads.linked_timelines import linked_name, linked_values
+from memviz.ui.payloads.linked_timelines import linked_name, linked_values, shared_hues
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.session import Session
 
@@ -35,7 +35,7 @@ def drawn_parts(context: Context, session: Session, state: CompareState) -> list
         words = compare_empty_html(session.opened, session.compared)
         return [words, offer_html(), "", "", *[{}] * len(LETTERS), {}, "", ""]
     comparison = Comparison.of(sides, state)
-    timelines = linked_values(sides, comparison.state.way, comparison.state.axis)
+    timelines = linked_values(sides, comparison.state.way, comparison.state.axis, colour=state.colour)
     return [
         "",
         "",
@@ -89,6 +89,8 @@ class Comparison:
                 has_times=timed,
                 names=names,
                 other=self.other,
+                hues=tuple(shared_hues(self.sides, self.state.colour)),
+                has_modules=any(map(has_modules, pairs)),
             )
         )
 

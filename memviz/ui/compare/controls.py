@@ -8,13 +8,15 @@ from types import MappingProxyType
 
 from memviz.analysis.comparing.align import Way
 from memviz.analysis.comparing.scores import Score
-from memviz.ui.compare.state import LETTERS, CompareState
-from memviz.ui.html.kinds import swatch
+from memviz.figures.colouring import SharedHue
+from memviz.ui.compare.state import COLOURS, LETTERS, CompareState
+from memviz.ui.html.kinds import colour_style, style_of, swatch
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import cut
+from memviz.ui.html.words import cut, cut_middle
 
 _LEAST_SHARE = 0.002
 _MOST_NAME = 44
+_MOST_LABEL = 34
 
 
 @dataclass(frozen=True)
@@ -26,15 +28,19 @@ class Controls:
     has_times: bool
     names: tuple[str, ...]
     other: int
+    hues: tuple[SharedHue, ...] = ()
+    """Where colours mean a site or module: which, in all of the timelines."""
+    has_modules: bool = True
 
 
 def controls_html(controls: Controls) -> Html:
     state = controls.state
     return tag(
         "div",
-        _overlay_legend(controls) if state.overlay else _legend(controls.scores, controls.order),
+        _legend_of(controls),
         tag(
             "div",
+            *(() if state.overlay else (_colours(controls),)),
             _align(controls),
             switch_html("overlay", "Layout", (("side", "Side by side"), ("overlay", "Overlay")), _layout(state)),
             _axis(controls),
@@ -49,6 +55,42 @@ def controls_html(controls: Controls) -> Html:
 
 def _layout(state: CompareState) -> str:
     return "overlay" if state.overlay else "side"
+
+
+def _legend_of(controls: Controls) -> Html:
+    if controls.state.overlay:
+        return _overlay_legend(controls)
+    if controls.state.colour != "category":
+        return _shared_legend(controls.hues)
+    return _legend(controls.scores, controls.order)
+
+
+def _colours(controls: Controls) -> Html:
+    choices = tuple((meaning, meaning.capitalize()) for meaning in COLOURS)
+    why = {} if controls.has_modules else {"module": "None of these files says which module made what"}
+    return switch_html("colour", "Colours", choices, controls.state.colour, disabled=why)
+
+
+def _shared_legend(hues: Sequence[SharedHue]) -> Html:
+    keys = [
+        tag(
+            "span",
+            tag("i", class_="mv-kind mv-square", style=style_of(hue.shades), aria_hidden="true"),
+            cut_middle(hue.label, _MOST_LABEL),
+            class_="mv-key",
+            title=hue.label,
+        )
+        for hue in hues
+    ]
+    rest = tag("i", class_="mv-kind mv-square", style=colour_style("unknown"), aria_hidden="true")
+    return tag(
+        "div",
+        *keys,
+        tag("span", rest, "other", class_="mv-key"),
+        _mark("mv-hatched mv-square", "cached"),
+        _mark("mv-rule", "reserved"),
+        class_="mv-legend",
+    )
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:

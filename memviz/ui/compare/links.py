@@ -7,7 +7,7 @@ from dataclasses import replace
 from urllib.parse import urlencode
 
 from memviz.analysis.comparing.align import START
-from memviz.ui.compare.state import GROUPINGS, LETTERS, SORTS, CompareState, Side, way_of
+from memviz.ui.compare.state import COLOURS, GROUPINGS, LETTERS, SORTS, CompareState, Side, way_of
 from memviz.ui.shell.links import link_name, named
 from memviz.ui.shell.session import Session
 
@@ -33,6 +33,8 @@ def compare_query(sides: tuple[Side, ...], state: CompareState) -> str:
         said |= {"name": state.way.name} if state.way.name else {}
     if state.axis != "event":
         said["axis"] = state.axis
+    if state.colour != CompareState().colour:
+        said["colour"] = state.colour
     if state.overlay:
         said["overlay"] = "1"
     return urlencode(said)
@@ -64,4 +66,5 @@ def compare_state_of(session: Session, query: Mapping[str, str]) -> CompareState
         way=way_of(query.get("align", ""), query.get("step", "")[:6], query.get("name", "")[:_LONGEST]),
         axis="time" if query.get("axis") == "time" else "event",
         overlay=query.get("overlay") == "1",
+        colour=query["colour"] if query.get("colour") in COLOURS else CompareState().colour,
     )

@@ -9,7 +9,8 @@ import gradio as gr
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
 from memviz.headlines.as_json import compared_json
-from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.turns import IN_TURN, in_turn
 
 
 def build() -> None:
@@ -17,7 +18,7 @@ def build() -> None:
     file, other = gr.File(label="file"), gr.File(label="other")
     by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
     top = gr.Number(20, precision=0, label="top")
-    gr.Button().click(diff, [file, other, by, top], gr.JSON(label="answer"), api_name="diff", **READS_FILES)
+    gr.Button().click(in_turn(diff), [file, other, by, top], gr.JSON(label="answer"), api_name="diff", **IN_TURN)
 
 
 def diff(file: str, other: str, by: str = "site", top: int = 20) -> dict[str, Any]:

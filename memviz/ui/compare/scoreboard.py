@@ -9,14 +9,14 @@ from memviz.analysis.comparing.scores import Score
 from memviz.ui.compare.state import LETTERS, Side
 from memviz.ui.html.kinds import colour_style
 from memviz.ui.html.markup import Html, esc, tag
-from memviz.ui.html.words import cut, rounded
+from memviz.ui.html.words import cut_middle, rounded
 from memviz.ui.shell.session import Opened
 from memviz.units import bytes_text, duration_text, percent_text
 
 NOT_IN_FILE = "not in file"
 FACT_COLUMNS = (("step time", "Step"), ("work", "Work"), ("output difference", "Output vs A"), ("loss", "Loss"))
 """Of `About.facts`, which our own runs write; a column that all traces leave empty is left out."""
-_MOST_NAME = 48
+_MOST_NAME = 34
 
 
 @dataclass(frozen=True)
@@ -73,11 +73,13 @@ def _head(text: str, title: str) -> Html:
 
 def _name(board: Board, number: int) -> Html:
     side = board.sides[number]
-    name: Html = tag("span", cut(side.name, _MOST_NAME), class_="mv-whose")
+    name: Html = tag("span", cut_middle(side.name, _MOST_NAME), class_="mv-whose", title=side.name)
     if len(board.sides) > 2 and number:
         words = f"Show the way from A to {side.letter} below"
         pressed = "true" if number == board.other else "false"
-        name = _button(cut(side.name, _MOST_NAME), "other", side, class_="mv-whose", title=words, aria_pressed=pressed)
+        name = _button(
+            cut_middle(side.name, _MOST_NAME), "other", side, class_="mv-whose", title=words, aria_pressed=pressed
+        )
     title = "The baseline" if number == 0 else f"Make {side.letter} the baseline (Shift+{side.letter})"
     badge = _button(
         side.letter,
@@ -166,7 +168,7 @@ def _also(board: Board) -> Html:
         tag(
             "button",
             tag("i", aria_hidden="true"),
-            cut(each.name, _MOST_NAME),
+            cut_middle(each.name, _MOST_NAME),
             type="button",
             role="checkbox",
             aria_checked="false",

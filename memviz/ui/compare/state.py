@@ -14,6 +14,8 @@ from memviz.ui.shell.session import Opened, Session
 LETTERS = "ABCDEFGH"
 GROUPINGS = ("site", "category", "module", "stack")
 """What the page offers of `alike.GROUPINGS`."""
+COLOURS = ("category", "site", "module")
+"""What the timelines' colours may mean: what is the same in every trace."""
 SORTS = ("change", "a", "b", "name")
 _WAYS: dict[str, Way] = {each.kind: each for each in (START, SCALE, PEAK)}
 
@@ -45,6 +47,7 @@ class CompareState:
     way: Way = START
     axis: Axis = "event"
     overlay: bool = False
+    colour: str = "category"
 
     def number_of_other(self, sides: tuple[Side, ...]) -> int:
         keys = [each.opened.key for each in sides]
@@ -67,6 +70,8 @@ def changed(state: CompareState, data: Mapping[str, str]) -> CompareState:
             return replace(state, way=way_of(value, data.get("number", ""), data.get("name", "")))
         case "axis":
             return replace(state, axis="time" if value == "time" else "event")
+        case "colour" if value in COLOURS:
+            return replace(state, colour=value)
         case "overlay":
             return replace(state, overlay=value == "overlay")
     return state

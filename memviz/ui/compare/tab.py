@@ -30,6 +30,7 @@ _DUE = {
     "other": ("top", "controls", "overlay", "differences"),
     "align": ("controls", *LETTERS),
     "axis": ("controls", *LETTERS),
+    "colour": ("controls", *LETTERS),
     "overlay": ("controls", "overlay"),
 }
 """Which parts a click can change, where it leaves the traces as they are."""

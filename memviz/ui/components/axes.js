@@ -1,7 +1,7 @@
 // @ts-check
 // What stands in and around a plot of bytes, as SVG: rules and ticks, labels at the right, lines in steps, and marks.
 import { clamp, shape } from "./base.js";
-import { byteTicks } from "./words.js";
+import { byteTicksBetween, grouped } from "./words.js";
 
 /** @typedef {{ width: number, height: number }} Size */
 /** @typedef {(bytes: number) => number} Height */
@@ -11,13 +11,16 @@ import { byteTicks } from "./words.js";
 const FIGURE_ROOM = 30;
 const WORDS_ROOM = 16;
 
-/** A rule across the plot at each round number of bytes, named at the left.
- * @param {number} top @param {Size} size @param {Height} yOf */
-export function byteRules(top, size, yOf) {
-  return byteTicks(top).flatMap(({ value, text }) => [
+/** A rule across the plot at each round number of bytes, named at the left; what they count from, unless it is 0, stands
+ * in the lower corner.
+ * @param {number} top @param {Size} size @param {Height} yOf @param {number} [bottom] */
+export function byteRules(top, size, yOf, bottom = 0) {
+  const { from, ticks } = byteTicksBetween(bottom, top);
+  const rules = ticks.flatMap(({ value, text }) => [
     shape("line", { x1: 0, x2: size.width, y1: yOf(value), y2: yOf(value), class: "mvt-grid" }),
     shape("text", { x: -8, y: yOf(value) + 4, class: "mvt-tick mvt-left" }, text),
   ]);
+  return from ? [...rules, shape("text", { x: 6, y: size.height - 6, class: "mvt-from" }, `heights count from ${grouped(from)} B`)] : rules;
 }
 
 /** The lower edge.

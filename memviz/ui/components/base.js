@@ -62,6 +62,44 @@ export function plainKey(event) {
   return event.key.length === 1 ? event.key.toLowerCase() : event.key;
 }
 
+// -- what is told to Python
+
+/** Every event is answered, one after the other: for clicks.
+ *
+ * While an answer is on its way, Gradio (6.31, `always_last`) keeps in mind only that something more was told, and then
+ * sends the first event once more. So an event is an object that decides what it says when it is sent.
+ * @param {(event: any) => void} tell @returns {(data: any) => void} */
+export const inTurn = (tell) => telling(tell, (waiting, data) => [...waiting, data]);
+
+/** Of the events that come while an answer is on its way only the last is told: for what is dragged or typed.
+ * @param {(event: any) => void} tell @returns {(data: any) => void} */
+export const latest = (tell) => telling(tell, (_waiting, data) => [data]);
+
+/** Gradio needs a moment to see that an event is on its way. */
+const SEEN_MS = 50;
+
+/** @param {(event: any) => void} tell @param {(waiting: any[], data: any) => any[]} queue */
+function telling(tell, queue) {
+  /** @type {any[]} */
+  let waiting = [];
+  /** @type {any} */
+  let said;
+  const again = () => waiting.length && tell(event);
+  const event = {
+    toJSON() {
+      if (waiting.length) said = waiting.shift();
+      setTimeout(again, SEEN_MS);
+      return said;
+    },
+  };
+  return (/** @type {any} */ data) => {
+    const isFirst = !waiting.length;
+    waiting = queue(waiting, data);
+    if (isFirst) tell(event);
+    else setTimeout(again, SEEN_MS);
+  };
+}
+
 // -- colours
 
 export const isDark = () => document.body.classList.contains("dark");

@@ -1,12 +1,15 @@
 // @ts-check
 // A field that tells what is typed once the typing rests. Esc clears it, and leaves it when it is empty.
 
+import { latest } from "./base.js";
+
 const REST_MS = 150;
 
 /** @param {HTMLElement} element @param {import("./base.js").Gradio} gradio */
 export function mount(element, { tell }) {
   const field = /** @type {HTMLInputElement} */ (element.querySelector("input"));
-  const typed = () => tell.input({ query: field.value });
+  const input = latest(tell.input);
+  const typed = () => input({ query: field.value });
   let resting = 0;
   field.addEventListener("input", () => {
     clearTimeout(resting);

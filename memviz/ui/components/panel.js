@@ -1,13 +1,14 @@
 // @ts-check
 // Plain HTML that tells what was clicked in it; panel.py says what a control is.
-import { nearest } from "./base.js";
+import { inTurn, nearest } from "./base.js";
 
 /** @typedef {import("./base.js").Gradio} Gradio */
 
 /** Clicks on what has `data-act`, and where keys do not click by themselves, Enter and Space on it.
  * @param {HTMLElement} element @param {Gradio} gradio */
 export function mount(element, { tell }) {
-  const clicked = (/** @type {HTMLElement} */ control) => tell.click({ ...control.dataset });
+  const click = inTurn(tell.click);
+  const clicked = (/** @type {HTMLElement} */ control) => click({ ...control.dataset });
   element.addEventListener("click", (event) => {
     const control = nearest(event, "[data-act]");
     if (control && element.contains(control)) clicked(control);

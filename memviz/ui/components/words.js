@@ -47,7 +47,19 @@ export function durationText(us) {
  * @param {number} event */
 export const eventText = (event) => (event < 0 ? "before the first event" : `event ${grouped(event)}`);
 
+/** What is too long loses its middle: names mostly differ at their ends.
+ * @param {string} text @param {number} most */
+export function cutMiddle(text, most) {
+  const letters = [...text];
+  if (letters.length <= most) return text;
+  const head = Math.floor((most - 1) / 2);
+  return `${letters.slice(0, head).join("")}…${letters.slice(letters.length - (most - 1 - head)).join("")}`;
+}
+
 // -- ticks
+
+/** Of a unit of bytes, between two ticks. */
+const LEAST_STEP = 0.1;
 
 /** What is counted in whole pieces, as events are, has no tick between two of them.
  * @param {number} rough @param {number} least @returns {number} */
@@ -60,13 +72,38 @@ export function roundStep(rough, least) {
 
 /** Round multiples (1, 2, 2.5, 5 x 10^n) of one unit; the unit stands on the top tick only.
  * @param {number} top @returns {{ value: number, text: string }[]} */
-export function byteTicks(top) {
+export const byteTicks = (top) => ticksOf(0, top, byteUnit(top));
+
+/** Of what lies between two heights. Where neighbours would differ in more digits than there is room for, they count
+ * from a round height below them, which is then said by itself.
+ * @param {number} bottom @param {number} top @returns {{ from: number, ticks: { value: number, text: string }[] }} */
+export function byteTicksBetween(bottom, top) {
+  const span = top - bottom;
+  const unit = byteUnit(top);
+  if (bottom <= 0 || span / unit.bytes / 5 >= (unit.power ? LEAST_STEP : 1)) return { from: 0, ticks: ticksOf(bottom, top, unit) };
+  const round = 2 ** (Math.ceil(Math.log2(span)) + 1);
+  const from = Math.floor(bottom / round) * round;
+  const ticks = ticksOf(bottom - from, top - from, byteUnit(2 * span));
+  return { from, ticks: ticks.map(({ value, text }) => ({ value: from + value, text: `+${text}` })) };
+}
+
+/** In which a height is counted.
+ * @param {number} top */
+function byteUnit(top) {
   const power = Math.min(Math.max(Math.floor(Math.log2(Math.max(top / 2, 1)) / 10), 0), 5);
-  const unit = 1024 ** power;
-  const step = roundStep(top / unit / 5, power ? 0.1 : 1);
+  return { power, bytes: 1024 ** power, name: ["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power] };
+}
+
+/** @param {number} bottom @param {number} top @param {{ power: number, bytes: number, name: string }} unit */
+function ticksOf(bottom, top, { power, bytes, name }) {
+  const rough = roundStep((top - bottom) / bytes / 5, power ? LEAST_STEP : 1);
+  // One digit behind the point is all there is room for.
+  const step = power && rough === 0.25 ? 0.5 : rough;
   const ticks = [];
-  for (let k = 0; k * step * unit <= top; k++) ticks.push({ value: k * step * unit, text: grouped(k * step, step % 1 ? 1 : 0) });
-  ticks[ticks.length - 1].text += ` ${["B", "KiB", "MiB", "GiB", "TiB", "PiB"][power]}`;
+  for (let k = Math.ceil(bottom / (step * bytes)); k * step * bytes <= top; k++) {
+    ticks.push({ value: k * step * bytes, text: grouped(k * step, step % 1 ? 1 : 0) });
+  }
+  if (ticks.length) ticks[ticks.length - 1].text += ` ${name}`;
   return ticks;
 }
 

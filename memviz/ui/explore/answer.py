@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.allocation import allocation
-from memviz.analysis.callstacks.stack_paths import Path, parse_path, path_text, rows_below, stack_breakdown
+from memviz.analysis.callstacks.stack_paths import Path, parse_path, path_text, rows_below
 from memviz.analysis.churn import freed_at_once
 from memviz.analysis.event_state import moment
 from memviz.analysis.find import sites_found
@@ -18,13 +18,31 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.dominant import Breakdown, breakdown
 from memviz.analysis.range_summary import Some, Within, within
+from memviz.analysis.weighed import Weighed, weighed_breakdown, weighed_stacks
 from memviz.errors import UsageError
+from memviz.figures.colouring import Colouring
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.explore.find import found_html, refused_query_html
 from memviz.ui.explore.icicle import icicle_html
 from memviz.ui.explore.inspector import allocation_html, moment_html
-from memviz.ui.explore.live_set import head_html, moment_words_html, table_html, within_html
+from memviz.ui.explore.live_set import (
+    TableLook,
+    head_html,
+    lifetime_words_html,
+    moment_words_html,
+    table_html,
+    within_html,
+)
+from memviz.ui.explore.measure import (
+    BYTES,
+    Measure,
+    painted,
+    weighed_by_bytes,
+    weighed_by_count,
+    weighed_by_lifetime,
+)
 from memviz.ui.explore.never_freed import CHURN_ROWS, never_freed_html
+from memviz.ui.explore.paint import colours_of, paint_of
 from memviz.ui.explore.source_lines import source_line
 from memviz.ui.explore.state import Chosen, ExploreState, chosen_of
 from memviz.ui.html.markup import Html, tag
@@ -69,6 +87,14 @@ class _View:
         return self.during.peak_event if self.during else self.chosen.at
 
     @property
+    def span(self) -> tuple[int, int]:
+        """Of which bytes × lifetime are counted: the range, or the whole trace."""
+        return self.chosen.range or (-1, len(self.device.events) - 1)
+
+    def colours(self, meaning: str) -> Colouring:
+        return colours_of(self.trace, self.device, meaning)
+
+    @property
     def is_still(self) -> bool:
         """Only the state at the end is known."""
         return not len(self.device.events)
@@ -103,6 +129,9 @@ def events_value(trace: Trace, device: DeviceTrace, key: str, said: Mapping[str,
 def _head(view: _View) -> Html:
     if view.state.tab != "live":
         return head_html(view.state)
+    if view.state.weight == "lifetime":
+        weighed, measure = weighed_by_lifetime(view.device, view.span, view.colours("category"))
+        return head_html(view.state, lifetime_words_html(view.span, weighed, measure))
     rows = live_rows(view.device, view.event)
     live = Some(len(rows), int(lifetimes(view.device).size[rows].sum()))
     moment_words = moment_words_html(view.event, live, of_range=view.during is not None, is_still=view.is_still)
@@ -127,16 +156,40 @@ def _live(view: _View, due: frozenset[str]) -> Html | None:
 
 
 def _live_set(view: _View) -> list[Html]:
+    """Grouped as the state says, and for stacks the icicle above it, in the timeline's colours."""
     trace, device, state, key = view.trace, view.device, view.state, view.chosen.key
-    rows = live_rows(device, view.event)
     by = "site" if state.by == "stack" else state.by
     path = _path(trace, state.path_of(key)) if state.by == "stack" else ()
+    rows = live_rows(device, view.event)
+    weighed, measure = weighed_by_bytes(device, rows, view.colours("category")), Measure(state.weight)
     request = {"key": key, "what": "live", "by": by, "event": str(view.event), "path": path_text(path)}
-    download = {**request, "name": f"live-at-{max(view.event, 0)}-by-{by}.csv"}
-    parts = [table_html(breakdown(trace, device, rows_below(trace, device, rows, path), by), state, download=download)]
-    if state.by == "stack":
-        parts.insert(0, icicle_html(trace, stack_breakdown(trace, device, rows, path)))
-    return parts
+    name = f"live-at-{max(view.event, 0)}-by-{by}.csv"
+    if state.weight == "lifetime":
+        weighed, measure = weighed_by_lifetime(device, view.span, view.colours("category"))
+        first, last = view.span
+        request |= {"what": "lifetime", "first": str(first), "last": str(last)}
+        name = f"lifetime-{max(first, 0)}-to-{last}-by-{by}.csv"
+    table = _table(view, weighed.below(trace, device, path), by, measure, {**request, "name": name})
+    if state.by != "stack":
+        return [table]
+    drawn = weighed_by_count(rows, view.colours("category")) if state.weight == "count" else weighed
+    colours = view.colours(view.chosen.colour)
+    stacks = weighed_stacks(trace, device, painted(drawn, colours), path)
+    return [icicle_html(trace, stacks, paint=paint_of(colours), measure=measure), table]
+
+
+def _table(view: _View, weighed: Weighed, by: str, measure: Measure, download: dict[str, str]) -> Html:
+    found = weighed_breakdown(view.trace, view.device, weighed, by)
+    return table_html(found, view.state, look=_look(view, weighed, by, measure), download=download)
+
+
+def _look(view: _View, weighed: Weighed, by: str, measure: Measure = BYTES) -> TableLook:
+    colours = view.colours(view.chosen.colour)
+    total = "Together" if measure.kind == "lifetime" else "Live"
+    if colours.meaning == "category":
+        return TableLook(measure=measure, total=total)
+    colour = weighed_breakdown(view.trace, view.device, painted(weighed, colours), by).dominant
+    return TableLook(paint_of(colours), colour, measure, total)
 
 
 def _path(trace: Trace, text: str) -> Path:
@@ -149,10 +202,12 @@ def _path(trace: Trace, text: str) -> Path:
 
 def _never_freed(view: _View) -> Html:
     trace, device = view.trace, view.device
-    kept = breakdown(trace, device, never_freed_rows(device), "site")
+    weighed = weighed_by_bytes(device, never_freed_rows(device), view.colours("category"))
+    kept = weighed_breakdown(trace, device, weighed, "site")
     churn = freed_at_once(trace, device, top=CHURN_ROWS)
     download = {"key": view.chosen.key, "what": "never", "by": "site", "name": "never-freed.csv"}
-    return never_freed_html(kept, growth(trace, device), churn, view.state, download=download)
+    look = _look(view, weighed, "site")
+    return never_freed_html(kept, growth(trace, device), churn, view.state, look=look, download=download)
 
 
 def never_freed_rows(device: DeviceTrace) -> Ints8:
@@ -173,8 +228,20 @@ def full_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) ->
     by = request.get("by", "site")
     if request.get("what") == "never":
         return breakdown(trace, device, never_freed_rows(device), by)
+    if request.get("what") == "lifetime":
+        return _lifetime_table(trace, device, request)
     event = request.get("event", "")
     if not event.removeprefix("-").isdecimal() or len(event) > 18:
         raise UsageError("A moment is the number of an event.")
     rows = live_rows(device, int(event))
     return breakdown(trace, device, rows_below(trace, device, rows, parse_path(trace, request.get("path", ""))), by)
+
+
+def _lifetime_table(trace: Trace, device: DeviceTrace, request: Mapping[str, str]) -> Breakdown:
+    ends = [request.get(end, "") for end in ("first", "last")]
+    if not all(end.removeprefix("-").isdecimal() and len(end) <= 18 for end in ends):
+        raise UsageError("A range goes from the number of an event to that of another.")
+    first, last = sorted(int(end) for end in ends)
+    weighed, _ = weighed_by_lifetime(device, (first, last), colours_of(trace, device, "category"))
+    below = weighed.below(trace, device, parse_path(trace, request.get("path", "")))
+    return weighed_breakdown(trace, device, below, request.get("by", "site"))

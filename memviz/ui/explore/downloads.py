@@ -39,8 +39,8 @@ def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
             write_pickle(strip_paths(trace), file)
 
 
-def groups_csv(found: Breakdown) -> str:
-    """All of a table of groups, to the byte."""
+def groups_csv(found: Breakdown, unit: str = "bytes") -> str:
+    """All of a table of groups, to the byte; or to the byte times event, where those were counted."""
     groups = found.groups.groups
     mostly = [found.dominant[each.key] for each in groups]
     file = StringIO(newline="")
@@ -50,9 +50,9 @@ def groups_csv(found: Breakdown) -> str:
             {
                 found.groups.by: [safe(each.label) for each in groups],
                 "kind": [each.kind for each in mostly],
-                "kind_bytes": [each.bytes for each in mostly],
+                f"kind_{unit}": [each.bytes for each in mostly],
                 "blocks": [each.count for each in groups],
-                "bytes": [each.bytes for each in groups],
+                unit: [each.bytes for each in groups],
             }
         ],
     )

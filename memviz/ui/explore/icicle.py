@@ -1,6 +1,6 @@
 """Live bytes by stack: callers on top, 21 px a row, as wide as their bytes. Plain HTML, widths in percent.
 
-A box is coloured by the category that most of its bytes belong to, mixed toward the page the more the less that
+A box is coloured as most of its bytes are on the timeline, mixed toward the page the more the less that
 one dominates. A caller whose only callee holds all of its bytes shares one box with it.
 """
 
@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from memviz.analysis.callstacks.stack_paths import Path, StackBreakdown, path_text
 from memviz.analysis.callstacks.tree import OTHER, ROOT, StackTree
 from memviz.analysis.purpose.dominant import Dominant
-from memviz.analysis.purpose.kinds import BEFORE_RECORDING
-from memviz.figures.theme import DARK, LIGHT, Palette, mixed, text_on
-from memviz.trace.model import Category, Trace
+from memviz.figures.theme import DARK, LIGHT, mixed, text_on
+from memviz.trace.model import Trace
+from memviz.ui.explore.measure import BYTES, Measure
+from memviz.ui.explore.paint import CATEGORIES, Paint
 from memviz.ui.html.frames import FrameWords, frame_words
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import allocations, cut, exact
-from memviz.units import bytes_text, percent_text
+from memviz.ui.html.words import allocations, cut
+from memviz.units import percent_text
 
 ROW_HEIGHT = 22
 """With the gap of 1 px."""
@@ -32,7 +33,7 @@ _CHAIN_SHARE = 0.3
 _LONGEST = 90
 _WHITE = "#ffffff"
 _NO_NODE = -1
-_CATEGORIES = {each.label: each for each in Category}
+_WORDS = {"bytes": "Live bytes", "count": "Live allocations", "lifetime": "Bytes on average"}
 
 
 @dataclass(frozen=True)
@@ -50,15 +51,16 @@ class Box:
     dominant: Dominant | None
 
 
-def icicle_html(trace: Trace, found: StackBreakdown) -> Html:
+def icicle_html(trace: Trace, found: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES) -> Html:
+    drawing = _Drawing(trace, paint, measure)
     whole = int(found.tree.bytes[found.node])
     crumbs = crumbs_html(trace, found.path) if found.path else ""
     if not whole:
         return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
     drawn = list(boxes(found))
     height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
-    words = "Live bytes by stack, callers on top. Arrow keys walk, Enter zooms in. The table below is its equal."
-    nodes = tag("div", *(_box_html(trace, box, whole) for box in drawn), style=f"height:{height}px")
+    words = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
+    nodes = tag("div", *(_box_html(drawing, box, whole) for box in drawn), style=f"height:{height}px")
     return joined(crumbs, tag("div", nodes, class_="mv-icicle", role="group", aria_label=words))
 
 
@@ -129,15 +131,23 @@ def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, ro
     )
 
 
-def _box_html(trace: Trace, box: Box, whole: int) -> Html:
-    words = [frame_words(trace, frame) for frame in box.frames]
+@dataclass(frozen=True)
+class _Drawing:
+    trace: Trace
+    paint: Paint
+    measure: Measure
+
+
+def _box_html(drawing: _Drawing, box: Box, whole: int) -> Html:
+    words = [frame_words(drawing.trace, frame) for frame in box.frames]
     place = f"left:{100 * box.left:.3f}%;width:{100 * box.width:.3f}%;top:{ROW_HEIGHT * box.row}px"
-    label = _label(words, box) if box.width >= _LABEL_SHARE else ""
-    title = _title(words, box, whole)
+    name = _label(words, box, drawing.measure)
+    label = name if box.width >= _LABEL_SHARE else ""
+    title = _title(words, box, whole, drawing.measure)
     if box.path is None or box.dominant is None:
         return tag("span", label, class_="mv-node mv-is-other", style=place, title=title)
     lights = {"data_light_by": "path", "data_light_group": path_text(box.path)} if box.path else {}
-    look, fill = _fill(box)
+    look, fill = _fill(box, drawing.paint)
     # The topmost box leads back out.
     back = {"data_value": path_text(box.path[:-1])} if box.row == 0 else {}
     return tag(
@@ -147,7 +157,7 @@ def _box_html(trace: Trace, box: Box, whole: int) -> Html:
         class_=look,
         style=f"{fill}{place}",
         title=title,
-        aria_label=None if label else _label(words, box),
+        aria_label=None if label else name,
         tabindex="0" if box.row == 0 else "-1",
         data_act="zoom",
         **lights,
@@ -155,9 +165,9 @@ def _box_html(trace: Trace, box: Box, whole: int) -> Html:
     )
 
 
-def _label(words: list[FrameWords], box: Box) -> str:
+def _label(words: list[FrameWords], box: Box, measure: Measure) -> str:
     named = words if box.width >= _CHAIN_SHARE else words[-1:]
-    return f"{' › '.join(_short(each) for each in named)} {bytes_text(box.bytes)}"
+    return f"{' › '.join(_short(each) for each in named)} {measure.text(box.bytes)}"
 
 
 def _short(words: FrameWords) -> str:
@@ -166,9 +176,10 @@ def _short(words: FrameWords) -> str:
     return cut(f"{name} {words.function}" if name else words.function, _LONGEST)
 
 
-def _title(words: list[FrameWords], box: Box, whole: int) -> str:
+def _title(words: list[FrameWords], box: Box, whole: int, measure: Measure) -> str:
     frames = [cut(f"{each.function} {each.path}" if each.place else each.function, 300) for each in words[-12:]]
-    figures = f"{exact(box.bytes)}, {percent_text(box.bytes, whole)} of {bytes_text(whole)}, {allocations(box.count)}"
+    parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, whole)} of {measure.text(whole)}"]
+    figures = ", ".join(parts if measure.kind == "count" else [*parts, allocations(box.count)])
     mostly = ""
     if box.dominant is not None:
         mostly = f"\n{box.dominant.kind} {percent_text(box.dominant.bytes, box.bytes)}"
@@ -182,19 +193,16 @@ def page_share(dominant: int, whole: int) -> int:
     return 70 - 5 * round(4 * dominant / whole)
 
 
-def _fill(box: Box) -> tuple[str, str]:
+def _fill(box: Box, paint: Paint) -> tuple[str, str]:
     """Class and style. Text is ink, or white where only that can be read, in each mode by itself."""
     if box.frames == (ROOT,) or box.dominant is None:
         return "mv-node mv-plain", ""
     share = page_share(box.dominant.bytes, box.bytes) / 100
     style = ""
-    for mode, look in (("light", LIGHT), ("dark", DARK)):
-        fill = mixed(_colour(look, box.dominant.kind), look.page, share)
+    shades = paint.shades[box.dominant.kind]
+    for mode, look, shade in zip(("light", "dark"), (LIGHT, DARK), shades, strict=True):
+        fill = mixed(shade, look.page, share)
         style += f"--mv-{mode}:{fill};"
         if text_on(fill) == _WHITE:
             style += f"--mv-on-{mode}:{_WHITE};"
     return "mv-node mv-kind", style
-
-
-def _colour(look: Palette, kind: str) -> str:
-    return look.before if kind == BEFORE_RECORDING else look.category(_CATEGORIES[kind])

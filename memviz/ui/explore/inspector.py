@@ -8,6 +8,7 @@ from itertools import groupby
 from memviz.analysis.allocation import Allocation, BlockKnown, Span
 from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.ui.html.frames import FrameWords, frame_words
 from memviz.ui.html.kinds import swatch
@@ -55,7 +56,7 @@ def _where(found: Allocation) -> str:
 def _allocation_facts(found: Allocation) -> Iterable[tuple[str, object]]:
     yield "Asked", exact(found.asked_bytes)
     yield "Block", joined(exact(found.block_bytes), _soft(_block_words(found)))
-    yield "Category", joined(swatch(found.category.label), " ", found.category.label, _soft(found.reason))
+    yield "Category", joined(swatch(found.category.label), " ", _category_words(found), _soft(found.reason))
     if found.operator:
         yield "Operator", tag("span", cut(found.operator), class_="mv-code")
     yield "Lifetime", _lifetime(found.span)
@@ -68,6 +69,10 @@ def _allocation_facts(found: Allocation) -> Iterable[tuple[str, object]]:
         yield "Metadata", tag("span", cut(found.metadata, _LONGEST_TEXT), class_="mv-code")
     if found.compile_context not in _NO_CONTEXT:
         yield "Compiled", tag("span", cut(found.compile_context, _LONGEST_TEXT), class_="mv-code")
+
+
+def _category_words(found: Allocation) -> str:
+    return f"probably {found.category.label}" if found.certainty is Certainty.PROBABLE else found.category.label
 
 
 def _block_words(found: Allocation) -> str:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 from memviz.analysis.groups import Group
 from memviz.analysis.purpose.dominant import Breakdown, Dominant
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.range_summary import Some, Within
-from memviz.ui.explore.state import GROUPINGS, TABS, ExploreState
-from memviz.ui.html.kinds import colour_style, swatch
+from memviz.analysis.weighed import Weighed
+from memviz.ui.explore.measure import BYTES, Measure
+from memviz.ui.explore.paint import CATEGORIES, Paint
+from memviz.ui.explore.state import GROUPINGS, TABS, WEIGHTS, ExploreState
+from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, joined, tag
-from memviz.ui.html.words import allocations, cut, exact, rounded, when
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.ui.html.words import allocations, cut, rounded, when
+from memviz.units import count_text, percent_text
 
 FEW_ROWS = 40
 MOST_ROWS = 200
 _LONGEST_KEY = 2000
 """Of a group's key in the page. A longer one cannot be lit; nobody wrote such a function by hand."""
+_DIFFER_AT_THE_END = ("module", "line")
+_END = 14
 _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 
 
@@ -38,8 +45,8 @@ def tabs_html(state: ExploreState) -> Html:
 
 def head_html(state: ExploreState, moment: Html | str = "", facts: Html | str = "") -> Html:
     """The moment and the switch belong to the live set; the other tabs say theirs themselves."""
-    switch = switch_html(state) if state.tab == "live" else ""
-    return joined(tag("div", tabs_html(state), moment, switch, class_="mv-head"), facts)
+    switches = joined(switch_html(state), weights_html(state)) if state.tab == "live" else ""
+    return joined(tag("div", tabs_html(state), moment, switches, class_="mv-head"), facts)
 
 
 def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_still: bool = False) -> Html:
@@ -49,19 +56,34 @@ def moment_words_html(event: int, live: Some, *, of_range: bool = False, is_stil
     return tag("p", words, rounded(live.bytes), class_="mv-moment", aria_live="polite")
 
 
+def lifetime_words_html(span: tuple[int, int], weighed: Weighed, measure: Measure) -> Html:
+    """Bytes × lifetime answer for a range, or for the whole trace."""
+    words = f"events {count_text(max(span[0], 0))} to {count_text(span[1])} · {allocations(len(weighed.rows))} · "
+    mean = measure.html(int(weighed.weight.sum()))
+    return tag("p", words, mean, " on average", class_="mv-moment", aria_live="polite")
+
+
 def switch_html(state: ExploreState) -> Html:
+    return _switch("by", GROUPINGS, state.by, "What a row is")
+
+
+def weights_html(state: ExploreState) -> Html:
+    return _switch("weight", WEIGHTS, state.weight, "What is counted")
+
+
+def _switch(act: str, choices: Mapping[str, str], chosen: str, label: str) -> Html:
     buttons = [
         tag(
             "button",
             words,
             type="button",
-            data_act="by",
+            data_act=act,
             data_value=name,
-            aria_pressed="true" if name == state.by else "false",
+            aria_pressed="true" if name == chosen else "false",
         )
-        for name, words in GROUPINGS.items()
+        for name, words in choices.items()
     ]
-    return tag("div", *buttons, class_="mv-switch", role="group", aria_label="What a row is")
+    return tag("div", *buttons, class_="mv-switch", role="group", aria_label=label)
 
 
 def within_html(during: Within) -> Html:
@@ -78,24 +100,38 @@ def within_html(during: Within) -> Html:
     return tag("p", tag("span", span), *facts, class_="mv-facts")
 
 
+@dataclass(frozen=True)
+class TableLook:
+    """How a table is coloured and what its figures are. `colour` is what most of each group is, as colours mean it."""
+
+    paint: Paint = CATEGORIES
+    colour: Mapping[str, Dominant] | None = None
+    measure: Measure = BYTES
+    total: str = "Live"
+
+
 def table_html(
-    found: Breakdown, state: ExploreState, *, total: str = "Live", download: dict[str, str] | None = None
+    found: Breakdown,
+    state: ExploreState,
+    *,
+    look: TableLook = TableLook(),
+    download: dict[str, str] | None = None,
 ) -> Html:
     """`download` is what the browser asks the whole table with."""
     if not found.groups.count:
         return tag("p", "Nothing is live here.", class_="mv-soft")
     by, groups = found.groups.by, ordered(found, state.sort, is_rising=state.is_rising)
     shown = groups[: MOST_ROWS if state.is_long else FEW_ROWS]
-    largest = max((each.bytes for each in found.groups.groups), default=0)
-    rows = [_row(each, found.dominant[each.key], found, largest=largest) for each in shown]
+    largest = max((look.measure.share_of(each) for each in found.groups.groups), default=0)
+    rows = [_row(each, found, look, largest=largest) for each in shown]
     rest = groups[len(shown) :]
     if rest:
-        rows.append(_rest_row(rest, found, can_grow=not state.is_long))
+        rows.append(_rest_row(rest, found, look.measure, can_grow=not state.is_long))
     return tag(
         "table",
-        tag("thead", tag("tr", *_heads(by, state, found.groups.bytes))),
+        tag("thead", tag("tr", *_heads(by, state, found, look.measure))),
         tag("tbody", *rows),
-        tag("tfoot", _total_row(found, total, download)),
+        tag("tfoot", _total_row(found, look, download)),
         class_="mv-table mv-groups",
     )
 
@@ -112,14 +148,18 @@ def ordered(found: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
 
-def _heads(by: str, state: ExploreState, whole: int) -> Iterable[Html]:
+def _whole(found: Breakdown, measure: Measure) -> int:
+    return found.groups.count if measure.kind == "count" else found.groups.bytes
+
+
+def _heads(by: str, state: ExploreState, found: Breakdown, measure: Measure) -> Iterable[Html]:
     yield _head(_NAMES.get(by, by.capitalize()), "name", state)
     if by != "category":
         yield _head("Category", "category", state, "mv-wide")
-    yield tag("th", class_="mv-wide", scope="col")
+    yield tag("td", class_="mv-wide")
     yield _head("Blocks", "count", state, "mv-number")
-    yield _head("Bytes", "bytes", state, "mv-number")
-    yield tag("th", f"of {bytes_text(whole)}", class_="mv-number mv-wide", scope="col")
+    yield _head(measure.head, "bytes", state, "mv-number")
+    yield tag("th", f"of {measure.text(_whole(found, measure))}", class_="mv-number mv-wide", scope="col")
 
 
 def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
@@ -130,21 +170,25 @@ def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
     return tag("th", button, class_=class_ or None, scope="col", aria_sort=direction)
 
 
-def _row(group: Group, mostly: Dominant, found: Breakdown, *, largest: int) -> Html:
-    by_category = found.groups.by == "category"
+def _row(group: Group, found: Breakdown, look: TableLook, *, largest: int) -> Html:
+    by_category, mostly = found.groups.by == "category", found.dominant[group.key]
+    colour = mostly if look.colour is None else look.colour[group.key]
+    is_category = look.paint.meaning == "category"
     # Where the category has its own column, that one goes on narrow screens, and the swatch goes to the name.
-    first = tag("span", swatch(mostly.kind), class_=None if by_category else "mv-narrow")
+    # Where colours mean something else, the swatch is always there.
+    first = tag("span", look.paint.swatch(colour.kind), class_="mv-narrow" if is_category and not by_category else None)
     cells = [tag("td", first, name_html(group.label, found.groups.by))]
     if not by_category:
-        cells.append(tag("td", category_html(mostly, group.bytes), class_="mv-wide"))
-    bar = f"width:{100 * group.bytes / max(largest, 1):.2f}%;{colour_style(mostly.kind)}"
+        cells.append(tag("td", category_html(mostly, group.bytes, has_swatch=is_category), class_="mv-wide"))
+    measure, share = look.measure, look.measure.share_of(group)
+    bar = f"width:{100 * share / max(largest, 1):.2f}%;{look.paint.style(colour.kind)}"
     return tag(
         "tr",
         *cells,
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
         tag("td", count_text(group.count), class_="mv-number"),
-        tag("td", rounded(group.bytes), class_="mv-number"),
-        tag("td", percent_text(group.bytes, found.groups.bytes), class_="mv-number mv-soft mv-wide"),
+        tag("td", measure.cell.html(group.bytes), class_="mv-number"),
+        tag("td", percent_text(share, _whole(found, measure)), class_="mv-number mv-soft mv-wide"),
         **lights(found.groups.by, group.key),
     )
 
@@ -154,37 +198,54 @@ def name_html(label: str, by: str) -> Html:
     text = cut(label)
     place, space, function = text.rpartition(" ")
     has_function = by == "site" and (":" in place or function == "(backward)")
-    inside = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
-    return tag("button", inside, type="button", class_="mv-name mv-code", title=cut(label, 600), data_keep="")
+    inside: object = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
+    spoken = None
+    if by in _DIFFER_AT_THE_END:
+        inside, spoken = _both_ends(text), text
+    title = cut(label, 600)
+    return tag("button", inside, type="button", class_="mv-name mv-code", title=title, aria_label=spoken, data_keep="")
+
+
+def _both_ends(text: str) -> Html:
+    """Where there is no room for all of it, its middle goes: modules and lines differ at their ends."""
+    if len(text) < 2 * _END:
+        return tag("span", text)
+    return tag("span", tag("span", text[:-_END]), tag("span", text[-_END:]), class_="mv-middle-cut")
 
 
 def lights(by: str, key: str) -> dict[str, str]:
     return {"data_light_by": by, "data_light_group": key} if len(key) <= _LONGEST_KEY else {}
 
 
-def category_html(mostly: Dominant, whole: int) -> Html:
+def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> Html:
     """With its share, unless that reads 100 %."""
     share = percent_text(mostly.bytes, whole)
     mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
-    return joined(swatch(mostly.kind), " ", mostly.kind, mixed)
+    probably = "probably: " if mostly.certainty is Certainty.PROBABLE else ""
+    why = f"{probably}{mostly.reason}" if mostly.reason else None
+    return joined(swatch(mostly.kind) if has_swatch else "", " ", tag("span", mostly.kind, title=why), mixed)
 
 
-def _rest_row(rest: list[Group], found: Breakdown, *, can_grow: bool) -> Html:
+def _rest_row(rest: list[Group], found: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
     size, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
     words = f"everything else, {count_text(len(rest))} more"
     name = tag("button", words, type="button", class_="mv-link", data_act="more") if can_grow else words
-    return _sum_row(name, count, rounded(size), percent_text(size, found.groups.bytes), found.groups.by)
+    share = percent_text(sum(measure.share_of(each) for each in rest), _whole(found, measure))
+    return _sum_row(name, count, measure.cell.html(size), share, found.groups.by)
 
 
-def _total_row(found: Breakdown, name: str, download: dict[str, str] | None) -> Html:
+def _total_row(found: Breakdown, look: TableLook, download: dict[str, str] | None) -> Html:
     groups, link = found.groups, Html("")
     if download is not None:
         data = {f"data_{name}": value for name, value in download.items()}
         link = tag(
             "button", "CSV", type="button", class_="mv-link", title="The whole table as CSV", data_csv="", **data
         )
-    whole = percent_text(groups.bytes, groups.bytes)
-    return _sum_row(joined(f"{name} ", link), groups.count, exact(groups.bytes), whole, groups.by)
+    whole = percent_text(1, 1)
+    measure = look.measure.cell
+    # Bytes × lifetime are said as a mean here too; the exact sum has twenty digits.
+    total = measure.html(groups.bytes) if measure.kind == "lifetime" else measure.exact(groups.bytes)
+    return _sum_row(joined(f"{look.total} ", link), groups.count, total, whole, groups.by)
 
 
 def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Html:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from memviz.analysis.groups import Groups
 from memviz.analysis.leaks import Growth, GrowthRow
 from memviz.analysis.purpose.dominant import Breakdown
-from memviz.ui.explore.live_set import lights, name_html, table_html
+from memviz.ui.explore.live_set import TableLook, lights, name_html, table_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import allocations, cut, exact, rounded
@@ -14,19 +16,29 @@ from memviz.units import bytes_text, count_text, delta_text
 CHURN_ROWS = 12
 
 
+_LOOK = TableLook(total="Never freed")
+
+
 def never_freed_html(
-    kept: Breakdown, grown: Growth, churn: Groups, state: ExploreState, *, download: dict[str, str] | None = None
+    kept: Breakdown,
+    grown: Growth,
+    churn: Groups,
+    state: ExploreState,
+    *,
+    look: TableLook = _LOOK,
+    download: dict[str, str] | None = None,
 ) -> Html:
-    return joined(kept_html(kept, state, download), growth_html(grown), churn_html(churn))
+    table = replace(look, total=_LOOK.total)
+    return joined(kept_html(kept, state, download, table), growth_html(grown), churn_html(churn))
 
 
-def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None) -> Html:
+def kept_html(kept: Breakdown, state: ExploreState, download: dict[str, str] | None, look: TableLook = _LOOK) -> Html:
     groups = kept.groups
     if not groups.count:
         return _section("Everything that was made here was freed again, or asked to be.")
     head = f"{allocations(groups.count)} made here {'is' if groups.count == 1 else 'are'} alive at the end"
     soft = f"{bytes_text(groups.bytes)}. A model and its optimizer belong here; what grows from step to step does not."
-    return _section(head, soft, table_html(kept, state, total="Never freed", download=download))
+    return _section(head, soft, table_html(kept, state, look=look, download=download))
 
 
 def growth_html(grown: Growth) -> Html:

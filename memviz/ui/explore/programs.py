@@ -11,11 +11,10 @@ from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.errors import UsageError
 from memviz.headlines.as_json import summary_json
-from memviz.ui.saved.report import report_page
+from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.exports import page_file
-from memviz.ui.shell.programs import READS_FILES, grouping_of, in_words, open_upload, row_count, sound_answer
-
-_MOST_FILES = 24
+from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.turns import IN_TURN, in_turn
 
 
 def build() -> None:
@@ -24,9 +23,9 @@ def build() -> None:
     by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
     top = gr.Number(20, precision=0, label="top")
     answer, page = gr.JSON(label="answer"), gr.File(label="page")
-    gr.Button().click(summary, [file], answer, api_name="summary", **READS_FILES)
-    gr.Button().click(peak, [file, by, top], answer, api_name="peak", **READS_FILES)
-    gr.Button().click(report, [files], page, api_name="report", **READS_FILES)
+    gr.Button().click(in_turn(summary), [file], answer, api_name="summary", **IN_TURN)
+    gr.Button().click(in_turn(peak), [file, by, top], answer, api_name="peak", **IN_TURN)
+    gr.Button().click(in_turn(report), [files], page, api_name="report", **IN_TURN)
 
 
 def summary(file: str) -> dict[str, Any]:
@@ -64,6 +63,7 @@ def report(files: list[str]) -> str:
 
 
 def _report(files: object) -> str:
-    if not isinstance(files, list) or not 0 < len(files) <= _MOST_FILES:
-        raise UsageError(f"files are a list of one to {_MOST_FILES} snapshots.")
+    if not isinstance(files, list) or not files:
+        raise UsageError("files are a list of snapshots, one at least.")
+    check_count(len(files))
     return page_file("report.html", report_page([open_upload(each) for each in files]))

@@ -12,6 +12,8 @@ from memviz.trace.model import DeviceTrace
 
 TABS = {"live": "Live set", "segments": "Segments", "events": "Events", "never": "Never freed"}
 GROUPINGS = {"stack": "Stack", "site": "Site", "category": "Category", "module": "Module", "line": "Line"}
+WEIGHTS = {"bytes": "Bytes", "count": "Count", "lifetime": "Bytes × lifetime"}
+"""What an allocation counts for."""
 SORTS = ("name", "category", "count", "bytes")
 _RISING_FIRST = ("name", "category")
 LONGEST_QUERY = 200
@@ -27,6 +29,8 @@ class Chosen:
     pin: int = -1
     """A row of `lifetimes`; -1 for none."""
     range: tuple[int, int] | None = None
+    colour: str = "category"
+    """What the timeline's colours mean."""
 
 
 def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
@@ -45,6 +49,7 @@ def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
         at=peak if at is None else _bounded(at, -1, last),
         pin=pin if pin is not None and 0 <= pin < len(lifetimes(device)) else -1,
         range=(min(first, second), max(first, second)) if first is not None and second is not None else None,
+        colour=str(data.get("colour") or "category"),
     )
 
 
@@ -69,6 +74,8 @@ class ExploreState:
     path_key: str = ""
     """The trace whose frames the path counts."""
     query: str = ""
+    weight: str = "bytes"
+    """One of `WEIGHTS`."""
 
     def path_of(self, key: str) -> str:
         return self.path if self.path_key == key else ""
@@ -81,6 +88,10 @@ class ExploreState:
                 return replace(self, tab=value, is_long=False)
             case "by" if value in GROUPINGS:
                 return replace(self, by=value, is_long=False)
+            case "weight" if value in WEIGHTS:
+                # What is counted comes first, until somebody sorts otherwise.
+                sort = "count" if value == "count" else "bytes"
+                return replace(self, weight=value, sort=sort, is_rising=False, is_long=False)
             case "sort" if value in SORTS:
                 return replace(self, sort=value, is_rising=self._turned(value))
             case "zoom":

@@ -13,6 +13,7 @@ from typing import Any
 import gradio as gr
 
 from memviz.errors import UsageError
+from memviz.figures.colouring import MEANINGS, telling_meaning
 from memviz.ui.components.event_list import EventList
 from memviz.ui.components.find_field import FindField, typed
 from memviz.ui.components.lit_panel import LitPanel
@@ -103,7 +104,9 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(each) != chosen.get(each) for each in ("key", "at", "range"))
-        return [chosen, *panels(context, current, state, chosen, due=answer.MOMENT if moved else answer.PIN)]
+        recoloured = before.get("colour", "category") != chosen.get("colour", "category")
+        due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
+        return [chosen, *panels(context, current, state, chosen, due=due)]
 
     def act(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         turned = state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
@@ -136,7 +139,9 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
     if found is None or session.current is None:
         return ["", {}, "", {}]
     key = timeline_key(session.current)
-    value = timeline_value(*found, key, state=state)
+    meaning = telling_meaning(*found)
+    first = {"colour": meaning} if meaning != MEANINGS[0] else {}
+    value = timeline_value(*found, key, state={**first, **(state or {})})
     linked = {"linked": {**state, "key": key}} if state else gr.skip()
     return [verdict_html(*found, session.current.key), value, key, linked]
 
@@ -169,6 +174,7 @@ def _csv(context: Context) -> Any:
         pair = context.find(request.get("key", ""))
         if pair is None:
             raise UsageError("This trace is not open any more.")
-        return groups_csv(answer.full_table(*pair, request))
+        unit = "byte_events" if request.get("what") == "lifetime" else "bytes"
+        return groups_csv(answer.full_table(*pair, request), unit)
 
     return make

@@ -12,7 +12,17 @@ _CATEGORIES = {each.label: each for each in Category}
 
 def colour_style(kind: str) -> str:
     """For `style`: the custom properties that the class `mv-kind` reads."""
-    return f"--mv-light:{_colour(LIGHT, kind)};--mv-dark:{_colour(DARK, kind)}"
+    return style_of(shades_of(kind))
+
+
+def shades_of(kind: str) -> tuple[str, str]:
+    """On light and on dark pages."""
+    return _colour(LIGHT, kind), _colour(DARK, kind)
+
+
+def style_of(shades: tuple[str, str]) -> str:
+    light, dark = shades
+    return f"--mv-light:{light};--mv-dark:{dark}"
 
 
 def swatch(kind: str) -> Html:

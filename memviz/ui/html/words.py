@@ -13,6 +13,14 @@ def cut(text: str, longest: int = LONGEST) -> str:
     return text if len(text) <= longest else f"{text[: longest - 1]}…"
 
 
+def cut_middle(text: str, longest: int) -> str:
+    """Names of files and modules mostly differ at their ends, so what is too long loses its middle."""
+    if len(text) <= longest:
+        return text
+    head = (longest - 1) // 2
+    return f"{text[:head]}…{text[head + 1 - longest :]}"
+
+
 def when(event: int, *, is_still: bool = False) -> str:
     """`is_still`: of a recording without events, whose one moment is its end."""
     if is_still:

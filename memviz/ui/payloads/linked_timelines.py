@@ -10,8 +10,9 @@ from typing import Any
 from memviz.analysis.comparing.align import START, Aligned, Axis, Way, align
 from memviz.analysis.live import has_times
 from memviz.analysis.timeline import timeline
+from memviz.figures.colouring import SharedHue, largest_of_all
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.html.words import cut
+from memviz.ui.html.words import cut_middle
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.units import bytes_text
 
@@ -38,8 +39,10 @@ def linked_name(traces: Sequence[LinkedTrace]) -> str:
     return blake2b("\n".join(trace.key for trace in traces).encode(), digest_size=8).hexdigest()
 
 
-def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = "event") -> list[dict[str, Any]]:
-    """One per trace, in their order."""
+def linked_values(
+    traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = "event", *, colour: str = "category"
+) -> list[dict[str, Any]]:
+    """One per trace, in their order. `colour` is what colours mean: sites and modules have theirs in all of them."""
     baseline = timeline(traces[0].device).peak_bytes
     lines = [timeline(trace.device) for trace in traces]
     top = max(max(line.reserved_peak_bytes, line.peak_bytes) for line in lines) or 1
@@ -50,6 +53,8 @@ def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = 
         "top": top * _HEADROOM,
         "ruler": {"bytes": baseline, "text": f"A {bytes_text(baseline)}"},
         "axis": axis,
+        "colour": colour,
+        "among": [hue.key for hue in shared_hues(traces, colour)],
     }
     values = [timeline_value(trace.trace, trace.device, trace.key) for trace in traces]
     return [
@@ -57,12 +62,16 @@ def linked_values(traces: Sequence[LinkedTrace], way: Way = START, axis: Axis = 
             **value,
             **common,
             "badge": trace.letter,
-            "name": cut(trace.name, _MOST_NAME),
+            "name": cut_middle(trace.name, _MOST_NAME),
             "band": any(value["phases"] for value in values),
             "align": placed(aligned, number),
         }
         for number, (trace, value) in enumerate(zip(traces, values, strict=True))
     ]
+
+
+def shared_hues(traces: Sequence[LinkedTrace], colour: str) -> list[SharedHue]:
+    return [] if colour == "category" else largest_of_all([trace.pair for trace in traces], colour)
 
 
 def alignments(traces: Sequence[LinkedTrace], way: Way) -> Mapping[Axis, Aligned]:

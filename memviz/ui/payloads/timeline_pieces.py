@@ -22,7 +22,7 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
     if kind == "timeline":
         return pack_timeline(device)
     if kind == "groups":
-        return groups_piece(colouring(trace, device, str(request.get("meaning", "category"))))
+        return groups_piece(colouring(trace, device, str(request.get("meaning", "category")), _among(request)))
     if kind == "times":
         return pack_times(device)
     if kind == "sites":
@@ -33,6 +33,12 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
             lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))
         )
     raise UsageError(f"A timeline has no piece {kind!r}.")
+
+
+def _among(request: dict[str, Any]) -> tuple[str, ...]:
+    """Of several traces that share their colours. It comes from a browser."""
+    keys = request.get("among")
+    return tuple(key for key in keys if isinstance(key, str)) if isinstance(keys, list) else ()
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:

@@ -8,6 +8,7 @@ from memviz.analysis.annotations import annotated
 from memviz.analysis.live import has_times
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.overview import overview
+from memviz.analysis.purpose.phase_spans import phase_spans
 from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace
@@ -16,6 +17,8 @@ from memviz.units import bytes_text
 
 _MOST_PHASES = 2000
 _MOST_OOM = 50
+_NOTED_BY_TORCH = ("Optimizer.", "ProfilerStep#")
+"""Such notes are coarser than what stacks show."""
 
 
 def timeline_value(
@@ -35,13 +38,20 @@ def timeline_value(
 
 
 def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
-    """Annotations as [name, first instant, last instant]: those that no other one encloses."""
+    """[name, first instant, last instant] of what the program noted itself; of phases seen in stacks where it did not.
+
+    Of what it noted only what no other note encloses.
+    """
     found = annotated(device).intervals
     rows = ((found.depth == 0) & (found.end_event >= found.start_event)).nonzero()[0][:_MOST_PHASES]
-    return [
+    noted = [
         [plain(trace.strings[found.name[row]]), int(found.start_event[row]) + 1, int(found.end_event[row]) + 2]
         for row in rows
     ]
+    phases = phase_spans(trace, device)
+    if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
+        return [[phases.name(span), span.first + 1, span.last + 2] for span in phases.spans[:_MOST_PHASES]]
+    return noted
 
 
 def _oom(event: int, asked: int, device: DeviceTrace) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 from memviz.analysis.comparing.changes import letter, telling
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
+from memviz.errors import UsageError
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
@@ -28,15 +29,22 @@ _MOST_NAME = 48
 Pair = tuple[Trace, DeviceTrace]
 
 
+def check_count(files: int) -> None:
+    """UsageError where there are more than a page can show side by side; before any of them is read."""
+    if files > len(LETTERS):
+        raise UsageError(f"A report shows at most {len(LETTERS)} snapshots side by side, not {files}. Make several.")
+
+
 def report_page(sides: Sequence[Pair], by: str = "") -> str:
     """The page as HTML. It stays under 3 MB however many events there are.
 
     `by` is what a row of the comparison is, where there are several; empty for what says most.
     """
-    page = _page(sides[: len(LETTERS)], by, GENEROUS)
+    check_count(len(sides))
+    page = _page(sides, by, GENEROUS)
     if len(page.encode("utf-8", "replace")) < MOST_BYTES:
         return page
-    return _page(sides[: len(LETTERS)], by, SPARE)
+    return _page(sides, by, SPARE)
 
 
 def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:

@@ -21,8 +21,8 @@ Follow = Callable[[Mapping[str, str]], State | None]
 _BUTTON = re.compile(r"<button\b([^>]*)>(.*?)</button>", re.DOTALL)
 _DATA = re.compile(r' data-([\w-]+)(?:="([^"]*)")?')
 _OF_BUTTONS = re.compile(r' (?:type|data-act|data-letter|draggable|role|tabindex|aria-[\w-]+)(?:="[^"]*")?')
-_GONE = frozenset({"toggle", "home", "export", "close", "sample"})
-"""What acts on the page's other traces; its words alone would say nothing."""
+_GONE = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
+"""What acts on the page's other traces, or asks for what no saved page has; its words alone would say nothing."""
 _NEEDS_THE_SERVER = ("csv", "take")
 
 

@@ -1,9 +1,10 @@
 // @ts-check
-// The address, replaced and not pushed, is a link to what is seen: to the one trace that is explored, or to what a tab
+// The address is a link to what is seen; steps.js makes entries of it that the back button comes to: to the one trace that is explored, or to what a tab
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
 import { onSaid } from "../components/base.js";
+import { noteTab } from "./steps.js";
 
-const OF_THE_TIMELINE = ["at", "from", "to", "pin", "order", "colour", "axis"];
+const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
 const OURS = [
   ...["trace", ...OF_THE_TIMELINE, "tab"],
   ...["traces", "other", "by", "sort", "align", "step", "name", "overlay"],
@@ -30,7 +31,7 @@ export function followView() {
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : explored || {});
   if (link && !said.has("traces")) query.set("trace", link);
   for (const [key, value] of said) query.set(key, value);
-  history.replaceState(null, "", `${location.pathname}?${query}`);
+  history.replaceState(history.state, "", `${location.pathname}?${query}`);
 }
 
 onSaid("memviz:state", (state) => {
@@ -64,6 +65,7 @@ function countCompared() {
 const redrawn = onceQuiet(() => {
   countCompared();
   followView();
+  noteTab();
 }, QUIET_MS);
 
 new MutationObserver((changes) => {

@@ -13,7 +13,7 @@ from typing import Any
 from memviz.figures.colouring import MEANINGS
 from memviz.ui.shell.session import Opened, Session
 
-_NUMBERS = ("at", "from", "to", "pin")
+_NUMBERS = ("at", "from", "to", "low", "high", "pin")
 _CHOICES = {"order": ("category", "age"), "colour": MEANINGS, "axis": ("event", "time")}
 SAMPLE = "sample:"
 

@@ -5,10 +5,11 @@
 //   [data-mv-picture]  a click saves the timeline as "png" or "svg"
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
-// address.js, and what a narrow screen does otherwise in narrow.js.
+// address.js, the back button in steps.js, and what a narrow screen does otherwise in narrow.js.
 import { isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
+import { listenToSteps } from "./steps.js";
 
 const REST_MS = 60;
 const SAID_MS = 1500;
@@ -130,5 +131,6 @@ if (document.body) startDark();
 else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
+listenToSteps();
 listenToWidth();
 listenToSheet();

@@ -9,16 +9,22 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.html.words import cut_middle
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.session import Opened, Session
 from memviz.units import bytes_text
 
+_LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
+"""What the sidebar has room for."""
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
 KEYS = (
     ("← →", "pan a tenth"),
     ("Shift ← →", "one event back or on"),
     ("+ −", "zoom"),
+    ("W S", "zoom the height; also the wheel with Ctrl or Shift, or over the bytes at the side"),
+    ("Shift ↑ ↓", "up or down a tenth of the height"),
+    ("V", "fit the height to the pinned allocation"),
     ("0", "show all"),
     ("P", "go to the peak"),
     ("↑ ↓", "walk the stack at the moment"),
@@ -30,6 +36,9 @@ KEYS = (
     ("Esc", "undo one thing: tooltip, pin, range, filter"),
     ("/", "find"),
     ("Shift + drag", "choose a range"),
+    ("Ctrl + drag, or B and drag", "zoom into a box"),
+    ("Alt + drag, or M and drag", "measure bytes, events and time with a ruler"),
+    ("M, then arrows", "the same by keys: ↑ ↓ go to the next edge, Enter begins anew there"),
 )
 
 
@@ -95,7 +104,8 @@ def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
     badge = _badge(opened, session)
-    words = tag("span", tag("b", opened.name), tag("small", facts))
+    name = cut_middle(opened.name, _BESIDE_A_BADGE if badge else _LONGEST_NAME)
+    words = tag("span", tag("b", name), tag("small", facts))
     return tag(
         "div",
         tag(

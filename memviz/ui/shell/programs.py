@@ -24,7 +24,6 @@ from memviz.ui.shell.exports import not_kept
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.sound import sound, sound_text
 
-READS_FILES: dict[str, Any] = {"concurrency_id": "parse", "concurrency_limit": 2}
 _MOST_ROWS = 10_000
 _MOST_WORDS = 1000
 _KINDS = {

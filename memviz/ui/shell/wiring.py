@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-PRIVATE: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private", "concurrency_limit": None}
-"""Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed."""
+PRIVATE: dict[str, Any] = {
+    "show_progress": "hidden",
+    "api_visibility": "private",
+    "concurrency_limit": None,
+    "trigger_mode": "always_last",
+}
+"""Through the queue: only then does Gradio tell the tabs of a `gr.State` that has changed. What is clicked while the
+answer before is on its way is answered after it (Gradio's `once` would drop it); `inTurn` in base.js sees to that."""
 IN_PARTS: dict[str, Any] = {**PRIVATE, "trigger_mode": "multiple"}
 """For answers that come in parts, and for what must not be dropped: one is sent while the one before still runs."""

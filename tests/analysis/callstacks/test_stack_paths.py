@@ -77,7 +77,7 @@ def test_looking_at_a_node_leaves_its_callers_as_a_chain():
     found = stack_breakdown(trace, trace.devices[0], all_rows(trace), path)
     assert (found.path, found.node) == (path, 2)
     assert found.tree == stack_tree(trace, trace.devices[0], np.array([0, 1]), TreeOptions(most_nodes=202))
-    assert found.dominant == (Dominant("unknown", 40),) * 3 + (Dominant("unknown", 10),)
+    assert found.dominant == (Dominant("output", 40),) * 3 + (Dominant("output", 10),)
 
 
 def test_a_path_where_nothing_is_live_shows_nothing():

@@ -26,7 +26,7 @@ def signs(*stacks) -> StackSigns:
         (t.BUILD, Doing.BUILD),
         (t.MOVE, Doing.BUILD),
         (t.LOSS, Doing.NOTHING),
-        ([frame("forward", "/p/model.py"), t.MAIN], Doing.NOTHING),
+        ([frame("forward", "/p/model.py"), t.MAIN], Doing.FORWARD),
         ([frame("load_state_dict", t.OPTIMIZER), t.MAIN], Doing.BUILD_OPTIMIZER),
     ],
 )
@@ -45,6 +45,12 @@ def test_without_a_stack_nothing_is_known():
 def test_a_forward_inside_a_backward_recomputes():
     found = signs(t.RECOMPUTE, t.BACKWARD, t.FORWARD)
     assert found.recomputes.tolist() == [True, False, False, False]
+
+
+def test_compiled_code_that_bears_the_name_of_a_forward_recomputes_nothing():
+    compiled = [t.NATIVE, frame("forward", "/p/model.py", 41), t.NODE, t.ENGINE]
+    found = signs(compiled)
+    assert (found.doing[0], bool(found.recomputes[0])) == (Doing.BACKWARD, False)
 
 
 def test_the_engine_is_seen_where_cpp_frames_are():

@@ -11,6 +11,7 @@ from memviz.analysis.groups import grouped
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.dominant import Dominant, breakdown, dominant_of
 from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Labels, Trace
 from tests.analysis.replays import sound_traces
 from tests.traces import MiB, alloc, block, frame, segment, trace_of
@@ -36,8 +37,8 @@ def test_the_kind_with_most_bytes_stands_for_the_group():
     found = breakdown(trace, trace.devices[0], all_rows(trace), "site")
     assert found.groups == grouped(trace, trace.devices[0], all_rows(trace), "site")
     assert found.dominant == {
-        "/p/train.py:9 step": Dominant("parameter", 30),
-        "/p/model.py:3 forward": Dominant("input", 60),
+        "/p/train.py:9 step": Dominant("parameter", 30, Certainty.STATED, "recorded by the run itself"),
+        "/p/model.py:3 forward": Dominant("input", 60, Certainty.STATED, "recorded by the run itself"),
     }
 
 
@@ -51,8 +52,8 @@ def test_what_was_there_before_without_a_stack_has_a_kind_of_its_own():
     trace = trace_of([alloc(4096, 5)], segments=[segment(0, 2 * MiB, [block(0, 512, 500), block(4096, 512, 5)])])
     found = breakdown(trace, trace.devices[0], all_rows(trace), "category")
     assert found.dominant == {
-        "unknown": Dominant("unknown", 5),
-        "before recording": Dominant("before recording", 500),
+        "unknown": Dominant("unknown", 5, reason="no stack was recorded"),
+        "before recording": Dominant("before recording", 500, reason="no stack was recorded"),
     }
 
 

@@ -24,7 +24,7 @@ from tests.runner.predict.models import Language
 from tests.runner.predict.rows import A100, H100, WORKSPACE, Row, allocations, names
 
 GiB = 1 << 30
-UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK = Category
+UNKNOWN, PARAMETER, GRADIENT, STATE, ACTIVATION, TEMPORARY, INPUT, OUTPUT, WORK, *_ = Category
 NONE, FORWARD, BACKWARD, STEP = Phase
 
 
@@ -60,7 +60,7 @@ def test_every_allocation_of_a_training_step() -> None:
         Row("_to_copy", 2048, PARAMETER, NONE, "0"),
         Row("_to_copy", large, PARAMETER, NONE, "2"),
         Row("zeros", out, INPUT, NONE, ""),
-        Row("addmm", hidden, TEMPORARY, FORWARD, "0"),
+        Row("addmm", hidden, ACTIVATION, FORWARD, "0"),
         Row("addmm", WORKSPACE, WORK, FORWARD, "0"),
         Row("relu", hidden, ACTIVATION, FORWARD, "1"),
         Row("mm", out, OUTPUT, FORWARD, "2"),
@@ -203,7 +203,22 @@ def test_recomputed_activations_are_activations_and_belong_to_backward() -> None
         checkpoint(model, inputs, use_reentrant=False).sum().backward()
         rows = allocations(device.finish())
     relus = [(row.category, row.phase, row.module) for row in rows if row.operator == "relu"]
-    assert relus == [(TEMPORARY, FORWARD, "1"), (ACTIVATION, BACKWARD, "1")]
+    assert relus == [(ACTIVATION, FORWARD, "1"), (ACTIVATION, BACKWARD, "1")]
+
+
+def test_only_what_dies_within_the_module_that_made_it_is_temporary() -> None:
+    class Squares(torch.nn.Module):
+        def forward(self, values: torch.Tensor) -> torch.Tensor:
+            return (values + 1).square()
+
+    model = torch.nn.Sequential(Squares(), Squares())
+    with PredictedDevice(A100) as device, torch.no_grad():
+        device.place(model)
+        model(torch.zeros(256, device=device.torch_device))
+        rows = allocations(device.finish())
+    made = [(row.operator, row.category) for row in rows if row.module]
+    assert made == [("add_Tensor", TEMPORARY), ("pow_Tensor_Scalar", ACTIVATION), ("add_Tensor", TEMPORARY), made[-1]]
+    assert made[-1] == ("pow_Tensor_Scalar", OUTPUT)
 
 
 def test_what_a_policy_saves_is_not_computed_again() -> None:

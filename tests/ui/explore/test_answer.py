@@ -9,6 +9,7 @@ from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.dominant import breakdown
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.figures.colouring import MEANINGS, colouring, group_colour
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 from memviz.ui.explore.answer import (
@@ -31,7 +32,7 @@ from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import real_files, requires_real
 from tests.traces import MiB, alloc, frame, free, trace_of
-from tests.ui.page import elements, words
+from tests.ui.page import elements, rows, words
 
 KEY = "abc/0"
 START = ExploreState()
@@ -134,6 +135,52 @@ def test_a_download_is_the_whole_table(trace):
     asked = {name.removeprefix("data-"): value for name, value in button.items()}
     device = trace.devices[0]
     assert full_table(trace, device, asked) == breakdown(trace, device, live_rows(device, 1), "line")
+
+
+def test_by_count_boxes_and_rows_weigh_their_allocations(trace):
+    turned = START.clicked({"act": "weight", "value": "count"}, KEY)
+    html = half(trace, turned, at=1).live
+    assert words(html).startswith("all 2 train:1 main 2 model:3 forward 1 Site")
+    assert [row[-1] for row in rows(html)[1:]] == ["50 %", "50 %", "100 %"]
+    assert rows(html)[0][3] == "Blocks ↓"
+
+
+def test_by_lifetime_the_whole_trace_or_the_range_is_answered_for(trace):
+    """3 MiB after three of five moments and 1 MiB after three of them: 12 MiB in five."""
+    turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
+    whole = half(trace, turned, at=1)
+    assert "events 0 to 3 · 2 allocations · 2.40 MiB on average" in words(whole.head)
+    assert words(whole.live).startswith("all 2.40 MiB train:1 main 2.40 MiB model:3 forward 1.80 MiB Site")
+    assert elements(whole.live, "span", title=f"{12 * MiB:,} B × events")
+    inside = half(trace, turned, at=1, range=[2, 3])
+    assert "events 2 to 3 · 2 allocations · 2.50 MiB on average" in words(inside.head)
+
+
+def test_a_download_by_lifetime_is_what_the_table_shows(trace):
+    turned = START.clicked({"act": "weight", "value": "lifetime"}, KEY)
+    button = elements(half(trace, turned, at=1).live, "button", data_csv="")[0]
+    wanted = {name.removeprefix("data-"): value for name, value in button.items()}
+    table = full_table(trace, trace.devices[0], wanted).groups
+    assert [(group.label, group.bytes) for group in table.groups] == [
+        ("model.py:3 forward", 9 * MiB),
+        ("train.py:1 main", 3 * MiB),
+    ]
+    for ends in ({"first": "x"}, {"first": "0", "last": "99"}, {}):
+        with pytest.raises(UsageError):
+            full_table(trace, trace.devices[0], {"what": "lifetime", **ends})
+
+
+@pytest.mark.parametrize("meaning", ["category", "site", "size", "no such"])
+def test_icicle_and_table_have_the_colours_of_the_timeline(trace, meaning):
+    """The model's site alone has 3 MiB: its bar, its swatch and its box are as the timeline paints it."""
+    device = trace.devices[0]
+    colours = colouring(trace, device, meaning if meaning in MEANINGS else "category")
+    shade = group_colour(colours, int(colours.group[0]), dark=False)
+    html = half(trace, at=1, colour=meaning).live
+    box = next(button for button in elements(html, "button", data_act="zoom") if button["title"].startswith("forward"))
+    assert f"--mv-light:{shade};" in box["style"]
+    bars = [bar["style"] for bar in elements(html, "i", class_="mv-kind") if "width" in bar["style"]]
+    assert f"--mv-light:{shade};" in bars[0]
 
 
 def test_a_download_of_what_was_never_freed(trace):

@@ -62,7 +62,7 @@ def test_boxes_are_as_wide_as_their_bytes_and_chains_share_one(trace):
 
 def test_every_byte_can_be_read(trace):
     titles = [each["title"] for each in elements(icicle_html(trace, found(trace)), "button")]
-    assert titles[-1] == "forward /p/model.py:3\n3,145,728 B, 50 % of 6.00 MiB, 1 allocation\nunknown 100 %"
+    assert titles[-1] == "forward /p/model.py:3\n3,145,728 B, 50 % of 6.00 MiB, 1 allocation\noutput 100 %"
 
 
 def test_a_click_leads_to_what_hovering_lights(trace):

@@ -65,7 +65,7 @@ def test_an_allocation_is_told_in_figures(trace):
     assert figures(html) == {
         "Asked": "40,000,000 B",
         "Block": "40,000,000 B rounded to 512",
-        "Category": "unknown made in a forward that no backward follows, and freed only when it was over",
+        "Category": "probably output the last that a forward made and left behind",
         "Operator": "add_Tensor",
         "Lifetime": "event 0 → 2 34.7 ms",
         "Pool": "large · stream 0",

@@ -130,7 +130,7 @@ def test_a_range_says_what_came_went_and_stayed():
 def test_the_head_has_the_tabs_and_for_the_live_set_the_switch():
     live, never = head_html(ExploreState(by="line")), head_html(ExploreState(tab="never"))
     assert [each["data-value"] for each in elements(live, "button", role="tab", aria_selected="true")] == ["live"]
-    assert [each["data-value"] for each in elements(live, "button", aria_pressed="true")] == ["line"]
+    assert [each["data-value"] for each in elements(live, "button", aria_pressed="true")] == ["line", "bytes"]
     assert words(never) == "Live set Segments Events Never freed"
 
 

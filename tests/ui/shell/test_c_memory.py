@@ -66,3 +66,38 @@ def test_threads_share_few_heaps_and_large_blocks_go_back_at_once() -> None:
 
 def test_what_somebody_has_set_stays() -> None:
     assert account("told", "MALLOC_ARENA_MAX=4")[0] > 2
+
+
+BEGINNING = """
+import os, sys
+from memviz.ui.shell.c_memory import begin_with_malloc
+
+print(os.getpid(), os.environ.get("PYTHONMALLOC"), flush=True)
+begin_with_malloc()
+left = [name for name in os.environ if "MEMVIZ_" in name]
+print(os.getpid(), os.environ.get("PYTHONMALLOC"), sys.argv[1:], *left)
+"""
+
+
+def begun(tmp_path: Path, **set_by_somebody: str) -> list[list[str]]:
+    program = tmp_path / "program.py"
+    program.write_text(BEGINNING)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONMALLOC"}
+    done = subprocess.run(
+        [sys.executable, str(program), "given"],
+        env={**environment, "PYTHONPATH": str(ROOT), **set_by_somebody},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [line.split(" ", 1) for line in done.stdout.splitlines()]
+
+
+def test_the_page_begins_anew_with_malloc_and_leaves_no_trace_of_it(tmp_path: Path) -> None:
+    lines = begun(tmp_path)
+    assert len({pid for pid, _ in lines}) == 1
+    assert [said for _, said in lines] == ["None", "malloc", "None ['given']"]
+
+
+def test_what_somebody_has_chosen_for_python_stays(tmp_path: Path) -> None:
+    assert [said for _, said in begun(tmp_path, PYTHONMALLOC="default")] == ["default", "default ['given']"]

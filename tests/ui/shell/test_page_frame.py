@@ -19,6 +19,7 @@ from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named
 from memviz.ui.upload.welcome import samples_html
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
+from tests.ui.page import words
 
 EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
 
@@ -153,6 +154,7 @@ def test_a_link_restores_what_it_says_and_nothing_else() -> None:
     query = {"at": "5", "from": "-1", "to": "9", "pin": "x", "order": "age", "colour": "evil", "axis": "time", "z": "1"}
     assert view_state(query) == {"at": 5, "from": -1, "to": 9, "order": "age", "axis": "time"}
     assert view_state({"at": "9" * 400}) == {}
+    assert view_state({"low": "512", "high": str(32 << 30)}) == {"low": 512, "high": 32 << 30}
 
 
 # -- what is seen
@@ -261,3 +263,10 @@ def test_a_state_alone_has_no_peak() -> None:
     html = verdict_html(trace, trace.devices[0])
     assert "500 B are live. <span>The file holds no history, only the state at its end." in html
     assert "peak" not in str(facts(trace, trace.devices[0]))
+
+
+def test_long_names_in_the_sidebar_keep_what_tells_them_apart() -> None:
+    names = [f"profile_of_a_very_long_run_{kind}" for kind in ("fp32", "bf16")]
+    session = Session().with_opened(replace(A, name=names[0])).with_opened(replace(B, name=names[1]))
+    shown = words(traces_html(session, lambda _: None))
+    assert "profil…un_fp32" in shown and "profil…un_bf16" in shown

@@ -360,5 +360,5 @@ def test_the_sample_that_ran_out_is_answered_at_once(context: Context, replays: 
     asked, _ = WhatIfAnswers(context, replays).find(key, meant, False, lambda done, total: None)
     said = text(what_if_html(Answer(pair[1], asked, None, moment_that_matters(pair[1], asked))))
     assert said.startswith(
-        "In 2,400 MiB this run stops at event 6,330. Expandable segments would carry it through, with 216 MiB to spare."
+        "In 2,400 MiB this run stops at event 6,194. Expandable segments would carry it through, with 216 MiB to spare."
     )

@@ -108,14 +108,14 @@ class Arrival {
     document.body.classList.add("mv-first");
     const part = Math.round(100 * total.share);
     const words = total.reserved ? `${this.file.name}: the total. Its colours follow.` : `Reading ${this.file.name}, ${part} %. The total so far, without what was there before.`;
-    explored()?.showTotal({ peak_bytes: 0, ...total, words });
+    explored()?.reading.show({ peak_bytes: 0, ...total, words });
   }
 
   /** Gradio is told once the colours are on the screen: the words may take what the picture leaves of the machine.
    * @param {{ stored: string, key: string }} message */
   opened({ stored, key }) {
     this.finish();
-    const ready = this.isFirst ? explored()?.drawnOf(key) : null;
+    const ready = this.isFirst ? explored()?.reading.drawnOf(key) : null;
     this.leaveOnceShown({ stored }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
   }
 
@@ -124,7 +124,7 @@ class Arrival {
     this.finish();
     const turn = String(++this.arrivals.refusals);
     this.leaveOnceShown({ refused: this.file.name, reason, turn }, `#band [data-refused="${turn}"]`);
-    explored()?.endTotal();
+    explored()?.reading.end();
   }
 
   /** Nobody of ours answered: Gradio's own way is tried. Later on the line has broken. */
@@ -132,7 +132,7 @@ class Arrival {
     if (this.isBegun) return this.refused("The connection broke while it was sent. Open it again.");
     this.finish();
     this.leave();
-    explored()?.endTotal();
+    explored()?.reading.end();
     leaveToGradio(this.file);
   }
 
@@ -145,7 +145,7 @@ class Arrival {
     setTimeout(() => stopping?.terminate(), STOP_MS);
     this.finish();
     this.leave();
-    explored()?.endTotal();
+    explored()?.reading.end();
   }
 
   finish() {

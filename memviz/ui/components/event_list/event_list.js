@@ -78,7 +78,7 @@ class EventList extends Component {
   header = el("div", { class: "mve-row mve-header", role: "row", "aria-rowindex": "1" });
   rows = el("div", { class: "mve-rows", role: "presentation" });
   sizer = el("div", { class: "mve-sizer", role: "presentation" });
-  scroller = el("div", { class: "mve-scroll", role: "rowgroup", tabindex: "-1" }, this.rows, this.sizer);
+  scroller = el("div", { class: "mve-scroll", role: "rowgroup", tabindex: "0" }, this.rows, this.sizer);
   grid = el("div", { class: "mve-grid", role: "grid", tabindex: "0", "aria-label": GRID_LABEL }, this.header, this.scroller);
   nothing = el("p", { class: "mve-nothing", hidden: "" });
 

@@ -40,8 +40,15 @@ function rest() {
 /** @param {Light | null} light */
 function keep(light) {
   memory.kept = light;
+  tellKept();
   for (const panel of panels) panel.mark();
   rest();
+}
+
+/** For the timeline's chip: what is kept, in words. */
+function tellKept() {
+  const row = panels.flatMap(({ element }) => [.../** @type {NodeListOf<HTMLElement>} */ (element.querySelectorAll(ROW))]).find(isKept);
+  say("memviz:kept", memory.kept && { ...memory.kept, words: row?.querySelector("[data-keep]")?.textContent || memory.kept.group });
 }
 
 /** When nothing is pointed at any more, what is kept comes back in place of nothing.
@@ -66,6 +73,7 @@ function listenOnce() {
   if (panels.length) return;
   window.addEventListener("memviz:light", bringBack, true);
   onSaid("memviz:state", (state) => (memory.chosen = state));
+  onSaid("memviz:unkeep", () => keep(null));
   document.addEventListener("keydown", escape);
 }
 
@@ -122,6 +130,7 @@ class LitPanel {
     const rows = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll(ROW));
     const shown = new Set([...rows].map((row) => row.dataset.lightBy));
     if (shown.size && !shown.has(memory.kept?.by)) memory.kept = null;
+    tellKept();
     this.mark();
     if (this.isFocusWanted) this.boxes()[0]?.focus();
     this.isFocusWanted = false;

@@ -36,6 +36,8 @@ export class PlotCanvas {
     /** Which allocation each pixel shows, from the lowest row. */
     this.grid = new Int32Array(0);
     this.image = new ImageData(1, 1);
+    /** Whether each group of the colours is in sight, as of the last full picture. */
+    this.seen = new Uint8Array(0);
     /** Of the columns, that there is time for while a gesture runs. */
     this.share = 1;
   }
@@ -48,13 +50,14 @@ export class PlotCanvas {
     this.measure(isSharp ? scale : this.share, scale);
     const started = performance.now();
     const own = viewport.own();
-    const view = { first: Math.max(viewport.first, own.first), last: Math.min(viewport.last, own.last), columns: this.columns, rows: this.rows, top: viewport.top };
+    const view = { first: Math.max(viewport.first, own.first), last: Math.min(viewport.last, own.last), columns: this.columns, rows: this.rows, bottom: viewport.bottom, top: viewport.top };
     this.instants = instantsOf(data.spans, viewport, view);
     const pixels = new Uint32Array(this.image.data.buffer);
     const { order, lit } = this.timeline;
     paint(data.spans, this.instants, view, this.colours(data), { byGroup: order !== "age", lit, grid: this.grid, pixels });
     this.hatch(pixels, data, scale);
     this.show();
+    if (isSharp || this.seen.length !== data.labels.length) this.seen = this.groupsSeen(data);
     const possible = (MOVING_MS * this.columns) / (this.wide * (performance.now() - started));
     this.share = SHARES.find((share) => share <= possible) || SHARES[SHARES.length - 1];
   }
@@ -83,17 +86,25 @@ export class PlotCanvas {
    * @param {Uint32Array} pixels @param {TimelineData} data @param {number} scale */
   hatch(pixels, { spans }, scale) {
     const { columns, rows } = this;
-    const { top } = this.timeline.viewport;
+    const { bottom, top } = this.timeline.viewport;
+    const rowOf = (/** @type {number} */ bytes) => clamp(((bytes - bottom) / (top - bottom)) * rows, 0, rows);
     const line = pixelOf(this.timeline.colour("--mv-hatch"));
     const period = Math.round(HATCH_PERIOD * scale);
     const thick = Math.max(Math.round(scale), 1);
     for (let c = 0; c < columns; c++) {
-      const upto = Math.min(Math.round((spans.reservedUpTo(this.instants[c]) / top) * rows), rows);
-      const from = Math.min(Math.ceil((spans.live[this.instants[c]] / top) * rows), rows);
+      const upto = Math.round(rowOf(spans.reservedUpTo(this.instants[c])));
+      const from = Math.ceil(rowOf(spans.live[this.instants[c]]));
       for (let t = 0; t < thick; t++) {
         for (let r = from + ((((c + t - from) % period) + period) % period); r < upto; r += period) pixels[(rows - 1 - r) * columns + c] = line;
       }
     }
+  }
+
+  /** @param {TimelineData} data */
+  groupsSeen({ group, labels }) {
+    const seen = new Uint8Array(labels.length);
+    for (let i = 0; i < this.grid.length; i++) if (this.grid[i] >= 0) seen[group[this.grid[i]]] = 1;
+    return seen;
   }
 
   show() {
@@ -121,14 +132,16 @@ export class PlotCanvas {
   }
 
   bytesPerPixel() {
-    return this.timeline.viewport.top / this.rows;
+    const { bottom, top } = this.timeline.viewport;
+    return (top - bottom) / this.rows;
   }
 
   /** How many allocations share the pixel at a point, and their bytes together.
    * @param {Point} at @param {TimelineData} data @returns {{ count: number, bytes: number }} */
   insidePixel({ x, y }, data) {
     const high = this.bytesPerPixel();
-    const low = Math.floor((1 - y / this.timeline.viewport.height) * this.rows) * high;
+    const { bottom, height } = this.timeline.viewport;
+    const low = bottom + Math.floor((1 - y / height) * this.rows) * high;
     let [sum, count, bytes] = [0, 0, 0];
     for (const row of data.stackAt(this.instants[this.columnAt(x)], this.timeline.order !== "age")) {
       const upper = sum + data.spans.size[row];

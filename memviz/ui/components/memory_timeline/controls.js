@@ -1,5 +1,6 @@
 // @ts-check
-// The controls beside the legend: how the stack is ordered, what the colours mean, what the axis counts, and the zoom.
+// The controls beside the legend: how the stack is ordered, what the colours mean, what the axis counts, what
+// a drag does, and the zoom.
 import { button, el } from "../base.js";
 import { ZOOM } from "./viewport.js";
 
@@ -15,10 +16,10 @@ export class Controls {
     this.time = el("button", { type: "button", "aria-pressed": "false", onclick: () => timeline.setAxis("time") }, "Time");
     const axis = el("div", { class: "mvt-switch", role: "group", "aria-label": "Axis" }, this.event, this.time);
     const zooms = el("div", { class: "mvt-zooms" },
-      button("−", "Zoom out (−)", () => timeline.zoomAbout(timeline.middle(), ZOOM, true)),
-      button("+", "Zoom in (+)", () => timeline.zoomAbout(timeline.middle(), 1 / ZOOM, true)),
-      button("All", "Show all (0)", () => timeline.showAll(true)));
-    this.node = el("div", { class: "mvt-controls" }, this.order.label, this.meaning.label, axis, zooms);
+      button("−", "Zoom out (−)", () => timeline.moves.zoom(timeline.moves.middle(), ZOOM, true)),
+      button("+", "Zoom in (+)", () => timeline.moves.zoom(timeline.moves.middle(), 1 / ZOOM, true)),
+      button("All", "Show all (0)", () => timeline.moves.showAll(true)));
+    this.node = el("div", { class: "mvt-controls" }, this.order.label, this.meaning.label, axis, timeline.tools.node, zooms);
   }
 
   /** @param {boolean} hasTimes */

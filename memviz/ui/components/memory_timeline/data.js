@@ -6,6 +6,8 @@ import { Spans, summed, wide } from "./spans.js";
 
 const MOST_AT_ONCE = 1 << 21;
 const MOST_GIVEN = 3;
+/** Of the colours, as a timeline begins. */
+export const FIRST_MEANING = "category";
 
 /** @typedef {import("./packed.js").Piece} Piece */
 /** @typedef {import("../base.js").Gradio["server"]} Server */
@@ -84,10 +86,10 @@ export class TimelineData {
   }
 
   /** With what came by itself, or else with what is asked for.
-   * @param {Server} server @param {string} key @param {string} meaning */
-  static async of(server, key, meaning) {
+   * @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] */
+  static async of(server, key, meaning, among = []) {
     const [timeline, groups] =
-      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning })]));
+      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning, among })]));
     return new TimelineData(server, key, timeline, groups);
   }
 
@@ -104,9 +106,9 @@ export class TimelineData {
     this.palettes = palettesOf(header.palettes);
   }
 
-  /** @param {string} meaning */
-  groupsBy(meaning) {
-    return piece(this.server, { key: this.key, piece: "groups", meaning });
+  /** @param {string} meaning @param {string[]} [among] the groups that have hues, where several traces share them */
+  groupsBy(meaning, among = []) {
+    return piece(this.server, { key: this.key, piece: "groups", meaning, among });
   }
 
   async readTimes() {
@@ -135,6 +137,18 @@ export class TimelineData {
    * @param {number} instant @param {boolean} [byGroup] */
   stackAt(instant, byGroup = true) {
     return this.spans.stackAt(instant, this.group, this.labels.length, byGroup);
+  }
+
+  /** Where an allocation stands in the stack of an instant; null where it is not live.
+   * @param {number} row @param {number} instant @param {boolean} byGroup @returns {import("./viewport.js").Height | null} */
+  heightOf(row, instant, byGroup) {
+    let bottom = 0;
+    for (const each of this.stackAt(instant, byGroup)) {
+      const top = bottom + this.spans.size[each];
+      if (each === row) return { bottom, top };
+      bottom = top;
+    }
+    return null;
   }
 
   /** Live bytes of each group.

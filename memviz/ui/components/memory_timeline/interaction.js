@@ -2,10 +2,14 @@
 // What pointer, wheel and fingers do on the plot, and what the tooltip says of what they point at.
 import { clamp, newTip, showTip, tipLines } from "../base.js";
 import { bytesText, eventText, grouped } from "../words.js";
+import { ENDS } from "./tools.js";
 
 const WHEEL_LINE = 24;
 const WHEEL_MOST = 400;
 const WHEEL_SLOW = 500;
+const PAD_MOST = 40;
+const PAD_FASTER = 8;
+const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
 const STILL_PIXELS = 3;
 
@@ -34,10 +38,12 @@ export class Interaction {
   /** @param {HTMLElement} plot */
   listen(plot) {
     plot.addEventListener("wheel", (event) => this.wheel(event), { passive: false });
+    // Two fingers zoom; the page is left alone then.
+    plot.addEventListener("touchmove", (event) => event.touches.length > 1 && event.preventDefault(), { passive: false });
     plot.addEventListener("pointerdown", (event) => this.press(event));
     plot.addEventListener("pointermove", (event) => this.hover(event));
     plot.addEventListener("pointerleave", () => this.leave());
-    plot.addEventListener("dblclick", () => this.timeline.showAll(true));
+    plot.addEventListener("dblclick", () => this.timeline.moves.showAll(true));
   }
 
   /** @param {MouseEvent} event @returns {Point} in the plot */
@@ -48,23 +54,32 @@ export class Interaction {
 
   // -- moving the view
 
-  /** @param {WheelEvent} event */
+  /** With Ctrl or Shift, or over the byte axis, it zooms the height.
+   * @param {WheelEvent} event */
   wheel(event) {
     const { timeline, viewport } = this;
     if (!timeline.data) return;
+    const isHeld = event.ctrlKey || event.metaKey || event.shiftKey;
+    if (isHeld || event.target === timeline.tools.bytesAxis) return this.wheelHeight(event, isHeld);
     const isSideways = Math.abs(event.deltaX) > Math.abs(event.deltaY);
     // Outward when all is shown lets the page scroll, so that the plot is no trap.
     if (viewport.isAll() && (isSideways || event.deltaY > 0)) return;
     event.preventDefault();
-    if (isSideways) {
-      const step = (event.deltaX / viewport.width) * (viewport.last - viewport.first);
-      return timeline.setView(viewport.first + step, viewport.last + step);
-    }
-    const factor = Math.exp(clamp(event.deltaY * (event.deltaMode ? WHEEL_LINE : 1), -WHEEL_MOST, WHEEL_MOST) / WHEEL_SLOW);
-    timeline.zoomAbout(viewport.placeAt(this.local(event).x), factor);
+    if (isSideways) return timeline.moves.sideways(event.deltaX / viewport.width);
+    timeline.moves.zoom(viewport.placeAt(this.local(event).x), wheelFactor(event, event.deltaY));
   }
 
-  /** Moved, the pointer pans, or with Shift chooses a range; two fingers zoom; not moved, it clicks.
+  /** Some browsers turn a wheel sideways while Shift is held. With Ctrl the browser would zoom its whole page.
+   * @param {WheelEvent} event @param {boolean} isHeld */
+  wheelHeight(event, isHeld) {
+    const { timeline, viewport } = this;
+    const turned = event.deltaY || event.deltaX;
+    if (!isHeld && viewport.isFullHeight() && turned > 0) return;
+    event.preventDefault();
+    timeline.moves.zoomHeight(viewport.bytesAt(this.local(event).y), wheelFactor(event, turned));
+  }
+
+  /** Moved, the pointer does what its tool does, two fingers zoom; not moved, it clicks.
    * @param {PointerEvent} event */
   press(event) {
     const { timeline } = this;
@@ -75,54 +90,47 @@ export class Interaction {
     this.fingers.set(event.pointerId, start);
     if (this.fingers.size === 2) return;
     plot.setPointerCapture(event.pointerId);
-    const drag = event.shiftKey ? this.ranging(start) : this.panning(start);
+    const drag = timeline.tools.drag(event, start);
     let isMoved = false;
+    let isPinched = false;
     const move = (/** @type {PointerEvent} */ next) => {
       const here = this.local(next);
-      if (this.fingers.size === 2) return this.pinch(next.pointerId, here);
+      if (this.fingers.size === 2) {
+        isPinched = true;
+        drag.cancel?.();
+        return this.pinch(next.pointerId, here);
+      }
       isMoved = isMoved || Math.hypot(here.x - start.x, here.y - start.y) > STILL_PIXELS;
-      if (!isMoved) return;
+      if (!isMoved || isPinched) return;
       this.isDragging = true;
       this.hideTip();
-      drag(here);
+      drag.move(here);
     };
     const done = (/** @type {PointerEvent} */ next) => {
       this.fingers.delete(next.pointerId);
+      if (this.fingers.size) return;
       plot.removeEventListener("pointermove", move);
       for (const name of ENDS) plot.removeEventListener(name, done);
       this.isDragging = false;
-      if (next.type === "pointercancel") return;
-      if (!isMoved) this.click(start);
-      else if (event.shiftKey) timeline.say();
+      if (next.type === "pointercancel" || isPinched) drag.cancel?.();
+      else if (!isMoved) this.click(start);
+      else drag.end?.();
     };
     plot.addEventListener("pointermove", move);
     for (const name of ENDS) plot.addEventListener(name, done);
   }
 
-  /** @param {Point} start */
-  panning(start) {
-    const { first, last, width } = this.viewport;
-    return (/** @type {Point} */ here) => {
-      const step = ((start.x - here.x) / width) * (last - first);
-      this.timeline.setView(first + step, last + step);
-    };
-  }
-
-  /** @param {Point} start */
-  ranging(start) {
-    const instantAt = (/** @type {Point} */ { x }) => this.viewport.instantAt(this.viewport.placeAt(x));
-    const begin = instantAt(start);
-    return (/** @type {Point} */ here) => this.timeline.showRange(begin, instantAt(here));
-  }
-
-  /** @param {number} id of the finger that moved @param {Point} here */
+  /** Each side of the view is zoomed by what the fingers do along it, where they are far enough apart to tell.
+   * @param {number} id of the finger that moved @param {Point} here */
   pinch(id, here) {
+    const { moves } = this.timeline;
     const before = this.fingers.get(id);
     const other = [...this.fingers].find(([finger]) => finger !== id)?.[1];
     if (!before || !other) return;
-    const [was, is] = [Math.abs(before.x - other.x), Math.abs(here.x - other.x)];
     this.fingers.set(id, here);
-    if (was > 4 && is > 4) this.timeline.zoomAbout(this.viewport.placeAt((other.x + here.x) / 2), was / is);
+    const [wide, high] = [spreading(before.x, here.x, other.x), spreading(before.y, here.y, other.y)];
+    if (wide) moves.zoom(this.viewport.placeAt((other.x + here.x) / 2), wide);
+    if (high) moves.zoomHeight(this.viewport.bytesAt((other.y + here.y) / 2), high);
   }
 
   /** On an allocation: pin it. On free ground above the stack, or on the axis: choose that moment.
@@ -130,8 +138,8 @@ export class Interaction {
   click(at) {
     const { timeline } = this;
     const row = timeline.canvas.rowAt(at);
-    if (row >= 0) return timeline.togglePin(row);
-    timeline.setMoment(timeline.canvas.instants[timeline.canvas.columnAt(at.x)]);
+    if (row >= 0) return timeline.choosing.togglePin(row);
+    timeline.choosing.setMoment(timeline.canvas.instants[timeline.canvas.columnAt(at.x)]);
   }
 
   // -- the tooltip
@@ -159,7 +167,7 @@ export class Interaction {
     const { canvas } = this.timeline;
     if (spans.size[row] < canvas.bytesPerPixel()) {
       const { count, bytes } = canvas.insidePixel(at, data);
-      if (count > 1) return [[`${grouped(count)} allocations, ${bytesText(bytes)} together`], ["zoom in to tell them apart"]];
+      if (count > 1) return [[`${grouped(count)} allocations, ${bytesText(bytes)} together`], ["zoom in to tell them apart: Shift and the wheel zoom the height"]];
     }
     const end = spans.end[row] >= spans.instants ? "the end" : grouped(spans.end[row] - 1);
     return [[bytesText(spans.size[row]), this.siteOf(row, data)], [data.labels[data.group[row]]], [`${eventText(spans.start[row] - 1)} → ${end}`]];
@@ -189,5 +197,17 @@ export class Interaction {
   }
 }
 
-/** @type {("pointerup" | "pointercancel")[]} */
-const ENDS = ["pointerup", "pointercancel"];
+/** @param {WheelEvent} event @param {number} turned */
+function wheelFactor(event, turned) {
+  const pixels = turned * (event.deltaMode ? WHEEL_LINE : 1);
+  // Fingers on a pad come as a wheel with Ctrl that turns in very small steps.
+  const isPad = event.ctrlKey && Math.abs(pixels) < PAD_MOST;
+  return Math.exp(clamp(pixels * (isPad ? PAD_FASTER : 1), -WHEEL_MOST, WHEEL_MOST) / WHEEL_SLOW);
+}
+
+/** How much nearer two fingers have come to each other along one side; 0 where they are too near to tell.
+ * @param {number} was @param {number} is @param {number} other */
+function spreading(was, is, other) {
+  const [before, after] = [Math.abs(was - other), Math.abs(is - other)];
+  return before > FINGERS_APART && after > FINGERS_APART ? before / after : 0;
+}

@@ -5,7 +5,7 @@ import { bytesText } from "../words.js";
 import { ZOOM } from "./viewport.js";
 
 export const KEYS_HELP =
-  "Left and right pan, plus and minus zoom, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis.";
+  "Left and right pan, plus and minus zoom, W and S zoom the height, Shift with up or down moves in it, V fits it to the chosen allocation, 0 shows all, P goes to the peak, Shift with left or right moves one event, up and down walk the stack, Enter pins, Escape undoes, T changes the axis, B zooms into a box that is dragged, M takes a ruler whose end the arrows move: up and down to the next edge, Enter begins it anew there.";
 const PAN = 0.1;
 const FAR = 1e9;
 const NOWHERE = -1;
@@ -40,45 +40,52 @@ export class Keys {
 
   /** @param {KeyboardEvent} event */
   press(event) {
-    const act = this.timeline.data && this.acts(event.shiftKey)[plainKey(event)];
+    const { data, ruler, tools } = this.timeline;
+    const own = tools.tool === "ruler" ? ruler.acts(event.shiftKey) : {};
+    const act = data && { ...this.acts(event.shiftKey), ...own }[plainKey(event)];
     if (!act) return;
     event.preventDefault();
-    act();
+    if (act() === true) event.stopPropagation();
   }
 
-  /** @param {boolean} isShift @returns {Record<string, () => void>} */
+  /** @param {boolean} isShift @returns {Record<string, () => unknown>} */
   acts(isShift) {
     const { timeline } = this;
-    const zoom = (/** @type {number} */ factor) => () => timeline.zoomAbout(timeline.middle(), factor, true);
-    const sideways = (/** @type {number} */ step) => () => (isShift ? timeline.setMoment(timeline.moment + step) : this.pan(step * PAN));
+    const zoom = (/** @type {number} */ factor) => () => timeline.moves.zoom(timeline.moves.middle(), factor, true);
+    const zoomHeight = (/** @type {number} */ factor) => () => timeline.moves.zoomHeight(timeline.moves.middleBytes(), factor, true);
+    const upwards = (/** @type {1 | -1} */ step) => () => (isShift ? timeline.moves.upwards(step * PAN) : this.walk(step));
+    const sideways = (/** @type {number} */ step) => () => (isShift ? timeline.choosing.setMoment(timeline.moment + step) : timeline.moves.sideways(step * PAN));
     return {
       ArrowLeft: sideways(-1),
       ArrowRight: sideways(1),
-      ArrowUp: () => this.walk(1),
-      ArrowDown: () => this.walk(-1),
-      Home: () => this.pan(-FAR),
-      End: () => this.pan(FAR),
+      ArrowUp: upwards(1),
+      ArrowDown: upwards(-1),
+      Home: () => timeline.moves.sideways(-FAR),
+      End: () => timeline.moves.sideways(FAR),
       PageUp: () => this.nextPhase(-1),
       PageDown: () => this.nextPhase(1),
       "+": zoom(1 / ZOOM),
       "=": zoom(1 / ZOOM),
       "-": zoom(ZOOM),
-      0: () => timeline.showAll(true),
+      w: zoomHeight(1 / ZOOM),
+      s: zoomHeight(ZOOM),
+      0: () => timeline.moves.showAll(true),
       f: () => this.fit(),
-      p: () => timeline.toPeak(),
+      v: () => timeline.moves.fitHeight(),
+      b: () => timeline.tools.take("box"),
+      m: () => this.measure(),
+      p: () => timeline.choosing.toPeak(),
       t: () => this.turnAxis(),
       "[": () => this.mark(0),
       "]": () => this.mark(1),
       Enter: () => this.pinWalked(),
-      Escape: () => timeline.undo(),
+      Escape: () => timeline.choosing.undo(),
     };
   }
 
-  /** @param {number} share of what is seen */
-  pan(share) {
-    const { first, last } = this.timeline.viewport;
-    const step = (last - first) * share;
-    this.timeline.setView(first + step, last + step);
+  measure() {
+    this.timeline.tools.take("ruler");
+    this.timeline.ruler.begin();
   }
 
   turnAxis() {
@@ -90,11 +97,11 @@ export class Keys {
   fit() {
     const { timeline } = this;
     const { viewport, range, pin, data } = timeline;
-    if (range) return timeline.glide(viewport.placeOf(range[0]), viewport.placeOf(range[1]), true);
+    if (range) return timeline.moves.glide({ first: viewport.placeOf(range[0]), last: viewport.placeOf(range[1]) }, true);
     if (pin < 0 || !data) return;
     const { start, end, instants } = data.spans;
     const [a, b] = [viewport.placeOf(start[pin]), viewport.placeOf(Math.min(end[pin], instants))];
-    timeline.glide(a - (b - a) * 0.1, b + (b - a) * 0.1, true);
+    timeline.moves.glide({ first: a - (b - a) * 0.1, last: b + (b - a) * 0.1 }, true);
   }
 
   /** The moment becomes an end of the range.
@@ -102,7 +109,7 @@ export class Keys {
   mark(side) {
     const { timeline } = this;
     const ends = timeline.range || [0, timeline.viewport.instants - 1];
-    timeline.showRange(side ? ends[0] : timeline.moment, side ? timeline.moment : ends[1]);
+    timeline.choosing.showRange(side ? ends[0] : timeline.moment, side ? timeline.moment : ends[1]);
     timeline.say();
   }
 
@@ -111,7 +118,7 @@ export class Keys {
     const { moment, value } = this.timeline;
     const begins = [...new Set((value?.phases || []).map(([, first]) => first))].sort((a, b) => a - b);
     const next = step > 0 ? begins.find((begin) => begin > moment) : begins.reverse().find((begin) => begin < moment);
-    if (next !== undefined) this.timeline.setMoment(next);
+    if (next !== undefined) this.timeline.choosing.setMoment(next);
   }
 
   /** Up or down in the stack of the moment; what stands there is said.
@@ -140,6 +147,6 @@ export class Keys {
   }
 
   pinWalked() {
-    if (this.walked >= 0) this.timeline.togglePin(this.walked);
+    if (this.walked >= 0) this.timeline.choosing.togglePin(this.walked);
   }
 }

@@ -16,6 +16,12 @@ export class Labels {
   constructor(timeline) {
     this.timeline = timeline;
     this.node = shape("svg", { class: "mvt-svg", "aria-hidden": "true" });
+    /** What keeps lines of bytes within the plot. */
+    this.inside = shape("rect", { x: 0, y: 0 });
+    const clip = `mvt-inside-${timeline.id}`;
+    this.definition = shape("clipPath", { id: clip });
+    this.definition.append(this.inside);
+    this.clipped = shape("g", { "clip-path": `url(#${clip})` });
     /** The height under the pointer, in all that are linked. */
     this.ruler = shape("g", {});
     /** @type {number | null} */
@@ -27,15 +33,30 @@ export class Labels {
   }
 
   resize() {
-    this.node.setAttribute("viewBox", `0 0 ${this.viewport.width} ${this.viewport.height}`);
+    const { width, height } = this.viewport;
+    this.node.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    this.inside.setAttribute("width", String(width));
+    this.inside.setAttribute("height", String(height));
   }
 
   /** @param {TimelineData} data */
   draw(data) {
     const { viewport } = this;
-    const parts = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes));
-    this.node.replaceChildren(...parts, ...this.ticks(), this.reservedLine(data), ...this.marks(data), ...this.pinned(data), ...this.moment(data), this.ruler);
+    const rules = byteRules(viewport.top, viewport, (bytes) => viewport.yOf(bytes), viewport.bottom);
+    this.clipped.replaceChildren(this.reservedLine(data));
+    const chosen = [...this.pinned(data), ...this.moment(data)];
+    this.node.replaceChildren(this.definition, ...rules, ...this.heightBar(), ...this.ticks(), this.clipped, ...this.marks(data), ...chosen, this.ruler, this.timeline.ruler.node);
     this.drawRuler();
+  }
+
+  /** Along the byte axis: which part of the height is seen. */
+  heightBar() {
+    const { viewport } = this;
+    if (viewport.isFullHeight()) return [];
+    const { height, bottom, top, most } = viewport;
+    const high = Math.max(((top - bottom) / most) * height, 3);
+    const y = clamp(height * (1 - top / most), 0, height - high);
+    return [shape("rect", { x: -5, y: 0, width: 3, height, class: "mvt-heights" }), shape("rect", { x: -5, y, width: 3, height: high, class: "mvt-seen" })];
   }
 
   ticks() {
@@ -60,7 +81,8 @@ export class Labels {
     const { width } = viewport;
     const most = spans.reservedPeak();
     const live = spans.live[spans.peak];
-    const peaks = [[spans.peak, live], [most.instant, most.bytes]];
+    const isSeen = (/** @type {number} */ bytes) => viewport.isHeightInSight(bytes);
+    const peaks = [[spans.peak, live], [most.instant, most.bytes]].filter(([, bytes]) => isSeen(bytes));
     const lines = peaks.map(([instant, bytes]) => {
       const y = viewport.yOf(bytes);
       return shape("line", { x1: clamp(viewport.xOfInstant(instant), 0, width), x2: width, y1: y, y2: y, class: "mvt-peakline" });
@@ -68,10 +90,12 @@ export class Labels {
     // Of a state alone nothing is known to be a peak.
     const known = viewport.isStill() ? "" : ", peak";
     /** @type {Label[]} */
-    const labels = [[viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`], [viewport.yOf(live), bytesText(live), `live${known}`]];
+    const labels = [];
+    if (isSeen(most.bytes)) labels.push([viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`]);
+    if (isSeen(live)) labels.push([viewport.yOf(live), bytesText(live), `live${known}`]);
     const ruler = this.sharedRuler(live, labels);
     const peakX = viewport.xOfInstant(spans.peak);
-    const peak = peakX >= 0 && peakX <= width ? [peakMark(peakX, viewport.yOf(live))] : [];
+    const peak = peakX >= 0 && peakX <= width && isSeen(live) ? [peakMark(peakX, viewport.yOf(live))] : [];
     return [...lines, ...ruler, ...sideLabels(labels, viewport), ...this.failures(), ...peak];
   }
 
@@ -79,7 +103,7 @@ export class Labels {
    * @param {number} live its own peak @param {Label[]} labels */
   sharedRuler(live, labels) {
     const ruler = this.timeline.value?.ruler;
-    if (!ruler) return [];
+    if (!ruler || !this.viewport.isHeightInSight(ruler.bytes)) return [];
     const { width } = this.viewport;
     const y = this.viewport.yOf(ruler.bytes);
     // In the baseline itself its own peak says the same.
@@ -102,7 +126,9 @@ export class Labels {
       // Beside the line of what is reserved, never on it.
       const beside = y >= 16 ? y - 6 : y + 17;
       const place = { x: x + (isRight ? -13 : 13), y: beside, "text-anchor": isRight ? "end" : "start" };
-      parts.push(...failureMark(x, y, height), shape("text", { ...place, class: "mvt-oomtext" }, oom.text));
+      // Out of sight, only when it was is shown.
+      const mark = failureMark(x, y, height);
+      parts.push(...(viewport.isHeightInSight(oom.reserved) ? mark : mark.slice(0, 1)), shape("text", { ...place, class: "mvt-oomtext" }, oom.text));
     }
     return parts;
   }
@@ -130,7 +156,7 @@ export class Labels {
     return [
       ...parts,
       shape("line", { x1: x, x2: x, y1: 0, y2: height, class: "mvt-moment" }),
-      shape("circle", { cx: x, cy: this.viewport.yOf(spans.live[moment]), r: 4, class: "mvt-dot" }),
+      ...(this.viewport.isHeightInSight(spans.live[moment]) ? [shape("circle", { cx: x, cy: this.viewport.yOf(spans.live[moment]), r: 4, class: "mvt-dot" })] : []),
       shape("rect", { x: left, y: height + 3, width: wide, height: 19, rx: 4, class: "mvt-pill" }),
       shape("text", { x: left + wide / 2, y: height + 17, class: "mvt-pilltext", "text-anchor": "middle" }, words),
     ];
@@ -157,7 +183,7 @@ export class Labels {
 
   drawRuler() {
     const { rulerBytes: bytes } = this;
-    if (bytes === null || !Number.isFinite(bytes)) return this.ruler.replaceChildren();
+    if (bytes === null || !Number.isFinite(bytes) || !this.viewport.isHeightInSight(bytes)) return this.ruler.replaceChildren();
     const { width } = this.viewport;
     const y = this.viewport.yOf(bytes);
     this.ruler.replaceChildren(

@@ -1,11 +1,9 @@
 // @ts-check
-// Above the plot: what the colours mean, with bytes at the moment, and the phases of the run.
+// Above the plot: what every colour in sight means, with bytes at the moment. What has no room stands behind "n more".
 import { el, isDark } from "../base.js";
-import { bytesText, grouped } from "../words.js";
+import { bytesText, cutMiddle, grouped } from "../words.js";
 
-const FOLD_SHARE = 0.002;
-const MOST_PHASES = 400;
-const LETTER = 6.2;
+const LONGEST = 30;
 
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
@@ -15,12 +13,14 @@ export class Legend {
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
     this.timeline = timeline;
-    this.node = el("div", { class: "mvt-legend", role: "list", "aria-label": "What the colours mean, with bytes at the moment" });
+    this.row = el("div", { class: "mvt-legend", role: "group", "aria-label": "What the colours mean, with bytes at the moment" });
+    this.more = el("button", { type: "button", class: "mvt-key mvt-more", "aria-expanded": "false", onclick: () => this.open(Boolean(this.list.hidden)) });
+    this.list = el("div", { class: "mvt-more-list", role: "group", "aria-label": "The other colours", hidden: "" });
+    this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, timeline.filters.node, this.list);
+    this.node.addEventListener("keydown", (event) => this.key(event));
+    document.addEventListener("pointerdown", ({ target }) => !(target instanceof Node && this.node.contains(target)) && this.open(false));
     /** What it was last drawn for. */
     this.drawnFor = "";
-    /** The group that stays lit.
-     * @type {number | null} */
-    this.kept = null;
   }
 
   /** It is drawn anew with the next picture. */
@@ -29,102 +29,68 @@ export class Legend {
   }
 
   clear() {
-    this.node.replaceChildren();
+    this.row.replaceChildren();
+    this.more.hidden = this.list.hidden = true;
     this.forget();
   }
 
   /** @param {TimelineData} data */
   draw(data) {
-    const { moment, viewport } = this.timeline;
-    const wanted = [moment, data.meaning, isDark(), this.kept, data.key, viewport.width].join("|");
+    const { moment, viewport, canvas, filters } = this.timeline;
+    const wanted = [moment, data.meaning, isDark(), filters.kept?.group, filters.row, data.key, viewport.width, canvas.seen.join("")].join("|");
     if (wanted === this.drawnFor) return;
     this.drawnFor = wanted;
-    const { items, folded } = legendItems(data.labels, data.groupBytes(moment), data.spans.live[moment]);
+    const items = legendItems(data.labels, data.groupBytes(moment), canvas.seen);
     const colours = data.colours[isDark() ? "dark" : "light"];
-    /** @type {[HTMLElement, Item][]} */
-    const shown = items.map((item) => [this.entry(item, colours[item.group]), item]);
-    this.node.replaceChildren(...shown.map(([node]) => node));
-    this.fold(shown, folded);
+    this.fold(items.map((item) => this.entry(item, colours[item.group], data)), items);
   }
 
-  /** @param {Item} item @param {string} colour */
-  entry({ group, label, bytes }, colour) {
-    const attributes = { type: "button", class: "mvt-key", role: "listitem", "aria-pressed": String(this.kept === group), title: `${label}: ${grouped(bytes)} B` };
-    const acts = { onclick: () => this.toggle(group), onmouseenter: () => this.light(group), onmouseleave: () => this.light(this.kept) };
-    return el("button", { ...attributes, ...acts }, el("i", { style: `background:${colour}` }), `${label} `, el("b", {}, bytesText(bytes)));
+  /** @param {Item} item @param {string} colour @param {TimelineData} data */
+  entry({ group, label, bytes }, colour, data) {
+    const { filters } = this.timeline;
+    const attributes = { type: "button", class: "mvt-key", "aria-pressed": String(filters.isKept(group, data)), title: `${label}: ${grouped(bytes)} B` };
+    const acts = { onclick: () => filters.toggle(group), onmouseenter: () => filters.point(group), onmouseleave: () => filters.point(null) };
+    return el("button", { ...attributes, ...acts }, el("i", { style: `background:${colour}` }), `${cutMiddle(label, LONGEST)} `, el("b", {}, bytesText(bytes)));
   }
 
-  /** It never wraps: what does not fit is folded, smallest first.
-   * @param {[HTMLElement, Item][]} shown @param {number} folded bytes that are folded already */
-  fold(shown, folded) {
-    const room = this.node.clientWidth;
-    const rest = el("span", { class: "mvt-key mvt-rest" });
-    const tell = () => {
-      rest.textContent = folded ? `other ${bytesText(folded)}` : "";
-      if (folded) this.node.append(rest);
-    };
-    tell();
-    const bySize = [...shown].sort(([, a], [, b]) => a.bytes - b.bytes);
-    for (const [node, item] of bySize.slice(0, -1)) {
-      if (this.node.scrollWidth <= room) break;
-      node.remove();
-      folded += item.bytes;
-      tell();
+  /** In one line, or two where it is narrow, in the order of the stack: the smallest go behind "n more".
+   * @param {HTMLElement[]} nodes @param {Item[]} items */
+  fold(nodes, items) {
+    const bySize = items.map((_, i) => i).sort((a, b) => items[a].bytes - items[b].bytes);
+    const folded = new Set();
+    this.list.replaceChildren();
+    this.row.replaceChildren(...nodes);
+    this.more.hidden = true;
+    for (const i of bySize) {
+      if (this.row.scrollWidth <= this.row.clientWidth && this.row.scrollHeight <= this.row.clientHeight) break;
+      folded.add(i);
+      nodes[i].remove();
+      this.more.hidden = false;
+      const bytes = [...folded].reduce((sum, item) => sum + items[item].bytes, 0);
+      this.more.replaceChildren(`${folded.size} more `, el("b", {}, bytesText(bytes)));
     }
+    this.list.replaceChildren(...nodes.filter((_, i) => folded.has(i)));
+    if (!folded.size) this.open(false);
   }
 
-  /** @param {number | null} group */
-  light(group) {
-    const { data } = this.timeline;
-    if (data) this.timeline.showLit(group === null ? null : data.maskOfGroup(group));
+  /** @param {boolean} isOpen */
+  open(isOpen) {
+    this.list.hidden = !isOpen;
+    this.more.setAttribute("aria-expanded", String(isOpen));
   }
 
-  /** @param {number} group */
-  toggle(group) {
-    this.kept = this.kept === group ? null : group;
-    this.light(this.kept);
-  }
-}
-
-/** What is drawn, and the bytes of what is too small to be told apart.
- * @param {string[]} labels @param {ArrayLike<number>} bytes of each @param {number} total
- * @returns {{ items: Item[], folded: number }} */
-export function legendItems(labels, bytes, total) {
-  const present = labels.map((label, group) => ({ group, label, bytes: bytes[group] })).filter((item) => item.bytes);
-  const isSmall = (/** @type {Item} */ item) => item.bytes < total * FOLD_SHARE;
-  return { items: present.filter((item) => !isSmall(item)), folded: present.filter(isSmall).reduce((sum, item) => sum + item.bytes, 0) };
-}
-
-// -- phases
-
-export class Phases {
-  /** @param {MemoryTimeline} timeline */
-  constructor(timeline) {
-    this.timeline = timeline;
-    this.node = el("div", { class: "mvt-phases", "aria-hidden": "true" });
-  }
-
-  draw() {
-    const { value, viewport } = this.timeline;
-    const phases = value?.phases || [];
-    // Beside one that has phases, an empty band keeps the byte axes level.
-    this.node.hidden = !phases.length && !value?.band;
-    const nodes = [];
-    for (const [name, first, last] of phases) {
-      const [begin, end] = [viewport.xOf(viewport.placeOf(first)), viewport.xOf(viewport.placeOf(last))];
-      if (end < 0 || begin > viewport.width || end - begin < 2) continue;
-      const [left, right] = [Math.max(begin, 0), Math.min(end, viewport.width)];
-      nodes.push(el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left)));
-      if (nodes.length > MOST_PHASES) break;
-    }
-    this.node.replaceChildren(...nodes);
+  /** @param {KeyboardEvent} event */
+  key(event) {
+    if (event.key !== "Escape" || this.list.hidden) return;
+    event.stopPropagation();
+    this.open(false);
+    this.more.focus();
   }
 }
 
-/** The whole name, else its first word, else nothing: a label is never cut.
- * @param {string} name @param {number} width */
-export function phaseLabel(name, width) {
-  const room = (width - 12) / LETTER;
-  const first = name.split(/[#.\s]/)[0];
-  return name.length <= room ? name : first.length <= room ? first : "";
+/** What has a colour in the picture, or bytes at the moment.
+ * @param {string[]} labels @param {ArrayLike<number>} bytes of each @param {ArrayLike<number>} seen whether each is in sight
+ * @returns {Item[]} */
+export function legendItems(labels, bytes, seen) {
+  return labels.map((label, group) => ({ group, label, bytes: bytes[group] })).filter(({ group, bytes: size }) => size || seen[group]);
 }

@@ -7,6 +7,7 @@ export const OVERVIEW = 30;
 /** Above the highest peak. */
 export const OVERVIEW_ROOM = 6;
 const EDGE_PIXELS = 8;
+const LEAST_WINDOW = 6;
 
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
@@ -54,6 +55,19 @@ export class Overview {
     const right = ((viewport.last - whole.first) / length) * width;
     this.window.style.left = `${begin + left}px`;
     this.window.style.width = `${Math.max(right - left, 6)}px`;
+    const [upper, lower] = this.heightOf(viewport);
+    this.window.style.top = `${upper}px`;
+    this.window.style.height = `${lower - upper}px`;
+  }
+
+  /** Of the window, in the strip, where every height below the peak has its place.
+   * @param {import("./viewport.js").Viewport} viewport */
+  heightOf(viewport) {
+    if (viewport.isFullHeight() || !this.timeline.data) return [0, OVERVIEW];
+    const { live, peak } = this.timeline.data.spans;
+    const at = (/** @type {number} */ bytes) => OVERVIEW - (bytes / Math.max(live[peak], 1)) * (OVERVIEW - OVERVIEW_ROOM);
+    const lower = clamp(at(viewport.bottom), LEAST_WINDOW, OVERVIEW);
+    return [clamp(at(viewport.top), 0, lower - LEAST_WINDOW), lower];
   }
 
   /** An edge of the window stretches it, its inside moves it, and elsewhere it comes to where the pointer is.
@@ -71,13 +85,13 @@ export class Overview {
     const near = (EDGE_PIXELS / box.width) * length;
     const edge = Math.abs(start - first) < near ? "first" : Math.abs(start - last) < near ? "last" : null;
     const isInside = start > first && start < last && last - first < length * 0.999;
-    if (!edge && !isInside) timeline.setView(start - (last - first) / 2, start + (last - first) / 2);
+    if (!edge && !isInside) timeline.moves.to({ first: start - (last - first) / 2, last: start + (last - first) / 2 });
     const from = { first: timeline.viewport.first, last: timeline.viewport.last };
     const move = (/** @type {PointerEvent} */ next) => {
       const here = place(next);
-      if (edge === "first") timeline.setView(Math.min(here, last), last);
-      else if (edge === "last") timeline.setView(first, Math.max(here, first));
-      else timeline.setView(from.first + here - start, from.last + here - start);
+      if (edge === "first") timeline.moves.to({ first: Math.min(here, last), last });
+      else if (edge === "last") timeline.moves.to({ first, last: Math.max(here, first) });
+      else timeline.moves.to({ first: from.first + here - start, last: from.last + here - start });
     };
     const done = () => {
       window.removeEventListener("pointermove", move);

@@ -6,8 +6,8 @@ import { lastNotAfter, Stack } from "./spans.js";
 const NOTHING = -1;
 export const SHADES = 5;
 /** @typedef {import("./spans.js").Spans} Spans */
-/** What is looked at: instants or µs `first` to `last` in so many columns, and bytes up to `top` in so many rows.
- * @typedef {{ first: number, last: number, columns: number, rows: number, top: number }} View */
+/** What is looked at: instants or µs `first` to `last` in so many columns, and bytes `bottom` to `top` in so many rows.
+ * @typedef {{ first: number, last: number, columns: number, rows: number, bottom: number, top: number }} View */
 /** Palettes are flat [group][shade][edge].
  * @typedef {{ group: ArrayLike<number>, groups: number, palette: ArrayLike<number>, dimmed: ArrayLike<number>, page: number }} Colours */
 /** @typedef {{ grid: Int32Array, pixels: Uint32Array }} Strip */
@@ -43,9 +43,9 @@ export function columnInstantsByTime(spans, times, view) {
 }
 
 /** @param {View} view */
-function centres(view) {
-  const made = new Float64Array(view.rows);
-  for (let r = 0; r < view.rows; r++) made[r] = (r + 0.5) * (view.top / view.rows);
+function centres({ rows, bottom, top }) {
+  const made = new Float64Array(rows);
+  for (let r = 0; r < rows; r++) made[r] = bottom + (r + 0.5) * ((top - bottom) / rows);
   return made;
 }
 

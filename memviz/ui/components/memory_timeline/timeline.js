@@ -1,37 +1,40 @@
 // @ts-check
 // One device's memory timeline: what it shows, what is chosen in it, and what it says to the rest of the page. Its parts
 // lie beside this file; README.md says which, what comes in and what goes out.
-import { clamp, Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
-import { bytesText } from "../words.js";
+import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
+import { cutMiddle } from "../words.js";
 import { PlotCanvas } from "./canvas.js";
+import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
-import { givenPieces, keepGiven, TimelineData } from "./data.js";
+import { FIRST_MEANING, keepGiven, TimelineData } from "./data.js";
+import { Filters } from "./filters.js";
 import { Interaction } from "./interaction.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
-import { Legend, Phases } from "./legend.js";
+import { Legend } from "./legend.js";
+import { Moves } from "./moves.js";
 import { Overview } from "./overview.js";
+import { Phases } from "./phases.js";
 import { savePicture } from "./picture.js";
+import { Reading } from "./reading.js";
+import { Ruler } from "./ruler.js";
+import { Telling } from "./telling.js";
+import { Tools } from "./tools.js";
 import { drawTotal, HEADROOM } from "./total.js";
 import { Viewport } from "./viewport.js";
 
 const SETTLE_MS = 120;
-const TELL_MS = 90;
-const GLIDE_MS = 160;
-const MOST_PATIENCE_MS = 3000;
 const NARROW = 640;
-const FIRST_MEANING = "category";
+const NAME_LETTER = 7;
 
 /** @typedef {import("./viewport.js").Axis} Axis */
-/** @typedef {import("./data.js").Light} Light */
-/** Where to start, in events: -1 is before the first.
- * @typedef {{ at?: number, pin?: number, from?: number, to?: number, order?: string, colour?: string, axis?: Axis, lit?: Light | null }} State */
+/** @typedef {import("./telling.js").State} State */
 /** What memviz.ui.payloads.timeline_value.timeline_value makes; README.md says what each means.
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   ruler?: { bytes: number, text: string }, align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -39,9 +42,6 @@ export class MemoryTimeline extends Component {
   value = null;
   /** @type {TimelineData | null} */
   data = null;
-  /** What is drawn while a file is being read.
-   * @type {import("./total.js").Total | null} */
-  total = null;
   viewport = new Viewport();
 
   // What people choose, in instants and rows of the lifetimes.
@@ -53,8 +53,6 @@ export class MemoryTimeline extends Component {
   /** Which allocations keep their colour while the others are dimmed.
    * @type {Uint8Array | null} */
   lit = null;
-  /** @type {Light | null} */
-  litWanted = null;
 
   // What is under way.
   /** Which `load` is the newest. */
@@ -66,10 +64,6 @@ export class MemoryTimeline extends Component {
   isSharp = false;
   frame = 0;
   settle = 0;
-  gliding = 0;
-  telling = 0;
-  /** What Python was told last. */
-  told = "";
   /** Tokens of the page. Asking for a style is slow, so each is asked for once per mode.
    * @type {Record<string, string>} */
   tokens = {};
@@ -79,11 +73,19 @@ export class MemoryTimeline extends Component {
   labels = this.newLabels();
   interaction = this.newInteraction();
   keys = this.newKeys();
+  reading = new Reading(this);
+  moves = new Moves(this);
+  choosing = this.newChoosing();
+  telling = new Telling(this);
+  ruler = new Ruler(this);
+  tools = new Tools(this);
+  filters = new Filters(this);
   legend = new Legend(this);
   phases = new Phases(this);
   overview = new Overview(this);
   controls = new Controls(this);
   title = el("div", { class: "mvt-title", hidden: "" });
+  name = el("span", { class: "mvt-name" });
   plot = el("div", { class: "mvt-plot", tabindex: "0", role: "application", "aria-describedby": `mvt-keys-${this.id}` });
   live = el("div", { class: "mvt-hidden", "aria-live": "polite" });
   waiting = el("div", { class: "mvt-waiting", role: "status" });
@@ -92,7 +94,7 @@ export class MemoryTimeline extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root.className = "mvt";
-    this.plot.append(this.canvas.node, this.labels.node, this.interaction.tip);
+    this.plot.append(this.canvas.node, this.labels.node, this.tools.box, this.tools.bytesAxis, this.tools.fullHeight, this.interaction.tip);
     const help = el("div", { class: "mvt-hidden", id: `mvt-keys-${this.id}` }, KEYS_HELP);
     const bar = el("div", { class: "mvt-bar" }, this.legend.node, this.controls.node);
     this.root.append(bar, this.title, this.overview.node, this.phases.node, this.plot, help, this.live, this.waiting);
@@ -115,19 +117,26 @@ export class MemoryTimeline extends Component {
     return new Keys(this);
   }
 
+  newChoosing() {
+    return new Choosing(this);
+  }
+
   listen() {
     new ResizeObserver(() => this.resize()).observe(this.plot);
     onModeChange(() => this.changeMode());
     this.interaction.listen(this.plot);
     this.keys.listen(this.plot);
+    this.tools.listen();
+    this.filters.listen();
     const isLinkedAs = (/** @type {string} */ name) => Boolean(this.value?.linked) && this.value?.linked === name;
     const isAlone = () => this.value !== null && !this.value.linked;
     onSaid("memviz:export", ({ kind }) => this.value && this.host.offsetParent && this.save(kind));
-    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.light(light));
+    onSaid("memviz:light", (light) => isAlone() && this.root.isConnected && this.filters.lightUp(light));
     onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
-    onSaid("memviz:go", (place) => isAlone() && this.go(place));
-    onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.follow(view));
+    onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
+    onSaid("memviz:back", (said) => isAlone() && this.telling.back(said));
+    onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.moves.follow(view));
   }
 
   // -- a trace
@@ -137,7 +146,7 @@ export class MemoryTimeline extends Component {
     this.attach();
     if (!value || !value.key) {
       // Nothing is open yet; but what is being read is shown.
-      if (this.total) return;
+      if (this.reading.total) return;
       this.root.hidden = true;
       this.value = null;
       return;
@@ -146,13 +155,12 @@ export class MemoryTimeline extends Component {
     this.root.hidden = false;
     this.root.classList.toggle("mvt-plain", Boolean(value.plain));
     if (this.value && this.value.key === value.key) return this.update(value);
-    this.waiting.textContent = this.total ? "" : "Drawing the timeline…";
+    this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
-      const data = await TimelineData.of(this.server, value.key, value.state?.colour || FIRST_MEANING);
+      const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
       if (ticket !== this.ticket) return;
       data.drawn();
-      this.total = null;
-      delete this.root.dataset.total;
+      this.reading.over();
       this.waiting.textContent = "";
       this.start(value, data);
     } catch (error) {
@@ -166,23 +174,28 @@ export class MemoryTimeline extends Component {
     this.data = data;
     const { spans } = data;
     this.take(value);
-    Object.assign(viewport, { axis: "event", instants: spans.instants, times: null, first: 0, last: spans.instants });
-    viewport.top = value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM;
-    Object.assign(this, { pin: -1, range: null, lit: null, litWanted: null, placed: "", moment: spans.peak });
+    Object.assign(viewport, { axis: "event", instants: spans.instants, times: null, first: 0, last: spans.instants, most: 0, bottom: 0, top: 0 });
+    viewport.setMost(value.top || Math.max(spans.reservedPeak().bytes, spans.live[spans.peak], 1) * HEADROOM);
+    Object.assign(this, { pin: -1, range: null, lit: null, placed: "", moment: spans.peak });
     this.keys.start();
-    this.legend.kept = null;
+    this.tools.end();
+    this.filters.start();
     this.controls.meaning.select.value = data.meaning;
-    this.applyState(value.state || {});
+    this.telling.take(value.state || {});
     this.controls.showAxis(viewport.axis);
+    this.root.dataset.key = value.key;
     this.joinOthers();
     this.resize();
+    this.telling.begun();
   }
 
   /** More is said of the trace that is shown.
    * @param {Value} value */
   update(value) {
+    const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
     this.take({ ...this.value, ...value });
-    this.applyState(value.state || {});
+    this.telling.take(value.state || {});
+    if (isRecoloured) this.setMeaning(value.colour || FIRST_MEANING);
     this.joinOthers();
   }
 
@@ -194,63 +207,10 @@ export class MemoryTimeline extends Component {
     this.plot.setAttribute("aria-label", `Memory timeline. ${value.label || ""}`);
   }
 
-  /** @param {State} state */
-  applyState(state) {
-    const { data, viewport } = this;
-    if (!data) return;
-    const { instants, count } = data.spans;
-    if (isNumber(state.at)) this.moment = clamp(state.at + 1, 0, instants - 1);
-    if (isNumber(state.from) && isNumber(state.to)) viewport.look(viewport.bounded(state.from + 1, state.to + 2));
-    if (isNumber(state.pin)) this.pin = clamp(state.pin, -1, count - 1);
-    if (state.order) this.order = state.order;
-    this.controls.order.select.value = this.order;
-    if (state.lit !== undefined) this.light(state.lit);
-    if (state.axis === "time" && this.value?.has_times && viewport.axis !== "time") this.setAxis("time");
-    else this.redraw();
-  }
-
-  // -- while a file is being read
-
-  /** The total alone, in grey, of a trace that is not whole yet; see total.js.
-   * @param {import("./total.js").Total} total */
-  showTotal(total) {
-    this.attach();
+  /** Nothing is shown of any trace, and what is under way for one comes too late. */
+  close() {
     this.ticket++;
-    [this.value, this.data, this.total] = [null, null, total];
-    this.root.hidden = false;
-    this.root.classList.remove("mvt-plain");
-    this.title.hidden = true;
-    this.root.dataset.total = "";
-    delete this.root.dataset.drawn;
-    this.waiting.textContent = total.words;
-    this.schedule();
-  }
-
-  endTotal() {
-    if (!this.total) return;
-    this.total = null;
-    delete this.root.dataset.total;
-    this.load(null);
-  }
-
-  /** A piece of this trace has come by itself.
-   * @param {string} key */
-  hearOf(key) {
-    if (this.total?.key === key && givenPieces(key, FIRST_MEANING)) this.load({ key });
-  }
-
-  /** Resolves when this trace's allocations are on the screen, or some time later anyhow.
-   * @param {string} key @returns {Promise<void>} */
-  drawnOf(key) {
-    const begun = performance.now();
-    return new Promise((done) => {
-      const look = () => {
-        const isDrawn = this.value?.key === key && this.root.dataset.drawn;
-        if (isDrawn || performance.now() - begun > MOST_PATIENCE_MS) requestAnimationFrame(() => setTimeout(done));
-        else setTimeout(look, 10);
-      };
-      look();
-    });
+    [this.value, this.data] = [null, null];
   }
 
   // -- several that are linked: one byte scale, and axes that move together
@@ -260,8 +220,8 @@ export class MemoryTimeline extends Component {
     if (!value) return;
     this.title.hidden = !value.badge;
     if (!value.linked || !value.align) return;
-    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), el("span", { class: "mvt-name", title: value.name }, value.name || ""));
-    viewport.top = value.top || viewport.top;
+    if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), this.name);
+    viewport.setMost(value.top || viewport.most);
     const axis = value.align.time && value.axis === "time" ? "time" : "event";
     if (axis !== viewport.axis) await this.setAxis(axis);
     if (value !== this.value) return;
@@ -273,21 +233,6 @@ export class MemoryTimeline extends Component {
     }
     this.redraw(true);
     say("memviz:joined", { linked: value.linked });
-  }
-
-  /** Another one has moved.
-   * @param {{ axis: Axis, first: number, last: number }} view */
-  follow({ axis, first, last }) {
-    const { viewport } = this;
-    if (!this.data || axis !== viewport.axis) return;
-    viewport.look(viewport.bounded(viewport.fromShared(first), viewport.fromShared(last)));
-    this.redraw();
-  }
-
-  /** Under the pointer, in all that are linked: how many bytes this height is.
-   * @param {number | null} bytes */
-  sayRuler(bytes) {
-    if (this.value?.linked) say("memviz:ruler", { bytes, linked: this.value.linked });
   }
 
   // -- how it is shown
@@ -303,12 +248,11 @@ export class MemoryTimeline extends Component {
   async setMeaning(meaning) {
     const { data } = this;
     if (!data) return;
-    const groups = await data.groupsBy(meaning);
+    const groups = await data.groupsBy(meaning, this.value?.among);
     if (data !== this.data) return;
     data.colourBy(groups);
     this.controls.meaning.select.value = data.meaning;
-    this.legend.kept = null;
-    this.showLit(null);
+    this.redraw(true);
     this.say();
   }
 
@@ -324,21 +268,10 @@ export class MemoryTimeline extends Component {
     this.say();
   }
 
-  /** @param {Light | null} light null ends it */
-  async light(light) {
-    this.litWanted = light;
-    const { data } = this;
-    if (!light) this.showLit(null);
-    else if (data) {
-      const mask = await data.maskOfLight(light);
-      if (this.litWanted === light && this.data === data) this.showLit(mask);
-    }
-  }
-
   /** One bit per allocation, from somebody who asked for several timelines at once; null ends it.
    * @param {ArrayLike<number> | null} bits */
   showBits(bits) {
-    if (this.data) this.showLit(bits && this.data.maskOfBits(bits));
+    if (this.data) this.filters.showLight(bits && this.data.maskOfBits(bits));
   }
 
   /** @param {Uint8Array | null} mask */
@@ -354,12 +287,20 @@ export class MemoryTimeline extends Component {
     this.root.classList.toggle("mvt-narrow", this.root.clientWidth < NARROW && !value?.linked);
     const [width, height] = [Math.floor(this.plot.clientWidth), Math.floor(this.plot.clientHeight)];
     this.isAway = !width || !height;
-    if (this.total) this.schedule();
+    if (this.reading.total) this.schedule();
     if (this.isAway || !this.data || !value) return;
     Object.assign(viewport, { width, height });
     this.labels.resize();
+    this.writeName(value.name || "", width);
     this.redraw(true);
     this.drawOverview();
+  }
+
+  /** Of linked ones, with what tells it from the others: names mostly differ at their ends.
+   * @param {string} name @param {number} width */
+  writeName(name, width) {
+    this.name.textContent = cutMiddle(name, Math.max(Math.floor(width / NAME_LETTER) - 4, 4));
+    this.name.title = name;
   }
 
   changeMode() {
@@ -388,7 +329,7 @@ export class MemoryTimeline extends Component {
     if (this.frame) return;
     this.frame = requestAnimationFrame(() => {
       this.frame = 0;
-      if (this.total) drawTotal(this, this.total);
+      if (this.reading.total) drawTotal(this, this.reading.total);
       else if (this.value && this.data) this.draw(this.value, this.data);
     });
   }
@@ -399,6 +340,8 @@ export class MemoryTimeline extends Component {
     this.canvas.draw(this.isSharp, data);
     this.isSharp = false;
     this.labels.draw(data);
+    this.ruler.draw();
+    this.tools.draw();
     this.overview.placeWindow();
     this.phases.draw();
     if (!value.plain) this.legend.draw(data);
@@ -418,154 +361,21 @@ export class MemoryTimeline extends Component {
     return savePicture(this, kind);
   }
 
-  // -- moving the view
-
-  /** @param {number} first @param {number} last */
-  setView(first, last) {
-    const { viewport, value } = this;
-    viewport.look(viewport.bounded(first, last));
-    this.interaction.hideTip();
-    this.redraw();
-    if (value?.linked) {
-      const places = { first: viewport.toShared(viewport.first), last: viewport.toShared(viewport.last) };
-      say("memviz:view", { from: this.id, linked: value.linked, axis: viewport.axis, ...places });
-    }
-    this.say();
-  }
-
-  /** @param {number} place @param {number} factor @param {boolean} [isSlow] */
-  zoomAbout(place, factor, isSlow = false) {
-    const { first, last } = this.viewport;
-    this.glide(place - (place - first) * factor, place + (last - place) * factor, isSlow);
-  }
-
-  /** @param {boolean} isSlow */
-  showAll(isSlow) {
-    const whole = this.viewport.whole();
-    this.glide(whole.first, whole.last, isSlow);
-  }
-
-  /** Buttons and keys move the view in a moment that can be seen; wheel and drag at once.
-   * @param {number} first @param {number} last @param {boolean} isSlow */
-  glide(first, last, isSlow) {
-    cancelAnimationFrame(this.gliding);
-    if (!isSlow || matchMedia("(prefers-reduced-motion: reduce)").matches) return this.setView(first, last);
-    const from = { first: this.viewport.first, last: this.viewport.last };
-    const goal = this.viewport.bounded(first, last);
-    const begin = performance.now();
-    const step = (/** @type {number} */ now) => {
-      const t = clamp((now - begin) / GLIDE_MS, 0, 1);
-      const eased = 1 - (1 - t) ** 3;
-      this.setView(from.first + (goal.first - from.first) * eased, from.last + (goal.last - from.last) * eased);
-      if (t < 1) this.gliding = requestAnimationFrame(step);
-    };
-    this.gliding = requestAnimationFrame(step);
-  }
-
-  /** What buttons and keys zoom about. */
-  middle() {
-    const { first, last } = this.viewport;
-    const place = this.viewport.placeOf(this.moment);
-    return place > first && place < last ? place : (first + last) / 2;
-  }
-
-  // -- choosing
-
-  /** @param {number} instant */
-  setMoment(instant) {
-    this.moment = clamp(instant, 0, this.viewport.instants - 1);
-    this.range = null;
-    this.keys.forget();
-    this.redraw();
-    this.say();
-  }
-
-  /** @param {number} one @param {number} other instants, in any order */
-  showRange(one, other) {
-    this.range = [Math.min(one, other), Math.max(one, other)];
-    this.redraw();
-  }
-
-  /** @param {number} row */
-  togglePin(row) {
-    this.pin = this.pin === row ? -1 : row;
-    this.redraw();
-    this.say();
-  }
-
-  /** Where another part of the page points: an event, an allocation, a span of events.
-   * @param {{ at?: number, pin?: number, from?: number, to?: number }} place */
-  go({ at, pin, from, to }) {
-    const { data, viewport } = this;
-    if (!data) return;
-    if (isNumber(pin)) this.pin = this.pin === pin ? -1 : clamp(pin, -1, data.spans.count - 1);
-    if (isNumber(from) && isNumber(to)) this.glide(viewport.placeOf(from + 1), viewport.placeOf(to + 2), true);
-    if (isNumber(at)) this.reveal(clamp(at + 1, 0, viewport.instants - 1));
-    else this.redraw();
-    this.say();
-  }
-
-  /** @param {number} instant */
-  reveal(instant) {
-    const { first, last } = this.viewport;
-    const place = this.viewport.placeOf(instant);
-    if (place < first || place > last) this.glide(place - (last - first) / 2, place + (last - first) / 2, true);
-    this.setMoment(instant);
-  }
-
-  toPeak() {
-    if (this.data) this.reveal(this.data.spans.peak);
-  }
-
-  /** One thing at a time. */
-  undo() {
-    if (!this.interaction.tip.hidden) this.interaction.hideTip();
-    else if (this.pin >= 0) this.pin = -1;
-    else if (this.range) this.range = null;
-    else if (this.lit) {
-      this.legend.kept = null;
-      this.lit = null;
-    } else return;
-    this.redraw();
-    this.say();
-  }
-
   momentWords() {
     return momentWords(this.moment, this.viewport, this.moment === this.data?.spans.peak);
   }
 
-  /** Tells the page what is chosen, once it rests. */
+  /** Tells the page what is seen and chosen. */
   say() {
-    clearTimeout(this.telling);
-    this.telling = setTimeout(() => this.value && this.data && this.sayNow(this.value, this.data), TELL_MS);
+    this.telling.later();
   }
 
-  /** @param {Value} value @param {TimelineData} data */
-  sayNow(value, data) {
-    const { viewport, range } = this;
-    const state = {
-      key: value.key,
-      at: this.moment - 1,
-      pin: this.pin,
-      range: range && [range[0] - 1, range[1] - 1],
-      from: viewport.instantAt(viewport.first) - 1,
-      to: viewport.instantAt(viewport.last) - 1,
-      order: this.order,
-      colour: data.meaning,
-      axis: viewport.axis,
-    };
-    this.live.textContent = `${this.momentWords()}, ${bytesText(data.spans.live[this.moment])} live`;
-    // The address follows the one timeline that is explored.
-    if (!value.linked) say("memviz:state", state);
-    const chosen = JSON.stringify([state.at, state.pin, state.range]);
-    if (chosen === this.told) return;
-    this.told = chosen;
-    this.tell.select(state);
+  /** Under the pointer, in all that are linked: how many bytes this height is.
+   * @param {number | null} bytes */
+  sayRuler(bytes) {
+    if (this.value?.linked) say("memviz:ruler", { bytes, linked: this.value.linked });
   }
 }
-
-/** @param {number | undefined | null} value @returns {value is number} */
-const isNumber = (value) => Number.isFinite(value);
 
 // -- all of them
 
@@ -579,7 +389,7 @@ export const linked = (name) =>
 
 onSaid("memviz:piece", ({ key, piece, made }) => {
   keepGiven(key, piece, made);
-  for (const timeline of mounted) timeline.hearOf(key);
+  for (const timeline of mounted) timeline.reading.hearOf(key);
 });
 
 const mountOne = mounting(MemoryTimeline);

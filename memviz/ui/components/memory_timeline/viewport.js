@@ -7,6 +7,8 @@ import { lastNotAfter } from "./spans.js";
 
 const SMALLEST_VIEW = 4;
 const SHORTEST_US = 10;
+/** The smallest block that PyTorch's allocator gives. */
+const LEAST_BYTES = 512;
 const TICK_ROOM = 150;
 /** One step of a key or button. */
 export const ZOOM = 1.6;
@@ -15,6 +17,9 @@ export const ZOOM = 1.6;
 /** Of one axis: two places that stand where the others' two stand, what any of them has, and what to look at first.
  * @typedef {{ span: [number, number], extent: [number, number], focus: [number, number] }} Alignment */
 /** @typedef {{ first: number, last: number }} Stretch */
+/** Bytes at the lower and at the upper edge.
+ * @typedef {{ bottom: number, top: number }} Height */
+/** @typedef {Stretch & Height} Sight */
 
 export class Viewport {
   constructor() {
@@ -29,8 +34,10 @@ export class Viewport {
     this.align = null;
     this.first = 0;
     this.last = 1;
-    /** Bytes at the upper edge. */
+    /** Bytes at the edges, and at the upper one of all that there is. */
+    this.bottom = 0;
     this.top = 1;
+    this.most = 1;
     this.width = 0;
     this.height = 0;
   }
@@ -62,6 +69,18 @@ export class Viewport {
     return this.first <= whole.first && this.last >= whole.last;
   }
 
+  isFullHeight() {
+    return this.bottom <= 0 && this.top >= this.most;
+  }
+
+  /** What is seen of the height stays as it is, unless it was all of it.
+   * @param {number} most */
+  setMost(most) {
+    const seen = this.isFullHeight() ? { bottom: 0, top: most } : { bottom: this.bottom, top: this.top };
+    this.most = most;
+    this.look(this.boundedBytes(seen.bottom, seen.top));
+  }
+
   /** Nothing was recorded but the state at the end: one moment, and no course of time. */
   isStill() {
     return this.instants === 1;
@@ -69,20 +88,41 @@ export class Viewport {
 
   // -- what is seen of it
 
-  /** @param {Stretch} stretch */
-  look({ first, last }) {
-    this.first = first;
-    this.last = last;
+  /** What is not named stays.
+   * @param {Partial<Sight>} sight */
+  look({ first = this.first, last = this.last, bottom = this.bottom, top = this.top }) {
+    Object.assign(this, { first, last, bottom, top });
+  }
+
+  /** @returns {Sight} */
+  sight() {
+    const { first, last, bottom, top } = this;
+    return { first, last, bottom, top };
   }
 
   /** As near to these places as there is something to see, and not too near.
    * @param {number} first @param {number} last @returns {Stretch} */
   bounded(first, last) {
     const whole = this.whole();
-    const least = Math.min(this.axis === "time" ? SHORTEST_US : SMALLEST_VIEW, whole.last);
-    const length = clamp(last - first, least, whole.last - whole.first);
+    const length = clamp(last - first, this.shortest(), whole.last - whole.first);
     const from = clamp(first, whole.first, whole.last - length);
     return { first: from, last: from + length };
+  }
+
+  shortest() {
+    return Math.min(this.axis === "time" ? SHORTEST_US : SMALLEST_VIEW, this.whole().last);
+  }
+
+  /** The same for bytes: never nearer than that one block fills the height.
+   * @param {number} bottom @param {number} top @returns {Height} */
+  boundedBytes(bottom, top) {
+    const length = clamp(top - bottom, this.lowest(), this.most);
+    const from = clamp(bottom, 0, this.most - length);
+    return { bottom: from, top: from + length };
+  }
+
+  lowest() {
+    return Math.min(LEAST_BYTES, this.most);
   }
 
   /** The same instants stay in sight.
@@ -128,12 +168,17 @@ export class Viewport {
 
   /** @param {number} bytes */
   yOf(bytes) {
-    return this.height * (1 - bytes / this.top);
+    return this.height * (1 - (bytes - this.bottom) / (this.top - this.bottom));
   }
 
   /** @param {number} y */
   bytesAt(y) {
-    return clamp(this.top * (1 - y / this.height), 0, this.top);
+    return clamp(this.bottom + (this.top - this.bottom) * (1 - y / this.height), this.bottom, this.top);
+  }
+
+  /** @param {number} bytes */
+  isHeightInSight(bytes) {
+    return bytes >= this.bottom && bytes <= this.top;
   }
 
   // -- between several that are linked

@@ -5,6 +5,7 @@
 import { peakMark, spread } from "../axes.js";
 import { clamp, el, mounting, onSaid, pixelRatio, shape, showTip } from "../base.js";
 import { instantsOf, PlotCanvas } from "../memory_timeline/canvas.js";
+import { Choosing } from "../memory_timeline/choosing.js";
 import { Interaction } from "../memory_timeline/interaction.js";
 import { Keys } from "../memory_timeline/keys.js";
 import { Labels } from "../memory_timeline/labels.js";
@@ -71,22 +72,30 @@ class Overlay extends MemoryTimeline {
     this.value = { key, linked: wanted.linked, plain: true, align, ruler };
     const { axis, instants, times, align: placed } = first.viewport;
     const most = sides.map(({ data }) => (data ? data.spans.live[data.spans.peak] : 0));
-    Object.assign(this.viewport, { axis, instants, times, align: placed, top: Math.max(...most, 1) * HEADROOM });
-    this.viewport.look(first.viewport);
+    Object.assign(this.viewport, { axis, instants, times, align: placed });
+    this.viewport.setMost(Math.max(...most, 1) * HEADROOM);
+    this.viewport.look({ first: first.viewport.first, last: first.viewport.last });
     this.moment = first.data.spans.peak;
     this.plot.setAttribute("aria-label", wanted.label);
     this.resize();
   }
 
-  // What only one trace's own timeline can answer.
   /** @override */
-  togglePin() {}
+  newChoosing() {
+    return new NoPins(this);
+  }
 
+  // What only one trace's own timeline can answer.
   /** @override */
   showLit() {}
 
   /** @override */
   say() {}
+}
+
+class NoPins extends Choosing {
+  /** @override */
+  togglePin() {}
 }
 
 class Lines extends PlotCanvas {
@@ -200,6 +209,7 @@ class Peaks extends Labels {
       const { peak, live } = data.spans;
       const place = own.axis === "event" ? peak + 0.5 : own.placeOf(peak);
       const [x, y] = [viewport.xOf(viewport.fromShared(own.toShared(place))), viewport.yOf(live[peak])];
+      if (!viewport.isHeightInSight(live[peak])) continue;
       labels.push([y, "", `${value?.badge} ${bytesText(live[peak])}`]);
       if (x < 0 || x > width) continue;
       parts.push(peakMark(x, y), shape("text", { x, y: y - 12, class: "mvt-letter" }, value?.badge));

@@ -1,0 +1,60 @@
+"""Which few places keep most of what a forward keeps, and in how many equal layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
+from memviz.analysis.callstacks.sites import Site, SiteKind, sites
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.sums import sum_by
+from memviz.trace.model import Category, DeviceTrace, Ints8, Trace
+
+_MOST_PLACES = 3
+_ENOUGH = 0.5
+"""Of the activations: places that make less of them together are no answer."""
+_FEWEST_LAYERS = 2
+
+
+@dataclass(frozen=True)
+class KeptBy:
+    places: tuple[Site, ...]
+    """By bytes, the largest first."""
+    bytes: int
+    """All that they hold of activations at this moment."""
+    layers: int
+    """How many equal blocks most places hold; 0 where they hold no equal ones."""
+
+
+def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEFAULT_RULE) -> KeptBy | None:
+    """Of the activations among these rows of `lifetimes`. None where no few places hold most of them."""
+    rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
+    all_rows, table = lifetimes(device), sites(trace, rule)
+    found, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
+    if not len(rows):
+        return None
+    sums = sum_by(place, all_rows.size[rows], len(found))
+    order = np.argsort(-sums, kind="stable")
+    needed = int(np.searchsorted(np.cumsum(sums[order]), _ENOUGH * sums.sum())) + 1
+    chosen = [table.sites[found[i]] for i in order[:needed].tolist()]
+    if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
+        return None
+    layers = _layers(place, all_rows.size[rows], order[:needed], len(found))
+    return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), layers)
+
+
+def _layers(place: Ints8, size: Ints8, chosen: Ints8, places: int) -> int:
+    """The number of equal blocks in which most bytes are held, if all chosen places hold it or a multiple of it."""
+    sizes, code = np.unique(size, return_inverse=True)
+    pairs, count = np.unique(place * len(sizes) + code, return_counts=True)
+    most = np.zeros(places, dtype=np.int64)
+    np.maximum.at(most, pairs // len(sizes), count)
+    held = np.bincount(most, weights=sum_by(place, size, places))
+    held[:_FEWEST_LAYERS] = 0
+    layers = int(np.argmax(held))
+    if not layers:
+        return 0
+    return layers if (most[chosen] % layers == 0).all() else 0

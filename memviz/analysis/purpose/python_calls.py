@@ -1,0 +1,231 @@
+"""How long the call of a function goes on that made an allocation, as far as later stacks tell.
+
+A stack shows, from the outermost frame in, which calls are open. Of two stacks one after the other, the calls of
+their common beginning go on, and so does that of the frame behind it if only its line moved down. A line that
+moved up is a loop or a new call of the same function: both count as a new call, so that a call may seem shorter
+than it was and never longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from memviz.analysis.cache import kept
+from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
+from memviz.analysis.callstacks.stack_places import first_in_stack, last_place, only_places
+from memviz.analysis.purpose.activity import ModuleCalls, module_calls
+from memviz.trace.model import NO_STACK, Bools, Ints4, Ints8, Stacks, Trace
+
+_MIX, _BASE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
+_LARGEST_TABLE = 1 << 22
+"""Of pairs. Larger ones are sorted instead."""
+_NEVER_OPEN = np.iinfo(np.int16).max
+"""A depth that no stack has: a call there is over with the next allocation."""
+
+
+class PythonStacks:
+    """The Python frames of each stack, outermost first."""
+
+    def __init__(self, trace: Trace) -> None:
+        kinds = frame_kinds(trace)
+        stacks = only_places(trace.stacks, (kinds <= LAST_PYTHON_KIND)[trace.stacks.indices])
+        self.offsets = stacks.offsets
+        self.length = np.diff(stacks.offsets)
+        place = np.arange(len(stacks.indices))
+        first = np.repeat(stacks.offsets[:-1], self.length)
+        mirrored = np.repeat(stacks.offsets[1:], self.length) - 1 - (place - first)
+        self.frame = stacks.indices[mirrored]
+        self._sums = _running_hash(self.frame, place - first)
+        frames = trace.stacks.frames
+        self._line = frames.line
+        self._function = np.unique(frames.filename.astype(np.int64) << 32 | frames.name, return_inverse=True)[1]
+        depth_of = self.length - 1
+        every = np.arange(len(self.length))
+        whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
+        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel()
+        """The same number for the same Python frames, whatever C++ there was below."""
+        self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
+        """Of the innermost and of the outermost call of a module, -1 for none. The module's function is behind it."""
+        self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
+
+    def _module_depths(self, stacks: Stacks, calls: ModuleCalls, depth_of: Ints8) -> tuple[Ints8, Ints8]:
+        by_torch = calls.by_torch[stacks.indices]
+        # Torch calls a module by two functions, one in the other: the inner one counts.
+        inner = by_torch & ~np.append(False, by_torch[:-1])
+        bodies = calls.bodies[stacks.indices]
+        none = last_place(stacks, by_torch) < 0
+        found = []
+        for find in (_first_place, last_place):
+            called, body = find(stacks, inner), find(stacks, bodies)
+            depth = _depth(called, stacks.offsets, depth_of)
+            before_body = np.maximum(_depth(body, stacks.offsets, depth_of) - 1, -1)
+            found.append(np.where(none, before_body, depth))
+        place = np.arange(len(by_torch))
+        second = by_torch & (place < np.repeat(last_place(stacks, inner), self.length))
+        second_body = bodies & (place < np.repeat(last_place(stacks, bodies), self.length))
+        below = np.where(none, last_place(stacks, second_body), last_place(stacks, second))
+        below = _depth(below, stacks.offsets, depth_of)
+        self.own_until = np.where(below >= 0, below, self.length)
+        """Where the outermost module's own functions end, and another module is called."""
+        return found[0], found[1]
+
+    def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
+        """Of the function that a person would call theirs. The main program is no call that ends."""
+        depth = _depth(user, self.offsets, depth_of)
+        known = np.flatnonzero(depth >= 0)
+        frame = self.frame[self.offsets[known] + depth[known]]
+        names = trace.stacks.frames.name
+        main = np.isin(names, [code for code in np.unique(names) if trace.strings[code] == "<module>"])
+        depth[known[main[frame]]] = _NEVER_OPEN
+        depth[depth < 0] = _NEVER_OPEN
+        return depth
+
+    def same_beginning(self, one: Ints4, other: Ints4) -> Ints8:
+        """How many frames two stacks have in common, from the outermost in."""
+        low, high = np.zeros(len(one), dtype=np.int64), np.minimum(self.length[one], self.length[other])
+        while (low < high).any():
+            middle = (low + high + 1) // 2
+            same = self.prefix(one, middle) == self.prefix(other, middle)
+            low, high = np.where(same, middle, low), np.where(same, high, middle - 1)
+        return low
+
+    def prefix(self, stack: Ints4 | Ints8, depth: Ints8) -> np.ndarray:
+        """A number that stands for the outermost `depth` frames of each stack."""
+        first = self.offsets[stack]
+        return np.asarray(self._sums[first + depth] - self._sums[first])
+
+    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
+        """How many calls, from the outermost in, go on from each of these stacks to the other, which comes later."""
+        return _once_a_pair(self._calls_that_go_on, one, other)
+
+    def _calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
+        same = self.same_beginning(one, other)
+        inside = np.flatnonzero((same < self.length[one]) & (same < self.length[other]))
+        at_one, at_other = (self.frame[self.offsets[stack[inside]] + same[inside]] for stack in (one, other))
+        same_function = self._function[at_one] == self._function[at_other]
+        same[inside] += same_function & (self._line[at_other] > self._line[at_one])
+        return same
+
+    def is_repeated(self, stack: Ints4) -> Bools:
+        """For each of these but the last: the next has the same Python frames, and the line is gone through again.
+
+        One line makes many things, some by the same operator. If all of them come equally often, it is a loop.
+        """
+        python = self._python[stack]
+        same = python[1:] == python[:-1]
+        run = np.cumsum(np.append(True, ~same)) - 1
+        inside = np.flatnonzero(np.append(same, False) | np.append(False, same))
+        keys = run[inside] * (int(stack.max(initial=0)) + 1) + stack[inside]
+        _, first, key_of, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
+        fewest = np.full(int(run[-1]) + 1, len(stack))
+        most = np.zeros(len(fewest), dtype=np.int64)
+        np.minimum.at(fewest, run[inside], count[key_of])
+        np.maximum.at(most, run[inside], count[key_of])
+        again = np.zeros(len(stack), dtype=np.bool_)
+        again[np.delete(inside, first)] = True
+        return np.asarray(same & (again & (fewest == most)[run])[1:])
+
+    def model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
+        """At which depth a line of the outermost module's own functions moved up, -1 for none.
+
+        There it loops, or was called again.
+        """
+        return _once_a_pair(self._model_called_again, one, other)
+
+    def _model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
+        same = self.same_beginning(one, other)
+        own = (same > self.model_depth[other]) & (same < np.minimum(self.own_until[other], self.length[one]))
+        depth = np.minimum(same, np.minimum(self.length[one], self.length[other]) - 1)
+        return np.where(own & (self.line_at(other, depth) < self.line_at(one, depth)), depth, -1)
+
+    def line_at(self, stack: Ints4, depth: Ints8) -> Ints4:
+        place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
+        return np.asarray(self._line[self.frame[place]], dtype=np.int32)
+
+    @property
+    def call_depth(self) -> Ints8:
+        """Of what counts as the call that makes something: the innermost module's, else the user's function."""
+        depth = np.where(self.module_depth >= 0, self.module_depth + 1, self.site_depth)
+        return np.where(depth == _NEVER_OPEN, depth, np.minimum(depth, self.length - 1))
+
+
+def python_stacks(trace: Trace) -> PythonStacks:
+    return kept(trace, python_stacks, lambda: PythonStacks(trace))
+
+
+def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int) -> Ints8:
+    """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
+
+    The call is that of the innermost module; outside of modules that of the user's own function.
+    """
+    known = python_stacks(trace)
+    over = np.full(len(allocs), never)
+    seen = np.flatnonzero(stack != NO_STACK)
+    if not len(seen):
+        return over
+    of_seen = stack[seen]
+    # Small numbers are compared faster, and no stack is that deep.
+    depth = np.minimum(known.call_depth, _NEVER_OPEN).astype(np.int16)[of_seen]
+    go_on = known.calls_that_go_on(of_seen[:-1], of_seen[1:])
+    go_on = np.minimum(go_on - known.is_repeated(of_seen), _NEVER_OPEN).astype(np.int16)
+    later = np.append(allocs[seen[1:]], never)
+    for wanted in np.unique(depth).tolist():
+        rows = np.flatnonzero(depth == wanted)
+        ends = np.append(np.flatnonzero(go_on <= wanted), len(seen) - 1)
+        over[seen[rows]] = later[ends[np.searchsorted(ends, rows)]]
+    return over
+
+
+def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
+    """Per allocation, by the stacks of its alloc and of its free: the call is over that made it.
+
+    What goes as a function returns is freed by the line that called it. Without stacks nothing is known.
+    """
+    known = python_stacks(trace)
+    outside = np.zeros(len(made), dtype=np.bool_)
+    both = np.flatnonzero((made != NO_STACK) & (freed != NO_STACK))
+    depth = known.call_depth[made[both]]
+    go_on = known.calls_that_go_on(made[both], freed[both])
+    returns = (go_on == depth) & (known.length[freed[both]] == depth)
+    outside[both] = (go_on <= depth) & ~returns
+    return outside
+
+
+def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints8:
+    """Stacks are few and follow one another in few ways, so every pair is looked at once."""
+    if not len(one):
+        return np.zeros(0, dtype=np.int64)
+    width = int(max(one.max(), other.max())) + 1
+    pair = one.astype(np.int64) * width + other
+    if width * width > _LARGEST_TABLE:
+        pairs, pair = np.unique(pair, return_inverse=True)
+        of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+        return np.asarray(of_pairs[pair], dtype=np.int64)
+    known = np.zeros(width * width, dtype=np.bool_)
+    known[pair] = True
+    pairs = np.flatnonzero(known)
+    table = np.zeros(width * width, dtype=np.int64)
+    table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
+    return np.asarray(table[pair], dtype=np.int64)
+
+
+def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
+    """Sums of frames weighed by depth, in arithmetic modulo 2**64: differences stand for stretches."""
+    salt = (frame.astype(np.uint64) + np.uint64(1)) * _MIX
+    salt ^= salt >> np.uint64(29)
+    powers = np.cumprod(np.full(int(depth.max(initial=0)) + 1, _BASE, dtype=np.uint64), dtype=np.uint64)
+    return np.concatenate([np.zeros(1, np.uint64), np.cumsum(salt * powers[depth], dtype=np.uint64)])
+
+
+def _first_place(stacks: Stacks, places: Bools) -> Ints8:
+    """For each stack the innermost of these places; -1 for none."""
+    hits = np.flatnonzero(places)
+    first = np.append(hits, len(places))[np.searchsorted(hits, stacks.offsets[:-1])]
+    return np.where(first < stacks.offsets[1:], first, -1)
+
+
+def _depth(place: Ints8, offsets: Ints8, innermost: Ints8) -> Ints8:
+    """Places count from the innermost frame, depths from the outermost."""
+    return np.where(place >= 0, innermost - (place - offsets[:-1]), -1)

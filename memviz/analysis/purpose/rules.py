@@ -1,0 +1,194 @@
+"""What an allocation is for, by what the program was doing when it was made and when it was freed.
+
+The first rule that holds wins. What the stacks leave open is left to sizes and order (`analysis.purpose.categories`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.evidence import Evidence
+from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.trace.model import Bools, Category
+
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""What PyTorch asks for on NVIDIA GPUs before Hopper (:4096:2:16:8), and hardly anything else does."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    reason: Reason
+    category: Category
+    holds: Callable[[Evidence], Bools]
+    certainty: Certainty = Certainty.SURE
+
+
+def _alive_later(e: Evidence) -> Bools:
+    return e.outlives(e.next_work) | e.never_freed
+
+
+def _left_by_backward(e: Evidence) -> Bools:
+    return e.outlives(e.backward_over) | e.freed_outside_backward
+
+
+def _may_be_temporary(e: Evidence) -> Bools:
+    during = e.during(Doing.FORWARD) | e.during(Doing.NOTHING) | e.recomputed
+    return during & ~e.no_stack & e.freed_within_call
+
+
+def _named(category: Category, *doing: Doing) -> Callable[[Evidence], Bools]:
+    def holds(e: Evidence) -> Bools:
+        during = np.logical_or.reduce([e.during(kind) for kind in doing])
+        return np.asarray(during & (e.name == category) & _alive_later(e))
+
+    return holds
+
+
+RULES = (
+    Rule(Reason.WORKSPACE, Category.WORKSPACE, lambda e: e.workspace),
+    Rule(
+        Reason.WORKSPACE_SIZE,
+        Category.WORKSPACE,
+        lambda e: (e.size == CUBLAS_WORKSPACE_BYTES) & e.never_freed,
+    ),
+    Rule(Reason.ZERO_GRAD, Category.GRADIENT, lambda e: e.freed_by_zero_grad & ~e.during(Doing.FORWARD)),
+    Rule(Reason.BUILD_KEPT, Category.PARAMETER, lambda e: e.during(Doing.BUILD) & _alive_later(e)),
+    Rule(Reason.BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Doing.BUILD)),
+    Rule(
+        Reason.OPTIMIZER_BUILD_KEPT,
+        Category.OPTIMIZER_STATE,
+        lambda e: e.during(Doing.BUILD_OPTIMIZER) & _alive_later(e),
+    ),
+    Rule(Reason.OPTIMIZER_BUILD_FREED, Category.TEMPORARY, lambda e: e.during(Doing.BUILD_OPTIMIZER)),
+    Rule(Reason.STEP_KEPT, Category.OPTIMIZER_STATE, lambda e: e.during(Doing.STEP) & e.outlives(e.step_over)),
+    Rule(Reason.STEP_FREED, Category.TEMPORARY, lambda e: e.during(Doing.STEP) & e.freed_before(e.step_over)),
+    Rule(
+        Reason.STEP_CUT_OFF,
+        Category.OPTIMIZER_STATE,
+        lambda e: e.during(Doing.STEP) & e.never_freed & e.begun,
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.CALL_FREED,
+        Category.TEMPORARY,
+        lambda e: _may_be_temporary(e) & ~e.recomputed & e.call_goes_on,
+    ),
+    Rule(Reason.CALL_FREED, Category.TEMPORARY, _may_be_temporary, Certainty.PROBABLE),
+    Rule(Reason.RECOMPUTED, Category.ACTIVATION, lambda e: e.recomputed),
+    Rule(
+        Reason.ACCUMULATED,
+        Category.GRADIENT,
+        lambda e: e.accumulated & (e.outlives(e.backward_over) | e.never_freed),
+    ),
+    Rule(
+        Reason.BACKWARD_KEPT,
+        Category.GRADIENT,
+        lambda e: e.during(Doing.BACKWARD) & ~e.no_stack & _left_by_backward(e),
+    ),
+    Rule(
+        Reason.BACKWARD_FREED,
+        Category.TEMPORARY,
+        lambda e: e.during(Doing.BACKWARD) & ~e.no_stack & e.freed_before(e.backward_over),
+    ),
+    Rule(
+        Reason.SILENT_BACKWARD_KEPT,
+        Category.GRADIENT,
+        lambda e: e.during(Doing.BACKWARD) & e.no_stack & _left_by_backward(e),
+    ),
+    Rule(
+        Reason.SILENT_BACKWARD_FREED,
+        Category.TEMPORARY,
+        lambda e: e.during(Doing.BACKWARD) & e.no_stack & e.freed_before(e.backward_over),
+    ),
+    Rule(
+        Reason.BACKWARD_CUT_OFF,
+        Category.GRADIENT,
+        lambda e: e.during(Doing.BACKWARD) & e.never_freed & e.begun,
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.GRAPH,
+        Category.GRAPH_POOL,
+        lambda e: e.in_private_pool & (e.name == Category.UNKNOWN),
+        Certainty.PROBABLE,
+    ),
+    *(
+        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING, Doing.FORWARD), Certainty.PROBABLE)
+        for category in (Category.KV_CACHE, Category.GRAPH_POOL, Category.COLLECTIVE)
+    ),
+    Rule(
+        Reason.OUTLIVES_BACKWARD,
+        Category.OUTPUT,
+        lambda e: e.during(Doing.FORWARD) & e.begun & e.outlives_backward,
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.FORWARD_OUTPUT,
+        Category.OUTPUT,
+        lambda e: e.during(Doing.FORWARD) & e.begun & e.is_last_of_pass & ~e.comes(e.next_backward),
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.FORWARD_KEPT,
+        Category.ACTIVATION,
+        lambda e: e.during(Doing.FORWARD) & e.begun & e.outlives(e.next_backward) & (e.backwards == 1),
+    ),
+    Rule(
+        Reason.HANDED_ON,
+        Category.ACTIVATION,
+        lambda e: e.during(Doing.FORWARD) & e.begun & (e.pass_of >= 0) & ~e.outlives_pass,
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.FORWARD_KEPT_LONGER,
+        Category.ACTIVATION,
+        lambda e: e.during(Doing.FORWARD) & e.begun & (e.backwards > 1),
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.KEPT_BETWEEN,
+        Category.KV_CACHE,
+        lambda e: e.during(Doing.FORWARD) & e.begun & e.kept_between_passes,
+        Certainty.PROBABLE,
+    ),
+    Rule(Reason.FORWARD_ONLY_KEPT, Category.ACTIVATION, lambda e: e.during(Doing.FORWARD), Certainty.PROBABLE),
+    Rule(
+        Reason.BACKWARD_USED,
+        Category.ACTIVATION,
+        lambda e: e.during(Doing.NOTHING) & ~e.no_stack & (e.backwards == 1) & e.freed_before(e.next_backward_over),
+    ),
+    *(
+        Rule(Reason.NAMED, category, _named(category, Doing.NOTHING), Certainty.PROBABLE)
+        for category in (Category.OPTIMIZER_STATE, Category.GRADIENT, Category.INPUT, Category.PARAMETER)
+    ),
+)
+"""Of what has a stack, or follows one that tells."""
+
+LAST_RULES = (
+    Rule(
+        Reason.GIVEN,
+        Category.INPUT,
+        lambda e: e.during(Doing.NOTHING) & e.begun & e.outlives(e.next_forward),
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.LOOSE_RESULT,
+        Category.ACTIVATION,
+        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & ~e.never_freed,
+        Certainty.PROBABLE,
+    ),
+    Rule(
+        Reason.KEPT_RESULT,
+        Category.OUTPUT,
+        lambda e: e.during(Doing.NOTHING) & e.begun & ~e.no_stack & e.never_freed & e.sees_work,
+        Certainty.PROBABLE,
+    ),
+    Rule(Reason.NO_STACK, Category.UNKNOWN, lambda e: e.no_stack, Certainty.OPEN),
+    Rule(Reason.CUT_OFF, Category.UNKNOWN, lambda e: e.never_freed & e.begun, Certainty.OPEN),
+    Rule(Reason.UNMARKED, Category.UNKNOWN, lambda e: e.size >= 0, Certainty.OPEN),
+)
+"""Of what sizes and order leave open too; those at the end only say why it stays so."""

@@ -1,0 +1,166 @@
+"""The cheapest way to make a model fit on a card, predicted; and how large a batch it may take."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
+from memviz.commands.terminal import progress
+from memviz.units import bytes_text, count_text, duration_text
+
+if TYPE_CHECKING:
+    from memviz.runner.fit.fit import FitAnswer
+    from memviz.runner.fit.front import TriedWay
+    from memviz.runner.request import Request
+
+_KEEPS = ("outputs", "training", "nothing")
+_MOST_ROWS = 12
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("workload", help="a name from `run --list`, or FILE.py:function of your own")
+    parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
+    parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
+    parser.add_argument(
+        "--with", dest="optimizations", action="append", default=[], metavar="NAME[:KNOB=VALUE,...]",
+        help="an optimization that is on in every way that is tried",
+    )  # fmt: skip
+    parser.add_argument(
+        "--keep", choices=_KEEPS, default="outputs",
+        help="what must stay: outputs to rounding; the model, trained with another optimizer or number format; or "
+        "nothing, so that weights may be stored in fewer bits (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--largest", choices=("batch", "sequence"), help="how large it may get the way that is chosen")
+    parser.add_argument(
+        "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
+        help="that steps after backward (default: %(default)s, gradients add up)",
+    )  # fmt: skip
+    parser.add_argument("--processes", type=_count, metavar="N", help="that predict at once (default: one a core)")
+    add_json(parser)
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or not 1 <= int(text) <= 256:
+        raise argparse.ArgumentTypeError("must be a whole number from 1 to 256")
+    return int(text)
+
+
+def _run(args: argparse.Namespace) -> int:
+    from memviz.runner.fit.fit import find_fit, fit_json
+    from memviz.runner.fit.predictions import Predictor
+
+    request, best = _request(args), _Best()
+    try:
+        with Predictor(processes=args.processes) as predictor:
+            answer = find_fit(
+                request,
+                predictor,
+                keep=args.keep,
+                largest=args.largest or "",
+                tell=best.tell,
+                tell_largest=lambda value: progress(f"{args.largest} {count_text(value)} ..."),
+            )
+    finally:
+        progress("")
+    if args.json:
+        print_json(fit_json(answer))
+    else:
+        _print(answer)
+    return 0
+
+
+def _request(args: argparse.Namespace) -> Request:
+    from memviz.runner.knobs import parse_named
+    from memviz.runner.request import DEFAULT_CARD, Request
+
+    return Request(
+        workload=args.workload,
+        settings=dict(map(pair, args.set)),
+        optimizations=tuple(parse_named(text) for text in args.optimizations),
+        card=args.card or DEFAULT_CARD,
+        optimizer=args.optimizer,
+    )
+
+
+class _Best:
+    """What stands in the line of progress."""
+
+    def __init__(self) -> None:
+        self._way: TriedWay | None = None
+
+    def tell(self, way: TriedWay | None, done: int, of: int) -> None:
+        if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
+            self._way = way
+        progress(f"{done} of {of} ways predicted, {self._words()} ...")
+
+    def _words(self) -> str:
+        from memviz.runner.fit.fit import way_label
+
+        if self._way is None:
+            return "none fits yet"
+        return f"{way_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
+
+
+def _print(answer: FitAnswer) -> None:
+    from memviz.runner.fit.fit import way_label
+    from memviz.runner.plan import plan_of
+
+    plan, chosen = plan_of(answer.request), answer.chosen
+    room = f"the {bytes_text(answer.usable_bytes)} that a process gets of {plan.card.name}"
+    if chosen is None:
+        least = min(answer.searched.ways, key=lambda way: way.peak_reserved_bytes, default=None)
+        print(f"Nothing that was tried fits in {room}.")
+        if least is not None:
+            print(f"The least is {way_label(least)}: {bytes_text(least.peak_reserved_bytes)} reserved.")
+        if answer.keep != "nothing":
+            print(f"`--keep {_KEEPS[_KEEPS.index(answer.keep) + 1]}` lets more be changed.")
+    else:
+        print(f"{way_label(chosen)} fits in {room}: {bytes_text(chosen.peak_reserved_bytes)} reserved, predicted.")
+        print(_kept(chosen))
+    _print_largest(answer)
+    print()
+    _print_front(answer)
+    print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
+    print("Seconds are an estimate from the work of a step and the card's data sheet, and no measurement.")
+    if chosen is not None:
+        print(f"\n{printable(chosen.prediction.command)}\n\n{printable(chosen.prediction.code)}")
+
+
+def _kept(way: TriedWay) -> str:
+    return {
+        "outputs": "Its outputs stay as they are, to the bit or to rounding.",
+        "training": "It trains the same model with another optimizer or number format.",
+        "nothing": "Its outputs change: `python -m memviz run` says how far.",
+    }[way.candidate.keeps]
+
+
+def _print_largest(answer: FitAnswer) -> None:
+    if answer.largest is None:
+        return
+    knob, found = answer.largest
+    after = f"{count_text(found.value + 1)} does not fit" if found.next_fails else "nothing larger was refused"
+    print(f"The largest {knob} this way is {count_text(found.value)}; {after}.")
+
+
+def _print_front(answer: FitAnswer) -> None:
+    from memviz.runner.fit.fit import way_label
+
+    front = answer.front(answer.shown)
+    rows = [
+        [way_label(way), bytes_text(way.peak_reserved_bytes), _seconds(way), "yes" if way.fits else "no"]
+        for way in front[:_MOST_ROWS]
+    ]
+    print_table(["cheapest first", "reserved", "seconds a step", "fits"], rows, left=1)
+    if len(front) > _MOST_ROWS:
+        print(f"and {len(front) - _MOST_ROWS} that take less and cost more")
+
+
+def _seconds(way: TriedWay) -> str:
+    low, high = way.cost.seconds_low, way.cost.seconds_high
+    if low is None or high is None:
+        return f"{way.cost.flops / 1e12:,.1f} TFLOP"
+    return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
+
+
+COMMAND = Command("fit", "Find the cheapest way to make a model fit on a card, predicted.", _add_arguments, _run)

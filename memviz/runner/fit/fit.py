@@ -1,0 +1,163 @@
+"""The cheapest way to make a workload fit on a card, and how large a batch or sequence may get that way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from memviz.allocator.context import overhead_on
+from memviz.allocator.what_if import CardMemory
+from memviz.errors import UsageError
+from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
+from memviz.runner.fit.largest import Largest, largest_that_fits
+from memviz.runner.fit.predictions import Predictor
+from memviz.runner.fit.search import Searched, Told, search, trials_of
+from memviz.runner.fit.space import KEEPS, Keep, space_of
+from memviz.runner.knobs import described, nearest
+from memviz.runner.plan import label_of, plan_of
+from memviz.runner.request import Request
+
+LARGEST = ("batch", "sequence")
+
+
+@dataclass(frozen=True)
+class FitAnswer:
+    request: Request
+    keep: Keep
+    usable_bytes: int
+    searched: Searched
+    largest: tuple[str, Largest] | None
+    """The knob, and its largest value; None where nobody asked, or nothing fits."""
+
+    @property
+    def chosen(self) -> TriedWay | None:
+        """Of the strongest class in which anything fits."""
+        for keep in KEEPS:
+            way = cheapest_that_fits(each for each in self.searched.ways if each.candidate.keeps == keep)
+            if way is not None:
+                return way
+        return None
+
+    def front(self, keep: Keep) -> tuple[TriedWay, ...]:
+        return front_of(way for way in self.searched.ways if way.candidate.keeps == keep)
+
+    @property
+    def shown(self) -> Keep:
+        """The class whose front leads on: that of what was chosen, else the weakest that was allowed."""
+        return self.keep if self.chosen is None else self.chosen.candidate.keeps
+
+
+def find_fit(
+    request: Request,
+    predictor: Predictor,
+    *,
+    keep: Keep = "outputs",
+    largest: str = "",
+    tell: Told = lambda way, done, of: None,
+    tell_largest: Callable[[int], None] = lambda value: None,
+) -> FitAnswer:
+    plan = plan_of(request)
+    if largest:
+        _check_knob(request, largest)
+    space = space_of(request, keep)
+    searched = search(space, predictor, tell)
+    card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
+    answer = FitAnswer(request, keep, card.usable_bytes, searched, None)
+    if largest and answer.chosen is not None:
+        found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
+        answer = replace(answer, largest=None if found is None else (largest, found))
+    return answer
+
+
+def planned(request: Request, keep: Keep) -> int:
+    """How many predictions a search takes."""
+    return trials_of(len(space_of(request, keep).candidates))
+
+
+def _check_knob(request: Request, name: str) -> None:
+    knobs = {knob.name: knob for knob in described(plan_of(request).workload)}
+    if name not in knobs or knobs[name].type != "int":
+        there = [each for each in LARGEST if each in knobs]
+        raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
+
+
+def _largest(
+    request: Request, knob: str, usable: int, predictor: Predictor, tell: Callable[[int], None]
+) -> Largest | None:
+    def ask(value: int) -> tuple[bool, int] | None:
+        tell(value)
+        asked = replace(request, settings={**request.settings, knob: str(value)})
+        try:
+            plan_of(asked)
+        except UsageError:
+            return None
+        prediction = predictor.one(asked)
+        return None if prediction.refused else (prediction.fits is True, prediction.peak_reserved_bytes)
+
+    first = {each.name: each.default for each in described(plan_of(request).workload)}[knob]
+    return largest_that_fits(ask, usable, first)
+
+
+# -- for programs
+
+
+def fit_json(answer: FitAnswer) -> dict[str, Any]:
+    chosen = answer.chosen
+    return {
+        "workload": answer.request.workload,
+        "settings": dict(answer.request.settings),
+        "card": plan_of(answer.request).card.name,
+        "usable_bytes": answer.usable_bytes,
+        "keep": answer.keep,
+        "chosen": None if chosen is None else way_json(chosen),
+        "front": [way_json(way) for way in answer.front(answer.shown)],
+        "fronts": {keep: [way_json(way) for way in answer.front(keep)] for keep in allowed(answer.keep)},
+        "tried": answer.searched.tried,
+        "of": answer.searched.of,
+        "largest": largest_json(answer),
+    }
+
+
+def allowed(keep: Keep) -> tuple[Keep, ...]:
+    return KEEPS[: KEEPS.index(keep) + 1]
+
+
+def way_json(way: TriedWay) -> dict[str, Any]:
+    request, cost = way.candidate.request, way.cost
+    return {
+        "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
+        "optimizer": request.optimizer,
+        "settings": dict(request.settings),
+        "label": way_label(way),
+        "keeps": way.candidate.keeps,
+        "fits": way.fits,
+        "fit": way.prediction.fit,
+        "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
+        "peak_reserved_bytes": way.peak_reserved_bytes,
+        "cost": {
+            "flops": cost.flops,
+            "bytes_moved": cost.bytes_moved,
+            "host_bytes": cost.host_bytes,
+            "seconds_low": cost.seconds_low,
+            "seconds_high": cost.seconds_high,
+        },
+        "command": way.prediction.command,
+        "code": way.prediction.code,
+    }
+
+
+def way_label(way: TriedWay) -> str:
+    """`checkpointing every=2 + adamw-fused`, or `baseline`."""
+    request = way.candidate.request
+    plan = plan_of(request)
+    words = label_of(plan.optimizations)
+    more = [] if request.optimizer == "none" else [request.optimizer]
+    return " + ".join([*more, *([] if words == "baseline" and more else [words])])
+
+
+def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
+    if answer.largest is None:
+        return None
+    knob, found = answer.largest
+    return {"knob": knob, "value": found.value, "next_fails": found.next_fails, "predictions": found.predictions}

@@ -1,0 +1,54 @@
+"""Ways of running that no other is better than in both memory and cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memviz.runner.fit.cost import Cost
+from memviz.runner.fit.predictions import Prediction
+from memviz.runner.fit.space import Candidate
+
+
+@dataclass(frozen=True)
+class TriedWay:
+    candidate: Candidate
+    prediction: Prediction
+    cost: Cost
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        return self.prediction.peak_reserved_bytes
+
+    @property
+    def fits(self) -> bool:
+        return self.prediction.fits is True
+
+
+def front_of(ways: Iterable[TriedWay]) -> tuple[TriedWay, ...]:
+    """Cheapest first; each next one is dearer and takes less. Of equal ones, that with the fewest changes."""
+    ordered = sorted(ways, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _changes(way)))
+    front: list[TriedWay] = []
+    for way in ordered:
+        if not front or way.peak_reserved_bytes < front[-1].peak_reserved_bytes:
+            front.append(way)
+    return tuple(front)
+
+
+def cheapest_that_fits(ways: Iterable[TriedWay]) -> TriedWay | None:
+    fitting = (way for way in ways if way.fits)
+    return min(fitting, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _changes(way)), default=None)
+
+
+def hypervolume(points: Iterable[tuple[float, float]], worst: tuple[float, float]) -> float:
+    """The area that is dominated by points of (cost, peak), up to the worst of both."""
+    area, lowest = 0.0, worst[1]
+    for cost, peak in sorted(points):
+        if cost < worst[0] and peak < lowest:
+            area += (worst[0] - cost) * (lowest - peak)
+            lowest = peak
+    return area
+
+
+def _changes(way: TriedWay) -> int:
+    return sum(1 + len(knobs) for _, knobs in way.candidate.request.optimizations)

@@ -1,0 +1,201 @@
+"""Many predictions: side by side in processes of their own, and each made once, since they are kept on disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from hashlib import blake2b
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from memviz.runner.jobs.worker_process import RunEvent, Worker
+from memviz.runner.request import Request
+
+_ROOT = Path(__file__).parents[3]
+_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations")
+_LIBRARIES = ("torch", "diffusers", "transformers")
+_FOLDER = Path("memviz") / "fit"
+
+
+@dataclass(frozen=True)
+class Prediction:
+    peak_allocated_bytes: int = 0
+    peak_reserved_bytes: int = 0
+    fits: bool | None = None
+    """On the card, with memory that is given back under pressure: by a replay, not by the peak."""
+    fit: str = ""
+    """"yes", "no" or "close"."""
+    flops: int = 0
+    bytes_moved: int = 0
+    host_bytes: int = 0
+    command: str = ""
+    code: str = ""
+    refused: str = ""
+    """Why there is none."""
+
+
+def prediction_of(event: RunEvent) -> Prediction:
+    run = event.run
+    if run is None:
+        return Prediction(refused=event.text or "It ended without an answer.")
+    return Prediction(
+        run.peak_allocated_bytes,
+        run.peak_reserved_bytes,
+        run.fit.fits if run.fit else None,
+        run.fit.word if run.fit else "",
+        run.flops or 0,
+        run.bytes_moved or 0,
+        run.host_bytes or 0,
+        run.command,
+        run.code,
+    )
+
+
+class KeptPredictions:
+    """One file of lines for each state of our own code and of the libraries: whatever changes, is predicted anew."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._path = (folder or _usual_folder()) / f"{_state_of_code()}.jsonl"
+        self._known: dict[str, Prediction] = {}
+        self._lock = threading.Lock()
+        with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as lines:
+            for line in lines:
+                # A line that another process is writing, or that a full disk cut, is none.
+                with contextlib.suppress(ValueError, TypeError, KeyError):
+                    row = json.loads(line)
+                    self._known[row["key"]] = Prediction(**row["prediction"])
+
+    def get(self, request: Request) -> Prediction | None:
+        return self._known.get(_key(request)) if _may_be_kept(request) else None
+
+    def add(self, request: Request, prediction: Prediction) -> None:
+        if not _may_be_kept(request):
+            return
+        with self._lock, contextlib.suppress(OSError):
+            self._known[_key(request)] = prediction
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            line = json.dumps({"key": _key(request), "prediction": asdict(prediction)})
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def _may_be_kept(request: Request) -> bool:
+    """What a file of one's own imports, nobody knows."""
+    return ".py" not in request.workload
+
+
+def _key(request: Request) -> str:
+    return json.dumps({**request.as_json(), "label": ""}, sort_keys=True)
+
+
+def _usual_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _FOLDER
+
+
+def _state_of_code() -> str:
+    state = blake2b(digest_size=12)
+    for source in _SOURCES:
+        for path in sorted((_ROOT / source).rglob("*.py")):
+            state.update(path.read_bytes())
+    for library in _LIBRARIES:
+        with contextlib.suppress(PackageNotFoundError):
+            state.update(f"{library} {version(library)}".encode())
+    return state.hexdigest()
+
+
+Ask = Callable[[], Request | None]
+"""The next to predict; None where there is nothing (more)."""
+Hear = Callable[[Request, Prediction], None]
+
+
+class Predictor:
+    """Processes that predict, one a core unless told otherwise. They begin when they are first needed."""
+
+    def __init__(
+        self,
+        *,
+        processes: int | None = None,
+        timeout: float | None = None,
+        environment: Mapping[str, str] | None = None,
+        kept: KeptPredictions | None = None,
+    ) -> None:
+        self._count = processes or os.cpu_count() or 1
+        self._more: dict[str, Any] = {"environment": dict(environment or {})}
+        if timeout is not None:
+            self._more["timeout"] = timeout
+        self._kept = KeptPredictions() if kept is None else kept
+        self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
+        self._workers: list[Worker | None] = [None] * self._count
+        self._lock = threading.Lock()
+        self.made = 0
+        """Predictions that were not known before."""
+
+    def __enter__(self) -> Predictor:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for worker in filter(None, self._workers):
+            worker.close()
+        self._folder.cleanup()
+
+    def one(self, request: Request) -> Prediction:
+        known = self._kept.get(request)
+        return known if known is not None else self._predict(0, request)
+
+    def all(self, ask: Ask, hear: Hear) -> None:
+        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it."""
+        faults: list[BaseException] = []
+
+        def work(place: int) -> None:
+            try:
+                while not faults:
+                    with self._lock:
+                        request = ask()
+                    if request is None:
+                        return
+                    prediction = self._kept.get(request) or self._predict(place, request)
+                    with self._lock:
+                        hear(request, prediction)
+            except BaseException as fault:
+                faults.append(fault)
+
+        threads = [threading.Thread(target=work, args=(place,), daemon=True) for place in range(self._count)]
+        for thread in threads:
+            thread.start()
+        try:
+            for thread in threads:
+                while thread.is_alive():
+                    # In pieces: a person who presses Ctrl-C is heard by this thread alone.
+                    thread.join(0.2)
+        except BaseException as fault:
+            faults.append(fault)
+            for worker in filter(None, self._workers):
+                worker.kill()
+            raise
+        if faults:
+            raise faults[0]
+
+    def _predict(self, place: int, request: Request) -> Prediction:
+        worker = self._workers[place]
+        if worker is None or not worker.is_alive:
+            folder = Path(self._folder.name) / str(place)
+            folder.mkdir(exist_ok=True)
+            worker = self._workers[place] = Worker(folder, **self._more)
+        last: RunEvent | None = None
+        for event in worker.run([replace(request, on="predict", numerics=False)]):
+            last = event
+        assert last is not None
+        if last.file is not None:
+            last.file.unlink(missing_ok=True)
+        prediction = prediction_of(last)
+        with self._lock:
+            self.made += 1
+        if last.what not in ("cancelled", "timeout", "host memory", "killed"):
+            self._kept.add(request, prediction)
+        return prediction

@@ -1,0 +1,119 @@
+"""Tries the combinations of a space: all of a small one, and of a large one those that promise most.
+
+Memory and cost are two aims, so what is sought is a front and not one best. A large space is begun with the way that
+was asked for, each change alone, and one of everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from memviz.runner.fit.card_speeds import speed_of
+from memviz.runner.fit.cost import Work, cost_of
+from memviz.runner.fit.front import TriedWay
+from memviz.runner.fit.guesses import Guesses
+from memviz.runner.fit.predictions import Prediction, Predictor
+from memviz.runner.fit.space import Candidate, Space
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Request
+
+MOST_ALL = 300
+"""Combinations up to which all of them are tried."""
+_SHARE_TRIED = 4
+"""Of a larger space, one in so many."""
+_LEAST_SAMPLED, _MOST_SAMPLED = 125, 300
+
+Place = tuple[int, ...]
+Told = Callable[[TriedWay | None, int, int], None]
+"""After each: the way, or None where it was refused; how many are done, and of how many."""
+
+
+def trials_of(size: int) -> int:
+    if size <= MOST_ALL:
+        return size
+    return min(max(size // _SHARE_TRIED, _LEAST_SAMPLED), _MOST_SAMPLED)
+
+
+@dataclass(frozen=True)
+class Searched:
+    ways: tuple[TriedWay, ...]
+    """All that could run."""
+    tried: int
+    of: int
+    """Combinations that go together, on this model."""
+
+
+def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of: None) -> Searched:
+    candidates = space.candidates
+    plan, tried = plan_of(space.request), dict[Place, TriedWay | None]()
+    speed, count = speed_of(plan.card.name), trials_of(len(candidates))
+    pending: dict[str, Place] = {}
+    places = _Places(space, count)
+
+    def ask() -> Request | None:
+        place = places.next()
+        if place is None:
+            return None
+        request = candidates[place].request
+        pending[_name(request)] = place
+        return request
+
+    def hear(request: Request, prediction: Prediction) -> None:
+        place = pending.pop(_name(request))
+        way = _tried(candidates[place], prediction, speed)
+        tried[place] = way
+        places.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
+        tell(way, len(tried), count)
+
+    predictor.all(ask, hear)
+    possible = sum(place in tried or not places.is_refused(place) for place in candidates)
+    return Searched(tuple(way for way in tried.values() if way is not None), len(tried), possible)
+
+
+def _name(request: Request) -> str:
+    return repr(request)
+
+
+def _tried(candidate: Candidate, prediction: Prediction, speed: Any) -> TriedWay | None:
+    if prediction.refused:
+        return None
+    work = Work(prediction.flops, prediction.bytes_moved, prediction.host_bytes)
+    dtype = getattr(plan_of(candidate.request).workload, "dtype", "")
+    return TriedWay(candidate, prediction, cost_of(work, speed, dtype))
+
+
+class _Places:
+    """Which combination is tried next. What a model refuses alone is not tried together with anything."""
+
+    def __init__(self, space: Space, count: int) -> None:
+        self._left = count
+        self._refused: set[tuple[int, int]] = set()
+        first = list(space.first())
+        sizes = [len(options) for options in space.options]
+        self._guesses = None if count >= len(space.candidates) else Guesses(sizes, list(space.candidates), first)
+        self._plain = chain(first, (place for place in space.candidates if place not in first))
+
+    def next(self) -> Place | None:
+        while self._left > 0:
+            place = next(self._plain, None) if self._guesses is None else self._guesses.next()
+            if place is None or not self.is_refused(place):
+                self._left -= 1
+                return place
+        return None
+
+    def is_refused(self, place: Place) -> bool:
+        return not self._refused.isdisjoint(_changes(place))
+
+    def learn(self, place: Place, value: tuple[float, float] | None) -> None:
+        changes = _changes(place)
+        if value is None and len(changes) == 1:
+            self._refused |= changes
+        if self._guesses is not None:
+            self._guesses.learn(place, value)
+
+
+def _changes(place: Place) -> set[tuple[int, int]]:
+    return {(dimension, number) for dimension, number in enumerate(place) if number}

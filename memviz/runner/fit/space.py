@@ -1,0 +1,133 @@
+"""Which ways of running a workload there are to try, and what each of them keeps as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import product
+from typing import Literal, get_args
+
+from memviz.errors import UsageError
+from memviz.runner.plan import plan_of
+from memviz.runner.request import Optimizer, Request
+from optimizations import OPTIMIZATIONS
+
+Keep = Literal["outputs", "training", "nothing"]
+"""What must stay as it is. From the strongest to the weakest: outputs to the bit or to rounding; the model, though it
+is trained with other arithmetic; nothing."""
+KEEPS: tuple[Keep, ...] = get_args(Keep)
+
+Chosen = Mapping[str, str]
+Option = Chosen | None
+"""An optimization's knobs; None leaves it out."""
+
+_OPTIONS: dict[str, tuple[Chosen, ...]] = {
+    "allocator_settings": ({"conf": "expandable_segments:True"},),
+    "attention_backend": ({"backend": "flash"}, {"backend": "efficient"}),
+    "split_feed_forward": ({"splits": "2"}, {"splits": "4"}, {"splits": "8"}),
+    "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
+    "checkpointing": (
+        {"every": "1"},
+        {"every": "2"},
+        {"every": "4"},
+        {"every": "1", "keep": "attention"},
+        {"every": "1", "offload": "true"},
+    ),
+    "flat_gradients": ({"how": "flat"},),
+}
+"""Settings of each that differ in what they save and cost. An optimization that is not named is tried as it is."""
+_SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
+    "adamw": ("adamw", "adamw-fused", "adamw-for-loop"),
+    "adamw-fused": ("adamw-fused", "adamw", "adamw-for-loop"),
+    "adamw-for-loop": ("adamw-for-loop", "adamw", "adamw-fused"),
+}
+"""The same arithmetic, in other kernels."""
+_LEAST_OPTIMIZER: Optimizer = "sgd"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    request: Request
+    keeps: Keep
+
+
+@dataclass(frozen=True)
+class Space:
+    """All combinations of options. Those that cannot be run together are left out."""
+
+    request: Request
+    """As it is asked for; its own optimizations are always on."""
+    keep: Keep
+    names: tuple[str, ...]
+    """Of the dimensions: optimizations, and `optimizer` and `dtype` where these may change."""
+    options: tuple[tuple[Option, ...], ...]
+
+    @cached_property
+    def candidates(self) -> dict[tuple[int, ...], Candidate]:
+        """By the number of the option in each dimension."""
+        numbers = product(*(range(len(each)) for each in self.options))
+        known = ((place, self.candidate(place)) for place in numbers)
+        return {place: candidate for place, candidate in known if candidate is not None}
+
+    def candidate(self, place: Sequence[int]) -> Candidate | None:
+        chosen = {name: options[number] for name, options, number in zip(self.names, self.options, place, strict=True)}
+        request = self._with(chosen)
+        try:
+            plan = plan_of(request)
+        except UsageError:
+            return None
+        changed = request.optimizer != self.request.optimizer
+        same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
+        is_other = (changed and not same) or chosen.get("dtype") is not None
+        keeps: Keep = "outputs" if not is_other else "training" if plan.workload.training else "nothing"
+        if plan.claim == "lossy":
+            keeps = "nothing"
+        return Candidate(request, keeps) if KEEPS.index(keeps) <= KEEPS.index(self.keep) else None
+
+    def _with(self, chosen: Mapping[str, Option]) -> Request:
+        request, on = self.request, []
+        for name, option in chosen.items():
+            if option is None:
+                continue
+            if name == "optimizer":
+                request = replace(request, optimizer=option["optimizer"])  # type: ignore[arg-type]
+            elif name == "dtype":
+                request = replace(request, settings={**request.settings, **option})
+            else:
+                on.append((name, option))
+        return replace(request, optimizations=(*request.optimizations, *on))
+
+    def first(self) -> Iterator[tuple[int, ...]]:
+        """What is tried before all else: as it is, each option alone, and one of everything."""
+        nothing = (0,) * len(self.names)
+        alone = (
+            (*nothing[:place], number, *nothing[place + 1 :])
+            for place, options in enumerate(self.options)
+            for number in range(1, len(options))
+        )
+        everything = tuple(min(1, len(options) - 1) for options in self.options)
+        yield from (each for each in (nothing, *alone, everything) if each in self.candidates)
+
+
+def space_of(request: Request, keep: Keep) -> Space:
+    plan = plan_of(request)
+    training = plan.workload.training
+    given = {name for name, _ in request.optimizations}
+    mode = "training" if training else "inference"
+    names, options = [], []
+    for kind in OPTIMIZATIONS:
+        changes_outputs = kind().claim == "lossy"
+        if kind.name in given or kind.needs not in ("any", mode) or (changes_outputs and keep != "nothing"):
+            continue
+        names.append(kind.name)
+        options.append((None, *_OPTIONS.get(kind.name, ({},))))
+    if training and request.optimizer != "none":
+        same = _SAME_OPTIMIZER.get(request.optimizer, (request.optimizer,))
+        other = () if keep == "outputs" or request.optimizer == _LEAST_OPTIMIZER else (_LEAST_OPTIMIZER,)
+        names.append("optimizer")
+        options.append((None, *({"optimizer": each} for each in (*same[1:], *other))))
+    if keep != "outputs" and getattr(plan.workload, "dtype", "") == "fp32":
+        names.append("dtype")
+        options.append((None, {"dtype": "bf16"}))
+    return Space(request, keep, tuple(names), tuple(options))

@@ -1,0 +1,179 @@
+// @ts-check
+// How the view moves: where to, how fast, and that linked timelines hear of it.
+import { clamp, say } from "../base.js";
+
+const GLIDE_MS = 160;
+/** Of the height, left free above and below what it is fitted to. */
+const MARGIN = 0.15;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./viewport.js").Axis} Axis */
+/** @typedef {import("./viewport.js").Height} Height */
+/** @typedef {import("./viewport.js").Sight} Sight */
+/** What a linked timeline tells the others: places in the measure of `align`, and bytes, or `null` for all of them.
+ * @typedef {{ axis: Axis, first: number, last: number, height: Height | null }} SharedView */
+
+export class Moves {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.gliding = 0;
+  }
+
+  get viewport() {
+    return this.timeline.viewport;
+  }
+
+  // -- to where
+
+  /** What is not named stays.
+   * @param {Partial<Sight>} sight */
+  to(sight) {
+    const { timeline, viewport } = this;
+    viewport.look(this.bounded(sight));
+    timeline.interaction.hideTip();
+    timeline.redraw();
+    this.tellLinked();
+    timeline.say();
+  }
+
+  /** @param {Partial<Sight>} sight @returns {Sight} */
+  bounded(sight) {
+    const { viewport } = this;
+    const { first, last, bottom, top } = { ...viewport.sight(), ...sight };
+    return { ...viewport.bounded(first, last), ...viewport.boundedBytes(bottom, top) };
+  }
+
+  /** Buttons and keys move the view in a moment that can be seen; wheel and drag at once.
+   * @param {Partial<Sight>} sight @param {boolean} isSlow */
+  glide(sight, isSlow) {
+    cancelAnimationFrame(this.gliding);
+    if (!isSlow || matchMedia("(prefers-reduced-motion: reduce)").matches) return this.to(sight);
+    const from = this.viewport.sight();
+    const goal = this.bounded(sight);
+    const begin = performance.now();
+    const step = (/** @type {number} */ now) => {
+      const t = clamp((now - begin) / GLIDE_MS, 0, 1);
+      // The last step lies where it was wanted, to the byte.
+      if (t === 1) return this.to(goal);
+      const eased = 1 - (1 - t) ** 3;
+      const between = (/** @type {keyof Sight} */ edge) => from[edge] + (goal[edge] - from[edge]) * eased;
+      this.to({ first: between("first"), last: between("last"), bottom: between("bottom"), top: between("top") });
+      this.gliding = requestAnimationFrame(step);
+    };
+    this.gliding = requestAnimationFrame(step);
+  }
+
+  /** @param {number} share of what is seen */
+  sideways(share) {
+    const { first, last } = this.viewport;
+    const step = (last - first) * share;
+    this.to({ first: first + step, last: last + step });
+  }
+
+  /** @param {number} share of what is seen, upwards */
+  upwards(share) {
+    const { bottom, top } = this.viewport;
+    const step = (top - bottom) * share;
+    this.to({ bottom: bottom + step, top: top + step });
+  }
+
+  // -- nearer and farther
+
+  /** About a place, which stays where it is.
+   * @param {number} place @param {number} factor @param {boolean} [isSlow] */
+  zoom(place, factor, isSlow = false) {
+    const { first, last } = this.viewport;
+    const scale = Math.max(factor, this.viewport.shortest() / (last - first));
+    this.glide({ first: place - (place - first) * scale, last: place + (last - place) * scale }, isSlow);
+  }
+
+  /** The same for the height, about so many bytes.
+   * @param {number} bytes @param {number} factor @param {boolean} [isSlow] */
+  zoomHeight(bytes, factor, isSlow = false) {
+    const { bottom, top } = this.viewport;
+    const scale = Math.max(factor, this.viewport.lowest() / (top - bottom));
+    this.glide({ bottom: bytes - (bytes - bottom) * scale, top: bytes + (top - bytes) * scale }, isSlow);
+  }
+
+  /** @param {boolean} isSlow */
+  showAll(isSlow) {
+    this.glide({ ...this.viewport.whole(), bottom: 0, top: this.viewport.most }, isSlow);
+  }
+
+  /** @param {boolean} isSlow */
+  showFullHeight(isSlow) {
+    this.glide({ bottom: 0, top: this.viewport.most }, isSlow);
+  }
+
+  /** What buttons and keys zoom about. */
+  middle() {
+    const { first, last } = this.viewport;
+    const place = this.viewport.placeOf(this.timeline.moment);
+    return place > first && place < last ? place : (first + last) / 2;
+  }
+
+  /** The same in the height: the chosen allocation, if it is in sight. */
+  middleBytes() {
+    const { bottom, top } = this.viewport;
+    const chosen = this.chosenHeight();
+    const bytes = chosen ? (chosen.bottom + chosen.top) / 2 : NaN;
+    return bytes > bottom && bytes < top ? bytes : (bottom + top) / 2;
+  }
+
+  // -- so that something is seen
+
+  /** @param {number} place */
+  revealPlace(place) {
+    const { first, last } = this.viewport;
+    if (place < first || place > last) this.glide({ first: place - (last - first) / 2, last: place + (last - first) / 2 }, true);
+  }
+
+  /** @param {Height | null} height */
+  revealHeight(height) {
+    const { bottom, top } = this.viewport;
+    if (!height || (height.bottom < top && height.top > bottom)) return;
+    const middle = (height.bottom + height.top) / 2;
+    this.glide({ bottom: middle - (top - bottom) / 2, top: middle + (top - bottom) / 2 }, true);
+  }
+
+  /** The chosen allocation fills the height. */
+  fitHeight() {
+    const chosen = this.chosenHeight();
+    if (!chosen) return;
+    const room = (chosen.top - chosen.bottom) * MARGIN;
+    this.glide({ bottom: chosen.bottom - room, top: chosen.top + room }, true);
+  }
+
+  /** Where the allocation stands that is pinned, or else walked to: at the moment, or when it begins.
+   * @returns {Height | null} */
+  chosenHeight() {
+    const { data, pin, keys, moment, order } = this.timeline;
+    const row = pin >= 0 ? pin : keys.walked;
+    if (!data || row < 0) return null;
+    const { start, end } = data.spans;
+    const instant = start[row] <= moment && moment < end[row] ? moment : start[row];
+    return data.heightOf(row, instant, order !== "age");
+  }
+
+  // -- together with others
+
+  tellLinked() {
+    const { timeline, viewport } = this;
+    const linked = timeline.value?.linked;
+    if (!linked) return;
+    const height = viewport.isFullHeight() ? null : { bottom: viewport.bottom, top: viewport.top };
+    const places = { first: viewport.toShared(viewport.first), last: viewport.toShared(viewport.last) };
+    say("memviz:view", { from: timeline.id, linked, axis: viewport.axis, ...places, height });
+  }
+
+  /** Another one has moved.
+   * @param {SharedView} view */
+  follow({ axis, first, last, height }) {
+    const { timeline, viewport } = this;
+    if (!timeline.data || axis !== viewport.axis) return;
+    const { bottom, top } = height || { bottom: 0, top: viewport.most };
+    viewport.look(this.bounded({ first: viewport.fromShared(first), last: viewport.fromShared(last), bottom, top }));
+    timeline.redraw();
+  }
+}

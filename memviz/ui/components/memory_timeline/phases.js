@@ -1,0 +1,40 @@
+// @ts-check
+// Above the plot: the phases of the run.
+import { el } from "../base.js";
+
+const MOST_PHASES = 400;
+const LETTER = 6.2;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+
+export class Phases {
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+    this.node = el("div", { class: "mvt-phases", "aria-hidden": "true" });
+  }
+
+  draw() {
+    const { value, viewport } = this.timeline;
+    const phases = value?.phases || [];
+    // Beside one that has phases, an empty band keeps the byte axes level.
+    this.node.hidden = !phases.length && !value?.band;
+    const nodes = [];
+    for (const [name, first, last] of phases) {
+      const [begin, end] = [viewport.xOf(viewport.placeOf(first)), viewport.xOf(viewport.placeOf(last))];
+      if (end < 0 || begin > viewport.width || end - begin < 2) continue;
+      const [left, right] = [Math.max(begin, 0), Math.min(end, viewport.width)];
+      nodes.push(el("span", { class: "mvt-phase", title: name, style: `left:${left}px;width:${right - left - 1}px` }, phaseLabel(name, right - left)));
+      if (nodes.length > MOST_PHASES) break;
+    }
+    this.node.replaceChildren(...nodes);
+  }
+}
+
+/** The whole name, else its first word, else nothing: a label is never cut.
+ * @param {string} name @param {number} width */
+export function phaseLabel(name, width) {
+  const room = (width - 12) / LETTER;
+  const first = name.split(/[#.\s]/)[0];
+  return name.length <= room ? name : first.length <= room ? first : "";
+}

@@ -1,0 +1,68 @@
+// @ts-check
+// While a file is being read: its total stands where the timeline will, until a piece of it has come by itself.
+import { FIRST_MEANING, givenPieces } from "./data.js";
+
+const MOST_PATIENCE_MS = 3000;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./total.js").Total} Total */
+
+export class Reading {
+  /** What is drawn meanwhile.
+   * @type {Total | null} */
+  total = null;
+
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+  }
+
+  /** The total alone, in grey, of a trace that is not whole yet; see total.js.
+   * @param {Total} total */
+  show(total) {
+    const { timeline } = this;
+    timeline.attach();
+    timeline.close();
+    this.total = total;
+    timeline.root.hidden = false;
+    timeline.root.classList.remove("mvt-plain");
+    timeline.title.hidden = true;
+    timeline.root.dataset.total = "";
+    delete timeline.root.dataset.drawn;
+    timeline.waiting.textContent = total.words;
+    timeline.schedule();
+  }
+
+  /** The timeline itself is there. */
+  over() {
+    this.total = null;
+    delete this.timeline.root.dataset.total;
+  }
+
+  end() {
+    if (!this.total) return;
+    this.over();
+    this.timeline.load(null);
+  }
+
+  /** A piece of this trace has come by itself.
+   * @param {string} key */
+  hearOf(key) {
+    if (this.total?.key === key && givenPieces(key, FIRST_MEANING)) this.timeline.load({ key });
+  }
+
+  /** Resolves when this trace's allocations are on the screen, or some time later anyhow.
+   * @param {string} key @returns {Promise<void>} */
+  drawnOf(key) {
+    const { timeline } = this;
+    const begun = performance.now();
+    return new Promise((done) => {
+      const look = () => {
+        const isDrawn = timeline.value?.key === key && timeline.root.dataset.drawn;
+        if (isDrawn || performance.now() - begun > MOST_PATIENCE_MS) requestAnimationFrame(() => setTimeout(done));
+        else setTimeout(look, 10);
+      };
+      look();
+    });
+  }
+}

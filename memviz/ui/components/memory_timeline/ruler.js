@@ -1,0 +1,187 @@
+// @ts-check
+// A ruler between two points of the plot: how many bytes, events and how much time lie between them. Its ends are drawn to
+// the edges of allocations, so that what is measured is theirs to the byte.
+import { clamp, shape } from "../base.js";
+import { bytesText, durationText, grouped } from "../words.js";
+
+/** How far an edge draws an end. */
+const PULL_PIXELS = 5;
+/** Of what is seen, for one press of a key. */
+const KEY_STEP = 1 / 40;
+const LETTER = 6.1;
+const END_RADIUS = 3;
+
+/** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
+/** @typedef {import("./data.js").TimelineData} TimelineData */
+/** @typedef {import("../base.js").Point} Point */
+/** @typedef {{ instant: number, bytes: number }} End */
+
+export class Ruler {
+  /** Where it began, and where it is drawn to.
+   * @type {[End, End] | null} */
+  ends = null;
+  node = shape("g", {});
+
+  /** @param {MemoryTimeline} timeline */
+  constructor(timeline) {
+    this.timeline = timeline;
+  }
+
+  get viewport() {
+    return this.timeline.viewport;
+  }
+
+  // -- its ends
+
+  /** From a point of the plot to another one.
+   * @param {Point} start @param {Point} here */
+  stretch(start, here) {
+    const { data } = this.timeline;
+    if (data) this.set(this.endAt(start, data), this.endAt(here, data), data);
+  }
+
+  /** @param {End} near @param {End} far @param {TimelineData} data */
+  set(near, far, data) {
+    this.ends = [near, far];
+    this.timeline.interaction.hideTip();
+    if (this.timeline.value?.has_times && !data.times) data.readTimes().then(() => this.timeline.redraw());
+    this.timeline.redraw();
+  }
+
+  /** @returns {boolean} whether there was one */
+  end() {
+    const was = this.ends !== null;
+    this.ends = null;
+    if (was) this.timeline.redraw();
+    return was;
+  }
+
+  /** @param {Point} point @param {TimelineData} data @returns {End} */
+  endAt({ x, y }, data) {
+    const { viewport } = this;
+    const instant = viewport.instantAt(viewport.placeAt(clamp(x, 0, viewport.width)));
+    const bytes = viewport.bytesAt(y);
+    const near = this.edges(instant, data).reduce((best, edge) => (Math.abs(edge - bytes) < Math.abs(best - bytes) ? edge : best), Infinity);
+    const isNear = Math.abs(near - bytes) * viewport.height <= PULL_PIXELS * (viewport.top - viewport.bottom);
+    return { instant, bytes: isNear ? near : Math.round(bytes) };
+  }
+
+  /** Between the allocations of an instant, with the ground, the top of them all and what is reserved.
+   * @param {number} instant @param {TimelineData} data */
+  edges(instant, data) {
+    const edges = [0];
+    for (const row of data.stackAt(instant, this.timeline.order !== "age")) edges.push(edges[edges.length - 1] + data.spans.size[row]);
+    const reserved = data.spans.reservedUpTo(instant);
+    return reserved > edges[edges.length - 1] ? [...edges, reserved] : edges;
+  }
+
+  // -- by keys
+
+  /** Where no pointer has drawn one, it begins at the moment's total. */
+  begin() {
+    const { data, moment } = this.timeline;
+    if (!data || this.ends) return;
+    const here = { instant: moment, bytes: data.spans.live[moment] };
+    this.set(here, { ...here }, data);
+    this.say();
+  }
+
+  /** The keys that it takes for itself while it is in hand.
+   * @param {boolean} isShift @returns {Record<string, () => void>} */
+  acts(isShift) {
+    return {
+      ArrowLeft: () => this.step(-1, isShift),
+      ArrowRight: () => this.step(1, isShift),
+      ArrowUp: () => this.climb(1),
+      ArrowDown: () => this.climb(-1),
+      Enter: () => this.beginAnew(),
+    };
+  }
+
+  /** @param {1 | -1} direction @param {boolean} isOneEvent */
+  step(direction, isOneEvent) {
+    const { viewport } = this;
+    this.moveFar(({ instant, bytes }) => {
+      const place = viewport.instantAt(viewport.placeOf(instant) + direction * KEY_STEP * (viewport.last - viewport.first));
+      const next = isOneEvent || place === instant ? instant + direction : place;
+      return { instant: clamp(next, 0, viewport.instants - 1), bytes };
+    });
+  }
+
+  /** To the next edge above or below.
+   * @param {1 | -1} direction */
+  climb(direction) {
+    this.moveFar(({ instant, bytes }, data) => {
+      const edges = this.edges(instant, data);
+      const next = direction > 0 ? edges.find((edge) => edge > bytes) : edges.reverse().find((edge) => edge < bytes);
+      return { instant, bytes: next ?? bytes };
+    });
+  }
+
+  beginAnew() {
+    this.moveFar((far) => far, true);
+  }
+
+  /** @param {(far: End, data: TimelineData) => End} move @param {boolean} [isAnew] the near end comes along */
+  moveFar(move, isAnew = false) {
+    const { data, moves } = this.timeline;
+    if (!this.ends || !data) return;
+    const far = move(this.ends[1], data);
+    this.set(isAnew ? { ...far } : this.ends[0], far, data);
+    moves.revealPlace(this.viewport.placeOf(far.instant));
+    moves.revealHeight({ bottom: far.bytes, top: far.bytes });
+    this.say();
+  }
+
+  // -- what it says
+
+  words() {
+    if (!this.ends) return "";
+    const [near, far] = this.ends;
+    const events = Math.abs(far.instant - near.instant);
+    const parts = [bytesText(Math.abs(far.bytes - near.bytes)), `${grouped(events)} ${events === 1 ? "event" : "events"}`];
+    const [before, after] = [this.timeOf(near), this.timeOf(far)];
+    if (before !== null && after !== null) parts.push(durationText(Math.abs(after - before)));
+    return parts.join(" · ");
+  }
+
+  /** @param {End} end µs, if they are known */
+  timeOf({ instant }) {
+    const times = this.timeline.data?.times;
+    return times && times.length ? times[clamp(instant - 1, 0, times.length - 1)] : null;
+  }
+
+  /** To those who do not see it, with every byte. */
+  say() {
+    if (!this.ends) return;
+    const [near, far] = this.ends;
+    this.timeline.live.textContent = `Ruler: ${this.words()}, exactly ${grouped(Math.abs(far.bytes - near.bytes))} B`;
+  }
+
+  // -- drawing
+
+  draw() {
+    const { ends, viewport } = this;
+    if (!ends) return this.node.replaceChildren();
+    const [a, b] = ends.map(({ instant, bytes }) => ({ x: viewport.xOfInstant(instant), y: viewport.yOf(bytes) }));
+    const box = { x: Math.min(a.x, b.x), y: Math.min(a.y, b.y), width: Math.abs(a.x - b.x), height: Math.abs(a.y - b.y) };
+    const inside = shape("g", { "clip-path": `url(#mvt-inside-${this.timeline.id})` });
+    const dots = [a, b].map(({ x, y }) => shape("circle", { cx: x, cy: y, r: END_RADIUS, class: "mvt-dot" }));
+    inside.append(shape("rect", { ...box, class: "mvt-measured" }), shape("line", { x1: a.x, y1: a.y, x2: b.x, y2: b.y, class: "mvt-halo" }), shape("line", { x1: a.x, y1: a.y, x2: b.x, y2: b.y, class: "mvt-measure" }), ...dots);
+    this.node.replaceChildren(inside, ...this.label(b));
+  }
+
+  /** Beside its far end, within the plot.
+   * @param {Point} at */
+  label({ x, y }) {
+    const { width, height } = this.viewport;
+    const words = this.words();
+    const wide = words.length * LETTER + 16;
+    const left = clamp(x + 10 + wide > width ? x - 10 - wide : x + 10, 0, Math.max(width - wide, 0));
+    const upper = clamp(y - 26, 2, height - 24);
+    return [
+      shape("rect", { x: left, y: upper, width: wide, height: 20, rx: 4, class: "mvt-pill" }),
+      shape("text", { x: left + wide / 2, y: upper + 14, class: "mvt-pilltext mvt-measurewords", "text-anchor": "middle" }, words),
+    ];
+  }
+}

@@ -1,0 +1,96 @@
+"""The legend names every colour in sight, whatever it means and however narrow it is; what is kept has a chip."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.trace.load import load_trace
+from memviz.ui.components.memory_timeline import MemoryTimeline, piece_server
+from memviz.ui.payloads.timeline_value import timeline_value
+from tests.browser.mounting import mount
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
+TIMELINE = "document.getElementById('host').memviz"
+RESTS_MS = 400
+NAMED = """() => [...document.querySelectorAll('.mvt-legend .mvt-key, .mvt-more-list .mvt-key')].map((key) => [
+  key.title.replace(/: [\\d,]+ B$/, ''), getComputedStyle(key.querySelector('i')).backgroundColor])"""
+IN_SIGHT = f"""() => {{
+  const {{ canvas, data }} = {TIMELINE};
+  const groups = new Set([...canvas.grid].filter((row) => row >= 0).map((row) => data.group[row]));
+  return [...groups].map((group) => data.labels[group]);
+}}"""
+
+
+@pytest.fixture(scope="module")
+def trace() -> Any:
+    return load_trace(SAMPLE)
+
+
+@pytest.fixture
+def page(same_page: Any, trace: Any) -> Any:
+    same_page.set_default_timeout(15_000)
+    device = trace.devices[0]
+    value = timeline_value(trace, device, "trace")
+    mount(same_page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
+    same_page.locator(".mvt[data-drawn]").wait_for()
+    return same_page
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 390])
+@pytest.mark.parametrize("meaning", ["category", "site", "module", "size"])
+def test_every_colour_in_sight_is_named_once(page: Any, meaning: str, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.get_by_label("Colour", exact=True).select_option(meaning)
+    page.wait_for_function(f"({TIMELINE}).data.meaning === '{meaning}'")
+    page.wait_for_timeout(RESTS_MS)
+    named = page.evaluate(NAMED)
+    assert len({name for name, _ in named}) == len(named)
+    assert set(page.evaluate(IN_SIGHT)) <= {name for name, _ in named}
+    # Input and output are two words for the two ends of one thing.
+    colours = {colour for name, colour in named if name != "output"}
+    assert len(colours) == len([name for name, _ in named if name != "output"])
+    row = page.locator(".mvt-legend")
+    fits = "(row) => row.scrollWidth <= row.clientWidth + 1 && row.scrollHeight <= row.clientHeight + 1"
+    assert row.evaluate(fits), "no name is cut off"
+    hidden = page.locator(".mvt-more-list .mvt-key").count()
+    more = page.locator(".mvt-more")
+    assert more.is_visible() == (hidden > 0)
+    if hidden:
+        assert more.inner_text().startswith(f"{hidden} more")
+        more.click()
+        playwright.expect(page.locator(".mvt-more-list .mvt-key").first).to_be_visible()
+        box = page.locator(".mvt-more-list").bounding_box()
+        assert box["x"] >= 0 and box["x"] + box["width"] <= width
+        page.keyboard.press("Escape")
+        playwright.expect(page.locator(".mvt-more-list")).to_be_hidden()
+
+
+def test_what_is_kept_has_a_chip_outlives_the_meaning_of_colours_and_goes_with_its_chip(page: Any) -> None:
+    page.locator(".mvt-legend .mvt-key", has_text="optimizer state").click()
+    page.mouse.move(700, 700)
+    chip = page.locator(".mvt-chip")
+    playwright.expect(chip).to_have_text("only optimizer state ×")
+    lit = page.evaluate(f"({TIMELINE}).lit.reduce((sum, bit) => sum + bit, 0)")
+    assert 0 < lit < page.evaluate(f"({TIMELINE}).lit.length")
+    page.get_by_label("Colour", exact=True).select_option("site")
+    page.wait_for_function(f"({TIMELINE}).data.meaning === 'site'")
+    assert page.evaluate(f"({TIMELINE}).lit.reduce((sum, bit) => sum + bit, 0)") == lit
+    playwright.expect(chip).to_have_text("only optimizer state ×")
+    chip.click()
+    page.mouse.move(700, 700)
+    playwright.expect(chip).to_have_count(0)
+    assert page.evaluate(f"({TIMELINE}).lit") is None
+
+
+def test_escape_ends_what_is_kept(page: Any) -> None:
+    page.locator(".mvt-legend .mvt-key", has_text="activation").click()
+    page.mouse.move(700, 700)
+    page.locator(".mvt-plot").focus()
+    page.keyboard.press("Escape")
+    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
+    assert page.evaluate(f"({TIMELINE}).lit") is None

@@ -1,0 +1,106 @@
+"""A ruler between two points: by pointer and by keys, exact where allocations have edges, and gone with Escape."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from memviz.trace.model import Trace
+from memviz.ui.components.memory_timeline import MemoryTimeline, piece_server
+from memviz.ui.payloads.timeline_value import timeline_value
+from tests.browser.mounting import mount
+from tests.traces import MiB, alloc, event, trace_of
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+TIMELINE = "document.getElementById('host').memviz"
+WORDS = ".mvt-measurewords"
+
+
+@pytest.fixture
+def plot(same_page: Any) -> Any:
+    """Ten allocations of 10 MiB and 3 bytes, 1 ms apart, in 128 MiB."""
+    page = same_page
+    page.set_default_timeout(15_000)
+    page.emulate_media(reduced_motion="reduce")
+    trace = stairs()
+    device = trace.devices[0]
+    value = timeline_value(trace, device, "trace")
+    mount(page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)
+    page.locator(".mvt[data-drawn]").wait_for()
+    return page
+
+
+def stairs() -> Trace:
+    begin = event("segment_alloc", 0, 128 * MiB, time_us=0)
+    return trace_of([begin, *(alloc(i * 11 * MiB, 10 * MiB + 3, time_us=1000 * (i + 1)) for i in range(10))])
+
+
+def place(page: Any, instant: int, size: int) -> tuple[float, float]:
+    """On the screen, of bytes at an instant."""
+    box = page.locator(".mvt-plot").bounding_box()
+    x, y = page.evaluate(
+        f"([i, b]) => [({TIMELINE}).viewport.xOfInstant(i), ({TIMELINE}).viewport.yOf(b)]", [instant, size]
+    )
+    return box["x"] + x, box["y"] + y
+
+
+def drag(page: Any, start: tuple[float, float], end: tuple[float, float]) -> None:
+    page.mouse.move(*start)
+    page.mouse.down()
+    page.mouse.move(*end, steps=4)
+    page.mouse.up()
+
+
+def test_a_drag_measures_between_the_edges_of_allocations_to_the_byte(plot: Any) -> None:
+    step = 10 * MiB + 3
+    before = plot.evaluate(f"({TIMELINE}).viewport.sight()")
+    plot.get_by_role("button", name="Ruler", exact=True).click()
+    (x1, y1), (x2, y2) = place(plot, 4, 2 * step), place(plot, 9, 7 * step)
+    drag(plot, (x1, y1 + 3), (x2, y2 - 2))
+    playwright.expect(plot.locator(WORDS)).to_have_text("50.0 MiB · 5 events · 5.00 ms")
+    live = plot.locator(".mvt [aria-live=polite]").first
+    playwright.expect(live).to_have_text(f"Ruler: 50.0 MiB · 5 events · 5.00 ms, exactly {5 * step:,} B")
+    assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before, "a ruler does not move the view"
+    plot.keyboard.press("Escape")
+    playwright.expect(plot.locator(WORDS)).to_have_count(0)
+    assert plot.get_by_role("button", name="Move", exact=True).get_attribute("aria-pressed") == "true"
+
+
+def test_it_stays_on_what_it_measures_when_the_view_moves(plot: Any) -> None:
+    plot.keyboard.down("Alt")
+    drag(plot, place(plot, 2, 40 * MiB), place(plot, 6, 90 * MiB))
+    plot.keyboard.up("Alt")
+    words = plot.locator(WORDS).text_content()
+    ends = plot.evaluate(f"({TIMELINE}).ruler.ends")
+    plot.keyboard.press("w")
+    plot.keyboard.press("+")
+    plot.wait_for_function(f"!({TIMELINE}).viewport.isFullHeight()")
+    assert plot.evaluate(f"({TIMELINE}).ruler.ends") == ends
+    playwright.expect(plot.locator(WORDS)).to_have_text(words)
+    far = plot.locator(".mvt-svg circle.mvt-dot").nth(-1)
+    x = plot.evaluate(f"({TIMELINE}).viewport.xOfInstant(({TIMELINE}).ruler.ends[1].instant)")
+    assert float(far.get_attribute("cx")) == pytest.approx(x)
+
+
+def test_keys_take_it_move_its_end_and_let_it_go(plot: Any) -> None:
+    step = 10 * MiB + 3
+    plot.locator(".mvt-plot").focus()
+    plot.keyboard.press("m")
+    playwright.expect(plot.locator(WORDS)).to_have_text("0 B · 0 events · 0 µs")
+    for _ in range(3):
+        plot.keyboard.press("ArrowDown")
+    for _ in range(2):
+        plot.keyboard.press("Shift+ArrowLeft")
+    playwright.expect(plot.locator(WORDS)).to_have_text("30.0 MiB · 2 events · 2.00 ms")
+    measured = plot.evaluate(f"({TIMELINE}).ruler.ends.map((end) => [end.instant, end.bytes])")
+    assert measured == [[11, 10 * step], [9, 7 * step]]
+    plot.keyboard.press("Enter")
+    plot.keyboard.press("ArrowUp")
+    playwright.expect(plot.locator(WORDS)).to_have_text("10.0 MiB · 0 events · 0 µs")
+    moment = plot.evaluate(f"({TIMELINE}).moment")
+    plot.keyboard.press("Escape")
+    playwright.expect(plot.locator(WORDS)).to_have_count(0)
+    plot.keyboard.press("Shift+ArrowLeft")
+    assert plot.evaluate(f"({TIMELINE}).moment") == moment - 1, "the arrows are the timeline's again"

@@ -1,0 +1,108 @@
+"""The back button undoes a zoom, a choice, a tab, a turn to another trace, one at a time; forward does them again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import at_home
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+SAMPLES = Path(__file__).parents[2] / "sample_traces"
+RESTS_MS = 1000
+VIEW = """() => {
+  const host = [...document.querySelectorAll('#timeline, #timeline *')].find((node) => node.memviz);
+  const { viewport, pin, data } = host.memviz;
+  return { ...viewport.sight(), pin, colour: data.meaning, key: data.key };
+}"""
+
+
+@pytest.fixture
+def opened(same_page: Any, server: str) -> Any:
+    page = same_page
+    page.set_default_timeout(30_000)
+    at_home(page, server)
+    open_sample(page, "training")
+    return page
+
+
+def open_sample(page: Any, name: str) -> None:
+    page.locator("#first-files input[type=file], #files input[type=file]").first.set_input_files(
+        SAMPLES / f"{name}.pickle.gz"
+    )
+    page.locator(f"#traces .mv-chosen [title^='{name}']").first.wait_for()
+    page.locator("#timeline .mvt[data-drawn] .mvt-pilltext").wait_for()
+    page.wait_for_timeout(RESTS_MS)
+
+
+def view(page: Any) -> dict[str, Any]:
+    seen: dict[str, Any] = page.evaluate(VIEW)
+    return seen
+
+
+def entries(page: Any) -> int:
+    count: int = page.evaluate("history.length")
+    return count
+
+
+def back(page: Any, wanted: dict[str, Any], *, forward: bool = False) -> None:
+    page.evaluate("forward => forward ? history.forward() : history.back()", forward)
+    page.wait_for_function(f"(wanted) => JSON.stringify(({VIEW})()) === JSON.stringify(wanted)", arg=wanted)
+    page.wait_for_timeout(RESTS_MS)
+
+
+def test_a_burst_of_zooms_is_one_step_and_each_step_is_undone_and_done_again(opened: Any) -> None:
+    begun, before = view(opened), entries(opened)
+    box = opened.locator("#timeline .mvt-plot").bounding_box()
+    opened.mouse.move(box["x"] + 400, box["y"] + 200)
+    for _ in range(8):
+        opened.mouse.wheel(0, -120)
+    opened.keyboard.down("Shift")
+    for _ in range(4):
+        opened.mouse.wheel(0, -120)
+    opened.keyboard.up("Shift")
+    opened.wait_for_timeout(RESTS_MS)
+    zoomed = view(opened)
+    assert zoomed["top"] < begun["top"] and zoomed["last"] < begun["last"]
+    assert entries(opened) == before + 1
+    opened.mouse.click(box["x"] + 400, box["y"] + 200)
+    opened.wait_for_timeout(RESTS_MS)
+    pinned = view(opened)
+    assert pinned["pin"] >= 0
+    opened.locator("#timeline").get_by_label("Colour", exact=True).select_option("site")
+    opened.wait_for_timeout(RESTS_MS)
+    coloured = view(opened)
+    assert entries(opened) == before + 3
+    back(opened, pinned)
+    assert "colour=category" in opened.url
+    back(opened, zoomed)
+    back(opened, begun)
+    assert "low=" not in opened.url
+    back(opened, zoomed, forward=True)
+    back(opened, pinned, forward=True)
+    back(opened, coloured, forward=True)
+    assert "colour=site" in opened.url and "pin=" in opened.url and "low=" in opened.url
+    assert entries(opened) == before + 3, "going back and forth makes no steps of its own"
+
+
+def test_a_tab_is_a_step(opened: Any) -> None:
+    opened.get_by_role("tab", name="What if").click()
+    opened.wait_for_timeout(RESTS_MS)
+    opened.evaluate("history.back()")
+    playwright.expect(opened.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
+    opened.wait_for_timeout(RESTS_MS)
+    opened.evaluate("history.forward()")
+    playwright.expect(opened.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
+
+
+def test_another_trace_is_a_step(opened: Any) -> None:
+    first = view(opened)
+    open_sample(opened, "late-start")
+    second = view(opened)
+    assert second["key"] != first["key"]
+    back(opened, first)
+    assert opened.locator("#traces .mv-chosen b").inner_text() == "training"
+    back(opened, second, forward=True)

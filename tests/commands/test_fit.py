@@ -1,0 +1,112 @@
+"""`python -m memviz fit`, with real predictions of a small model."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.commands import FAILED, main
+from memviz.runner.fit import space
+
+# Two tensors of the inner width are more than a T4 has, slices of them are not.
+TIGHT = ["feed_forward", "--set", "batch=1", "--set", "sequence=460000", "--set", "dim=1024", "--set", "layers=1"]
+EASY = ["feed_forward", "--set", "batch=1", "--set", "sequence=4000", "--set", "dim=1024", "--set", "layers=1"]
+
+Asked = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(autouse=True)
+def few_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {**space._OPTIONS, "split_feed_forward": ({"splits": "4"},), "layerwise_casting": ({},)}
+    monkeypatch.setattr(space, "_OPTIONS", options)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What one test predicted, the next one knows."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def fit(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Asked:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+
+    def asked(*arguments: str) -> dict[str, Any]:
+        assert main(["fit", *arguments, "--card", "T4", "--processes", "1", "--json"]) == 0
+        answer: dict[str, Any] = json.loads(capsys.readouterr().out)
+        return answer
+
+    return asked
+
+
+def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
+    fit: Asked, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = fit(*TIGHT)
+    chosen = answer["chosen"]
+    assert chosen["optimizations"]
+    assert chosen["fits"] and chosen["keeps"] == "outputs"
+    assert chosen["peak_reserved_bytes"] <= answer["usable_bytes"]
+    # As it is, four changes alone and all together; the model has no attention, so what changes that is tried no more.
+    assert (answer["tried"], answer["of"]) == (6, 6)
+    by_cost = [way["cost"]["seconds_low"] + way["cost"]["seconds_high"] for way in answer["front"]]
+    peaks = [way["peak_reserved_bytes"] for way in answer["front"]]
+    assert by_cost == sorted(by_cost) and peaks == sorted(peaks, reverse=True)
+    assert next(way for way in answer["front"] if way["fits"]) == chosen
+    command = shlex.split(chosen["command"])
+    assert main([*command[3:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_reserved_bytes"] == chosen["peak_reserved_bytes"]
+
+
+def test_the_largest_batch_runs_and_the_next_does_not(fit: Asked, capsys: pytest.CaptureFixture[str]) -> None:
+    answer = fit(*EASY, "--largest", "batch")
+    assert answer["chosen"]["optimizations"] == []
+    largest = answer["largest"]
+    assert largest["knob"] == "batch" and largest["next_fails"] and largest["predictions"] <= 8
+    fits = []
+    for value in (largest["value"], largest["value"] + 1):
+        run = ["run", "feed_forward", "--set", f"batch={value}", "--set", "sequence=4000", "--set", "dim=1024"]
+        more = ["--set", "layers=1", "--card", "T4", "--on", "predict", "--no-numerics", "--json"]
+        assert main([*run, *more]) == 0
+        fits.append(json.loads(capsys.readouterr().out)["run"]["fit"]["fits"])
+    assert fits == [True, False]
+
+
+def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    huge = [*TIGHT[:3], "--set", "sequence=4600000", *TIGHT[5:]]
+    assert main(["fit", *huge, "--card", "T4", "--processes", "1"]) == 0
+    words = capsys.readouterr().out
+    assert words.startswith("Nothing that was tried fits in the 14.49 GiB that a process gets of")
+    assert "The least is " in words
+    assert "`--keep training` lets more be changed." in words
+
+
+def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
+    answer = fit(*EASY, "--keep", "nothing")
+    assert list(answer["fronts"]) == ["outputs", "training", "nothing"]
+    for keep, front in answer["fronts"].items():
+        assert {way["keeps"] for way in front} <= {keep}
+    assert answer["fronts"]["nothing"]
+    # What keeps the outputs comes first, whatever else would be cheaper.
+    assert answer["chosen"]["keeps"] == "outputs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["nonesuch"], "There is no workload nonesuch."),
+        (["ltx_video", "--largest", "sequence"], "ltx_video has no knob sequence to make larger. There is batch."),
+        (["feed_forward", "--card", "Voodoo 2"], "No card is known as 'Voodoo 2'."),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", *arguments]) == FAILED
+    assert words in capsys.readouterr().err

@@ -1,0 +1,43 @@
+"""What no other way is better than."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.runner.fit.front import cheapest_that_fits, front_of, hypervolume
+from tests.runner.fit.ways import way
+
+POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
+
+
+def test_cheapest_first_each_dearer_and_smaller() -> None:
+    ways = [way(3, 10), way(1, 30), way(2, 30, "checkpointing"), way(2, 20, "split_feed_forward"), way(4, 12)]
+    assert [(each.cost.rank, each.peak_reserved_bytes) for each in front_of(ways)] == [(1, 30), (2, 20), (3, 10)]
+
+
+def test_of_equal_ways_the_one_with_the_fewest_changes() -> None:
+    ways = [way(1, 30, "checkpointing", "allocator_settings"), way(1, 30), way(1, 30, "checkpointing")]
+    assert [each.candidate.request.optimizations for each in front_of(ways)] == [()]
+    chosen = cheapest_that_fits(ways)
+    assert chosen is not None
+    assert chosen.candidate.request.optimizations == ()
+
+
+def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
+    ways = [way(1, 30, fits=False), way(2, 20), way(3, 10)]
+    assert cheapest_that_fits(ways) == ways[1]
+    assert cheapest_that_fits(ways[:1]) is None
+
+
+@given(POINTS)
+def test_every_way_is_on_the_front_or_no_better_than_one_that_is(points: list[tuple[int, int]]) -> None:
+    front = front_of([way(cost, peak) for cost, peak in points])
+    for cost, peak in points:
+        assert any(each.cost.rank <= cost and each.peak_reserved_bytes <= peak for each in front)
+
+
+@given(POINTS)
+def test_the_area_under_a_front_is_that_of_all_cells_it_dominates(points: list[tuple[int, int]]) -> None:
+    cells = sum(any(x <= i and y <= j for x, y in points) for i in range(10) for j in range(10))
+    assert hypervolume(points, (10, 10)) == cells

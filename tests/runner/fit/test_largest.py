@@ -1,0 +1,74 @@
+"""The largest value that fits: exact, whatever the peak does, and quick where it is nearly a line."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.runner.fit.largest import Largest, largest_that_fits
+
+GiB = 1 << 30
+
+
+class Machine:
+    """Answers as a prediction does, and counts what it was asked."""
+
+    def __init__(self, peak: object, usable: int, refused_from: int = 1 << 60) -> None:
+        self.peak, self.usable, self.refused_from = peak, usable, refused_from
+        self.asked: list[int] = []
+
+    def __call__(self, value: int) -> tuple[bool, int] | None:
+        assert value not in self.asked, "asked twice"
+        self.asked.append(value)
+        if value >= self.refused_from:
+            return None
+        peak = self.peak(value)
+        return peak <= self.usable, peak
+
+
+@given(
+    at_rest=st.integers(0, 20 * GiB),
+    slope=st.integers(1 << 10, 4 * GiB),
+    floor=st.integers(0, 24 * GiB),
+    first=st.integers(1, 50),
+)
+def test_it_fits_and_the_next_does_not(at_rest: int, slope: int, floor: int, first: int) -> None:
+    """An optimizer's own peak is a floor under the line of the activations."""
+    machine = Machine(lambda value: max(floor, at_rest + slope * value), 24 * GiB)
+    found = largest_that_fits(machine, machine.usable, first)
+    if max(floor, at_rest + slope) > machine.usable:
+        assert found is None
+    else:
+        assert found == Largest((machine.usable - at_rest) // slope, True, len(machine.asked))
+
+
+@given(at_rest=st.integers(GiB, 12 * GiB), slope=st.integers(1 << 20, 2 * GiB))
+def test_a_line_takes_six_predictions_at_most(at_rest: int, slope: int) -> None:
+    machine = Machine(lambda value: at_rest + slope * value, 24 * GiB)
+    assert largest_that_fits(machine, machine.usable) is not None
+    assert len(machine.asked) <= 6
+
+
+@given(st.lists(st.integers(0, 5 * GiB), min_size=3, max_size=40), st.integers(1, 39))
+def test_steps_of_any_size_are_no_trouble(steps: list[int], first: int) -> None:
+    """Blocks are rounded and segments reserved, so a real peak goes up by jumps."""
+    peaks = [sum(steps[: number + 1]) for number in range(len(steps))]
+    machine = Machine(lambda value: peaks[min(value, len(peaks)) - 1] + (value >= len(peaks)) * 100 * GiB, 24 * GiB)
+    fitting = [value for value in range(1, len(peaks) + 1) if machine.peak(value) <= machine.usable]
+    found = largest_that_fits(machine, machine.usable, first)
+    assert (found.value if found else 0) == max(fitting, default=0)
+
+
+def test_a_value_that_the_model_does_not_take_does_not_fit() -> None:
+    """GPT-2 has 1,024 positions and no more."""
+    machine = Machine(lambda value: value << 20, 24 * GiB, refused_from=1025)
+    found = largest_that_fits(machine, machine.usable)
+    assert found is not None
+    assert (found.value, found.next_fails) == (1024, True)
+
+
+def test_memory_that_does_not_grow_ends_without_a_border() -> None:
+    machine = Machine(lambda value: GiB, 24 * GiB)
+    found = largest_that_fits(machine, machine.usable)
+    assert found is not None
+    assert not found.next_fails

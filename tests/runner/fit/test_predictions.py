@@ -1,0 +1,109 @@
+"""Predictions side by side, each made once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.runner.fit import predictions
+from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
+from memviz.runner.request import Request
+
+REQUESTS = [Request("feed_forward", {"layers": str(count)}) for count in range(1, 7)]
+
+
+class Worker:
+    """In the place of a process: says the number of layers as the peak."""
+
+    asked: list[str]
+
+    def __init__(self, folder: Path, **more: Any) -> None:
+        self.is_alive = True
+        assert folder.is_dir()
+
+    def run(self, requests: list[Request]) -> Iterator[Any]:
+        type(self).asked += [request.settings["layers"] for request in requests]
+        yield from requests
+
+    def close(self) -> None:
+        self.is_alive = False
+
+    kill = close
+
+
+class Event:
+    what, file = "", None
+
+
+@pytest.fixture(autouse=True)
+def workers(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
+    monkeypatch.setattr(predictions, "Worker", Worker)
+    monkeypatch.setattr(Request, "what", "", raising=False)
+    monkeypatch.setattr(Request, "file", None, raising=False)
+    monkeypatch.setattr(
+        predictions, "prediction_of", lambda event: Prediction(peak_reserved_bytes=int(event.settings["layers"]))
+    )
+    Worker.asked = []
+    return Worker
+
+
+def peaks(folder: Path, requests: list[Request], processes: int = 2) -> dict[str, int]:
+    heard, left = {}, iter(requests)
+
+    def hear(request: Request, prediction: Prediction) -> None:
+        heard[request.settings["layers"]] = prediction.peak_reserved_bytes
+
+    with Predictor(processes=processes, kept=KeptPredictions(folder)) as predictor:
+        predictor.all(lambda: next(left, None), hear)
+    return heard
+
+
+def test_all_are_heard_once(tmp_path: Path) -> None:
+    assert peaks(tmp_path, REQUESTS) == {str(count): count for count in range(1, 7)}
+    assert sorted(Worker.asked) == list("123456")
+
+
+def test_a_search_that_was_ended_goes_on_where_it_was(tmp_path: Path) -> None:
+    peaks(tmp_path, REQUESTS[:4])
+    Worker.asked.clear()
+    assert len(peaks(tmp_path, REQUESTS)) == 6
+    assert sorted(Worker.asked) == ["5", "6"]
+
+
+def test_a_line_that_was_cut_is_predicted_again(tmp_path: Path) -> None:
+    peaks(tmp_path, REQUESTS[:2], processes=1)
+    (file,) = tmp_path.iterdir()
+    lines = file.read_text().splitlines()
+    file.write_text(lines[0] + "\n" + lines[1][:20])
+    Worker.asked.clear()
+    peaks(tmp_path, REQUESTS[:2], processes=1)
+    assert len(Worker.asked) == 1
+    assert json.loads(lines[0])["prediction"]["peak_reserved_bytes"] in (1, 2)
+
+
+def test_a_file_of_ones_own_is_never_taken_from_before(tmp_path: Path) -> None:
+    own = Request("model.py:make", {"layers": "3"})
+    for _ in range(2):
+        assert peaks(tmp_path, [own]) == {"3": 3}
+    assert Worker.asked == ["3", "3"]
+
+
+def test_other_code_predicts_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    peaks(tmp_path, REQUESTS[:1])
+    monkeypatch.setattr(predictions, "version", lambda library: "another")
+    Worker.asked.clear()
+    peaks(tmp_path, REQUESTS[:1])
+    assert Worker.asked == ["1"]
+
+
+def test_what_is_wrong_with_one_ends_it_for_all(tmp_path: Path) -> None:
+    def hear(request: Request, prediction: Prediction) -> None:
+        raise RuntimeError("no")
+
+    left = iter(REQUESTS)
+    with Predictor(processes=2, kept=KeptPredictions(tmp_path)) as predictor, pytest.raises(RuntimeError, match="no"):
+        predictor.all(lambda: next(left, None), hear)

@@ -1,0 +1,69 @@
+"""Which ways there are to try."""
+
+from __future__ import annotations
+
+from memviz.runner.fit.space import Space, space_of
+from memviz.runner.request import Request
+
+TRAINING = Request("gpt2", {"layers": "1", "narrow": "4"}, optimizer="adamw")
+INFERENCE = Request("feed_forward", {"layers": "1"})
+
+
+def names_on(space: Space) -> set[str]:
+    return {name for each in space.candidates.values() for name, _ in each.request.optimizations}
+
+
+def test_the_first_is_the_way_that_was_asked_for() -> None:
+    first, *alone = space_of(TRAINING, "outputs").first()
+    space = space_of(TRAINING, "outputs")
+    assert space.candidates[first].request == TRAINING
+    changed = [space.candidates[place].request for place in alone[:-1]]
+    assert all(len(each.optimizations) + (each.optimizer != "adamw") == 1 for each in changed)
+    assert {name for name, _ in space.candidates[alone[-1]].request.optimizations} >= {
+        "checkpointing",
+        "flat_gradients",
+    }
+
+
+def test_what_must_stay_decides_what_may_change() -> None:
+    outputs, training, nothing = (space_of(TRAINING, keep) for keep in ("outputs", "training", "nothing"))
+    assert {each.keeps for each in outputs.candidates.values()} == {"outputs"}
+    assert {each.keeps for each in training.candidates.values()} == {"outputs", "training"}
+    assert "layerwise_casting" not in names_on(outputs) | names_on(training)
+    assert {each.request.optimizer for each in outputs.candidates.values()} == {
+        "adamw",
+        "adamw-fused",
+        "adamw-for-loop",
+    }
+    assert any(each.request.optimizer == "sgd" for each in training.candidates.values())
+    assert len(outputs.candidates) < len(training.candidates) <= len(nothing.candidates)
+
+
+def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
+    space = space_of(INFERENCE, "nothing")
+    casting = [each for each in space.candidates.values() if "layerwise_casting" in dict(each.request.optimizations)]
+    assert casting
+    assert {each.keeps for each in casting} == {"nothing"}
+
+
+def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference() -> None:
+    def keeps_of(request: Request) -> set[str]:
+        candidates = space_of(request, "nothing").candidates.values()
+        return {
+            each.keeps
+            for each in candidates
+            if each.request.settings.get("dtype") == "bf16" and not each.request.optimizations
+        }
+
+    assert keeps_of(Request("feed_forward", {"mode": "training"})) == {"training"}
+    assert keeps_of(INFERENCE) == {"nothing"}
+
+
+def test_what_has_no_effect_in_inference_is_not_tried_there() -> None:
+    assert names_on(space_of(INFERENCE, "nothing")).isdisjoint({"checkpointing", "flat_gradients"})
+
+
+def test_what_was_asked_for_is_always_on() -> None:
+    given = Request("gpt2", {"layers": "2"}, (("checkpointing", {"every": "2"}),))
+    for candidate in space_of(given, "outputs").candidates.values():
+        assert dict(candidate.request.optimizations)["checkpointing"] == {"every": "2"}
