@@ -139,7 +139,8 @@ def environment(libraries: Sequence[str], folder: Path) -> Path | None:
 
 def row(name: str, ours: Sequence[Outcome] | None, theirs: Sequence[Outcome]) -> str:
     source = SOURCES[name]
-    cells = [f"{source.title} ({source.address})", str(len(theirs)), _errors(theirs), _errors(ours or theirs)]
+    shipped = "the same: torch alone" if ours is None else _errors(ours)
+    cells = [f"{source.title} ({source.address})", str(len(theirs)), _errors(theirs), shipped]
     return f"| {' | '.join(cells)} |"
 
 
