@@ -45,12 +45,12 @@ def rows(page: Any, panel: str = "#live-set") -> list[str]:
 
 
 def test_the_tables_follow_the_moment(run):
-    assert rows(run) == ["model.py:36 forward unknown 1 3.00 MiB 75 %", "train.py:9 main unknown 1 1.00 MiB 25 %"]
+    assert rows(run) == ["model.py:36 forward output 1 3.00 MiB 75 %", "train.py:9 main output 1 1.00 MiB 25 %"]
     run.locator(".mvt-plot").focus()
     run.keyboard.press("Shift+ArrowRight")
     run.keyboard.press("Shift+ArrowRight")
     run.get_by_text("event 3 · 1 allocation · 1.00 MiB").wait_for()
-    assert rows(run) == ["train.py:9 main unknown 1 1.00 MiB 100 %"]
+    assert rows(run) == ["train.py:9 main output 1 1.00 MiB 100 %"]
     run.get_by_role("heading", name="Event 3", exact=True).wait_for()
 
 
@@ -73,7 +73,7 @@ def test_the_icicle_is_walked_and_zoomed_by_keyboard(run):
     for key in ("ArrowDown", "ArrowDown", "Enter"):
         run.keyboard.press(key)
     run.get_by_role("navigation", name="Zoomed into").wait_for()
-    assert rows(run) == ["model.py:36 forward unknown 1 3.00 MiB 100 %"]
+    assert rows(run) == ["model.py:36 forward output 1 3.00 MiB 100 %"]
     run.get_by_role("navigation", name="Zoomed into").get_by_role("button", name="all").click()
     run.locator("#live-set tbody").get_by_text("train.py:9 main").wait_for()
     assert len(rows(run)) == 2

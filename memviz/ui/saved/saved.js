@@ -33,7 +33,9 @@ function mounted(component, id, value, select = () => {}) {
   const props = { value };
   /** @type {(() => void)[]} */
   const watching = [];
-  component(place(id), { props, server, watch: (_, changed) => watching.push(changed), tell: { select, click: () => {} } });
+  // An event says what it says when it is sent, as to a server.
+  const tell = { select: (/** @type {any} */ event) => select(JSON.parse(JSON.stringify(event))), click: () => {} };
+  component(place(id), { props, server, watch: (_, changed) => watching.push(changed), tell });
   return (/** @type {any} */ next) => {
     props.value = next;
     for (const changed of watching) changed();
