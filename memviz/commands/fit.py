@@ -124,7 +124,9 @@ def _print(answer: FitAnswer) -> None:
     print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
     print("Seconds are an estimate from the work of a step and the card's data sheet, and no measurement.")
     if chosen is not None:
-        print(f"\n{printable(chosen.prediction.command)}\n\n{printable(chosen.prediction.code)}")
+        print(f"\n{printable(chosen.prediction.command)}\n")
+        for line in chosen.prediction.code.splitlines():
+            print(printable(line))
 
 
 def _kept(way: TriedWay) -> str:

@@ -18,7 +18,8 @@ class TriedWay:
 
     @property
     def peak_reserved_bytes(self) -> int:
-        return self.prediction.peak_reserved_bytes
+        """On the card, where it fits there; else what it would reserve if nothing limited it."""
+        return self.prediction.reserved_on_card_bytes if self.fits else self.prediction.peak_reserved_bytes
 
     @property
     def fits(self) -> bool:

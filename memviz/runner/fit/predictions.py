@@ -31,6 +31,8 @@ class Prediction:
     """On the card, with memory that is given back under pressure: by a replay, not by the peak."""
     fit: str = ""
     """"yes", "no" or "close"."""
+    reserved_on_card_bytes: int = 0
+    """Where it fits: what is cached is given back under pressure, so it can be less than without a limit."""
     flops: int = 0
     bytes_moved: int = 0
     host_bytes: int = 0
@@ -49,6 +51,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.peak_reserved_bytes,
         run.fit.fits if run.fit else None,
         run.fit.word if run.fit else "",
+        run.fit.peak_reserved_bytes if run.fit else 0,
         run.flops or 0,
         run.bytes_moved or 0,
         run.host_bytes or 0,

@@ -11,5 +11,5 @@ from memviz.runner.request import Request
 
 def way(seconds: float, peak: int, *names: str, fits: bool = True, keeps: Keep = "outputs") -> TriedWay:
     request = Request("feed_forward", optimizations=tuple((name, {}) for name in names))
-    prediction = Prediction(peak_reserved_bytes=peak, fits=fits)
+    prediction = Prediction(peak_reserved_bytes=peak, fits=fits, reserved_on_card_bytes=peak)
     return TriedWay(Candidate(request, keeps), prediction, Cost(0, 0, 0, seconds, seconds))
