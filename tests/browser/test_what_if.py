@@ -119,7 +119,7 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(verdict(tab)).to_contain_text("max_split_size_mb:64")
     tab.get_by_role("button", name="Open the replay in Explore").click()
     expect(tab.locator("#verdict h1")).to_contain_text("2,011 MiB")
-    expect(tab.locator("#traces")).to_contain_text("replay of out-of-memory in 2,400 MiB")
+    expect(tab.get_by_role("button", name="Close replay of out-of-memory in 2,400 MiB")).to_be_visible()
     expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
     tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
     tab.get_by_role("tab", name="What if").click()

@@ -199,7 +199,11 @@ def test_refused_parts_count_as_nothing(server: Server):
     raw = pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(50)]))
     _, ticket = begin(server, len(raw))
     assert part(server, ticket, raw, number=7) == 400
-    assert part(server, ticket, bytes(1 << 20)) == 400
+    try:
+        assert part(server, ticket, bytes(1 << 20)) == 400
+    except urllib.error.URLError as error:
+        # The line may be cut before all of it was sent, and then the answer is lost with it.
+        assert isinstance(error.reason, BrokenPipeError | ConnectionResetError)
     assert part(server, ticket, raw[:900], last=0) == 204
     assert part(server, ticket, raw[:900], last=0) == 400
     assert part(server, ticket, raw[900:], number=1) == 204
