@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import product
+from itertools import combinations, product
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
@@ -19,6 +19,8 @@ is trained with other arithmetic; nothing."""
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 Chosen = Mapping[str, str]
+_Change = tuple[int, int]
+"""The dimension, and the number of the option there; 0 is none."""
 Option = Chosen | None
 """An optimization's knobs; None leaves it out."""
 
@@ -66,24 +68,48 @@ class Space:
     @cached_property
     def candidates(self) -> dict[tuple[int, ...], Candidate]:
         """By the number of the option in each dimension."""
-        numbers = product(*(range(len(each)) for each in self.options))
-        known = ((place, self.candidate(place)) for place in numbers)
-        return {place: candidate for place, candidate in known if candidate is not None}
+        alone, apart, as_it_is = self._keeps_alone, self._kept_apart, self._keeps(()) or "outputs"
+        known = {}
+        for place in product(*(range(len(each)) for each in self.options)):
+            changes = [change for change in enumerate(place) if change[1]]
+            if any(change not in alone for change in changes) or any(
+                pair in apart for pair in combinations(changes, 2)
+            ):
+                continue
+            keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
+            known[place] = Candidate(self._request_of(dict(changes)), keeps)
+        return known
 
-    def candidate(self, place: Sequence[int]) -> Candidate | None:
-        chosen = {name: options[number] for name, options, number in zip(self.names, self.options, place, strict=True)}
-        request = self._with(chosen)
+    @cached_property
+    def _keeps_alone(self) -> dict[_Change, Keep]:
+        """Of each change that goes with the request, and keeps what must stay."""
+        changes = [(place, number) for place, each in enumerate(self.options) for number in range(1, len(each))]
+        allowed = KEEPS[: KEEPS.index(self.keep) + 1]
+        known = {change: self._keeps((change,)) for change in changes}
+        return {change: keeps for change, keeps in known.items() if keeps is not None and keeps in allowed}
+
+    @cached_property
+    def _kept_apart(self) -> set[tuple[_Change, _Change]]:
+        """Optimizations say of each other whether they go together: two by two is enough."""
+        pairs = combinations(sorted(self._keeps_alone), 2)
+        return {pair for pair in pairs if pair[0][0] != pair[1][0] and self._keeps(pair) is None}
+
+    def _keeps(self, changes: Sequence[_Change]) -> Keep | None:
+        """None where it cannot be run."""
+        request = self._request_of(dict(changes))
         try:
             plan = plan_of(request)
         except UsageError:
             return None
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
-        is_other = (changed and not same) or chosen.get("dtype") is not None
-        keeps: Keep = "outputs" if not is_other else "training" if plan.workload.training else "nothing"
+        is_other = (changed and not same) or request.settings != self.request.settings
         if plan.claim == "lossy":
-            keeps = "nothing"
-        return Candidate(request, keeps) if KEEPS.index(keeps) <= KEEPS.index(self.keep) else None
+            return "nothing"
+        return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
+
+    def _request_of(self, numbers: Mapping[int, int]) -> Request:
+        return self._with({self.names[place]: self.options[place][number] for place, number in numbers.items()})
 
     def _with(self, chosen: Mapping[str, Option]) -> Request:
         request, on = self.request, []

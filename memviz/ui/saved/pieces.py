@@ -49,7 +49,11 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
     spans = all_spans(device, colours)
     pieces = _needed(trace, device, spans, colours)
     while (size := sum(map(_size, pieces.values()))) > most and len(spans.row) > _LEAST_SPANS:
-        count = int(np.count_nonzero(spans.row >= 0) * min(0.9 * most / size, 0.7))
+        alone = int(np.count_nonzero(spans.row >= 0))
+        if not alone:
+            # What stands for all others together is the least that can be kept.
+            break
+        count = int(alone * min(0.9 * most / size, 0.7))
         spans = largest_spans(device, colours, count)
         pieces = _needed(trace, device, spans, colours)
     for name, piece in _wanted(trace, device, spans):

@@ -61,12 +61,17 @@ def test_of_too_many_the_peak_stays_to_the_byte_and_the_largest_stay_as_they_are
 
 def test_what_does_not_fit_is_left_out_and_said():
     trace = busy()
-    kept = [saved_pieces(trace, trace.devices[0], most) for most in (1 << 20, 22_000, 9_000)]
+    kept = [saved_pieces(trace, trace.devices[0], most) for most in (1 << 20, 16_000, 12_000)]
     sizes = [sum(len(piece["body"]) for piece in each.pieces.values()) for each in kept]
     assert kept[0].note == "" and kept[0].has_times
-    assert all(size <= most for size, most in zip(sizes, (1 << 20, 22_000, 9_000), strict=True))
+    assert all(size <= most for size, most in zip(sizes, (1 << 20, 16_000, 12_000), strict=True))
     assert "drawn together by category" in kept[2].note
     assert "Times are" in kept[2].note
+
+
+def test_where_even_the_least_is_too_much_the_least_is_kept():
+    trace = busy()
+    assert "the 0 largest are drawn one by one" in saved_pieces(trace, trace.devices[0], 1000).note
 
 
 @pytest.mark.parametrize("count", [1, 2])
