@@ -63,6 +63,8 @@ def end_tree(process: subprocess.Popen[Any]) -> None:
     if process.poll() is None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
+        # One that has only just begun may not lead a group yet.
+        left.append(process.pid)
     for pid in left:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, signal.SIGKILL)
