@@ -12,7 +12,7 @@ from memviz.errors import UsageError
 from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
 from memviz.runner.fit.largest import Largest, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
-from memviz.runner.fit.search import Searched, Told, search, trials_of
+from memviz.runner.fit.search import Searched, Told, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described, nearest
 from memviz.runner.plan import label_of, plan_of
@@ -68,11 +68,6 @@ def find_fit(
         found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
         answer = replace(answer, largest=None if found is None else (largest, found))
     return answer
-
-
-def planned(request: Request, keep: Keep) -> int:
-    """How many predictions a search takes."""
-    return trials_of(len(space_of(request, keep).candidates))
 
 
 def _check_knob(request: Request, name: str) -> None:

@@ -28,7 +28,7 @@ class TriedWay:
 
 def front_of(ways: Iterable[TriedWay]) -> tuple[TriedWay, ...]:
     """Cheapest first; each next one is dearer and takes less. Of equal ones, that with the fewest changes."""
-    ordered = sorted(ways, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _changes(way)))
+    ordered = sorted(ways, key=_order)
     front: list[TriedWay] = []
     for way in ordered:
         if not front or way.peak_reserved_bytes < front[-1].peak_reserved_bytes:
@@ -38,18 +38,9 @@ def front_of(ways: Iterable[TriedWay]) -> tuple[TriedWay, ...]:
 
 def cheapest_that_fits(ways: Iterable[TriedWay]) -> TriedWay | None:
     fitting = (way for way in ways if way.fits)
-    return min(fitting, key=lambda way: (way.cost.rank, way.peak_reserved_bytes, _changes(way)), default=None)
+    return min(fitting, key=_order, default=None)
 
 
-def hypervolume(points: Iterable[tuple[float, float]], worst: tuple[float, float]) -> float:
-    """The area that is dominated by points of (cost, peak), up to the worst of both."""
-    area, lowest = 0.0, worst[1]
-    for cost, peak in sorted(points):
-        if cost < worst[0] and peak < lowest:
-            area += (worst[0] - cost) * (lowest - peak)
-            lowest = peak
-    return area
-
-
-def _changes(way: TriedWay) -> int:
-    return sum(1 + len(knobs) for _, knobs in way.candidate.request.optimizations)
+def _order(way: TriedWay) -> tuple[float, int, int]:
+    request = way.candidate.request
+    return way.cost.rank, way.peak_reserved_bytes, sum(1 + len(knobs) for _, knobs in request.optimizations)

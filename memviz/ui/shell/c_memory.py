@@ -20,7 +20,7 @@ def begin_with_malloc() -> None:
     """For a server of many visitors, before it imports anything large.
 
     Python's own allocator gives an arena back once nothing lives in it, and among 100 visitors something always does:
-    1.7 times the memory of the start stayed after them, 1.2 with glibc's. Python reads the choice before any line of
+    1.71 times the memory of the start stayed after them, 1.36 with glibc's. Python reads the choice before any line of
     ours, so the process begins anew, under its own number. What it starts itself is as ever, and what somebody has set
     stays.
     """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.fit.front import cheapest_that_fits, front_of, hypervolume
-from tests.runner.fit.ways import way
+from memviz.runner.fit.front import cheapest_that_fits, front_of
+from tests.runner.fit.ways import hypervolume, way
 
 POINTS = st.lists(st.tuples(st.integers(1, 9), st.integers(1, 9)), min_size=1, max_size=30)
 

@@ -7,9 +7,9 @@ from itertools import product
 
 import pytest
 
-from memviz.runner.fit.front import hypervolume
 from memviz.runner.fit.guesses import Guesses
 from memviz.runner.fit.search import trials_of
+from tests.runner.fit.ways import hypervolume
 
 SIZES = (4, 6, 3, 2, 4)
 
