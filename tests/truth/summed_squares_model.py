@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.truth.language_model import Sizes
+from tests.truth.turned_halves_model import Linear
 
 
 def softmax(x: Tensor) -> Tensor:
@@ -13,15 +14,6 @@ def softmax(x: Tensor) -> Tensor:
     exponents = torch.exp(x - highest)
     total = torch.sum(exponents, dim=-1, keepdim=True)
     return exponents / total
-
-
-class Linear(nn.Module):
-    def __init__(self, inputs: int, outputs: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(outputs, inputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.einsum("...i,oi->...o", x, self.weight)
 
 
 class Words(nn.Module):
