@@ -17,13 +17,15 @@ import numpy.typing as npt
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.categories import categories
 from memviz.analysis.purpose.kinds import BEFORE_RECORDING, KINDS, SAYS_NOTHING, kinds
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.figures.raster import SHADES
 from memviz.figures.theme import Palette, mixed, palette
-from memviz.trace.model import NO_STACK, Bytes1, Category, DeviceTrace, Ints8, Trace
+from memviz.trace.model import NO_STACK, Bools, Bytes1, Category, DeviceTrace, Ints8, Trace
 from memviz.units import bytes_text
 
 MEANINGS = ("category", "site", "module", "size")
@@ -68,6 +70,8 @@ class Colouring:
     """Per row of `lifetimes`."""
     colours: tuple[str | float, ...]
     """Of each group: a category's name, 'before', or a share from `fill` to `ink`."""
+    probable: Bools | None = None
+    """Per row, whether its group is inferred and not sure."""
 
 
 def colouring(trace: Trace, device: DeviceTrace, meaning: str = "category", among: Sequence[str] = ()) -> Colouring:
@@ -98,7 +102,9 @@ def _by_category(trace: Trace, device: DeviceTrace) -> Colouring:
         place[category] = i + 1
     group = place[kinds(trace, device)]
     labels = (BEFORE_RECORDING, *(category.label for category in _CATEGORY_ORDER))
-    return Colouring("category", labels, group, ("before", *(category.name for category in _CATEGORY_ORDER)))
+    colours = ("before", *(category.name for category in _CATEGORY_ORDER))
+    probable = categories(trace, device).certainty == Certainty.PROBABLE
+    return Colouring("category", labels, group, colours, probable)
 
 
 def _by_size(device: DeviceTrace) -> Colouring:

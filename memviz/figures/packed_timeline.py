@@ -65,8 +65,11 @@ def pack_times(device: DeviceTrace, step_us: int = 1) -> Packed:
 
 
 def pack_groups(colouring: Colouring) -> Packed:
-    """Which group each allocation belongs to, under one meaning of colour."""
-    return pack({"group": colouring.group})
+    """Which group each allocation belongs to, under one meaning of colour, and where that is only probable."""
+    columns: dict[str, npt.NDArray[Any]] = {"group": colouring.group}
+    if colouring.probable is not None:
+        columns["probable"] = np.packbits(colouring.probable, bitorder="little")
+    return pack(columns)
 
 
 def pack_sites(code: Ints4, labels: Sequence[str]) -> Packed:

@@ -193,7 +193,7 @@ def test_pointing_says_what_a_block_is(page):
     page.mouse.move(*centre(page, 1))
     assert tip(page) == [
         "18.0 MiB model.py:4 forward",
-        "unknown · 18,874,368 B asked, in a block of 20,971,520 B",
+        "probably output · 18,874,368 B asked, in a block of 20,971,520 B",
         "since event 2: 2 events, 20 µs old",
     ]
     page.mouse.move(*centre(page, 3))

@@ -221,9 +221,9 @@ def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> H
     """With its share, unless that reads 100 %."""
     share = percent_text(mostly.bytes, whole)
     mixed = tag("span", f" {share}", class_="mv-soft") if share != percent_text(whole, whole) else ""
-    probably = "probably: " if mostly.certainty is Certainty.PROBABLE else ""
-    why = f"{probably}{mostly.reason}" if mostly.reason else None
-    return joined(swatch(mostly.kind) if has_swatch else "", " ", tag("span", mostly.kind, title=why), mixed)
+    probably = tag("span", "probably ", class_="mv-soft") if mostly.certainty is Certainty.PROBABLE else ""
+    kind = tag("span", probably, mostly.kind, title=mostly.reason or None)
+    return joined(swatch(mostly.kind) if has_swatch else "", " ", kind, mixed)
 
 
 def _rest_row(rest: list[Group], found: Breakdown, measure: Measure, *, can_grow: bool) -> Html:

@@ -18,7 +18,7 @@ from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import Packed, as_sent, pack
-from memviz.trace.model import DEFAULT_POOL, DeviceTrace, Ints8, Segments, Trace, address_text
+from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
 from memviz.ui.html.words import exact, when
@@ -153,6 +153,7 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         "kind": tiles.kind,
         "row": (tiles.row + 1).astype(np.uint32),
         "group": np.where(held, _taken(colours.group, row), 0).astype(np.uint8),
+        **_probable(colours, held, row),
         "start": np.where(held, _taken(lifetimes(device).start, row) + 1, 0).astype(np.uint32),
         "site": site.astype(np.uint32),
         **_ages(device, moment),
@@ -197,6 +198,11 @@ def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]
     times, rows = clock(device), moment.tiles.row
     start = np.where(rows >= 0, _taken(lifetimes(device).start, np.maximum(rows, 0)), -1)
     return _halves("age", np.where(start >= 0, times[moment.event] - times[np.maximum(start, 0)], 0))
+
+
+def _probable(colours: Colouring, held: Bools, row: Ints8) -> dict[str, npt.NDArray[Any]]:
+    """Of each tile whether its group is inferred, and not sure."""
+    return {} if colours.probable is None else {"probable": (held & _taken(colours.probable, row)).astype(np.uint8)}
 
 
 def _taken(values: npt.NDArray[Any], rows: Ints8) -> npt.NDArray[Any]:

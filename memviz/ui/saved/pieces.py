@@ -22,7 +22,7 @@ from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
 from memviz.figures.packed_timeline import Packed, as_sent, pack, pack_spans, pack_times
-from memviz.trace.model import DeviceTrace, Ints8, Trace
+from memviz.trace.model import Bools, DeviceTrace, Ints8, Trace
 from memviz.ui.html.plain import plain
 from memviz.ui.payloads.timeline_pieces import groups_piece
 from memviz.ui.saved.spans import SavedSpans, all_spans, largest_spans
@@ -84,12 +84,18 @@ def _size(packed: Packed) -> int:
 
 
 def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, Packed]:
-    own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours)
+    own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, _probable(colours, spans))
     return {
         "timeline": pack_spans(device, spans.start, spans.end, spans.size),
         "groups category": groups_piece(own),
         "stacks": _stacks(trace, device, spans),
     }
+
+
+def _probable(colours: Colouring, spans: SavedSpans) -> Bools | None:
+    if colours.probable is None or not len(colours.probable):
+        return None
+    return np.asarray((spans.row >= 0) & colours.probable[spans.row])
 
 
 def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> Packed:

@@ -17,6 +17,8 @@ _ALIVE_SECONDS = 15
 
 class Outbox:
     def __init__(self) -> None:
+        self.newest_fetched = ""
+        """The kind of the message that was handed out last."""
         self._lock = threading.Lock()
         self._waiting: list[tuple[str, bytes]] = []
         self._closed = False
@@ -52,7 +54,8 @@ class Outbox:
             changed.clear()
             with self._lock:
                 waiting, closed, self._waiting = self._waiting, self._closed, []
-            for _, message in waiting:
+            for kind, message in waiting:
+                self.newest_fetched = kind
                 yield message
             if not waiting and closed:
                 return

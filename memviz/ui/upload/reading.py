@@ -43,6 +43,8 @@ _AT_ONCE = 2
 """More, of all visitors together, would only make each of them wait longer."""
 _MOST = 256
 _MOST_OF_ONE = 16
+OPENED = "opened"
+"""The last message of a file that is open now."""
 
 
 class Busy(Exception):
@@ -156,7 +158,7 @@ class Reading:
         for asked in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
             self._send(trace, device, key, asked)
             self._go_on()
-        self.outbox.put("opened", key=key, stored=found.key, name=self.name, has_times=has_times(device))
+        self.outbox.put(OPENED, key=key, stored=found.key, name=self.name, has_times=has_times(device))
 
     def _send(self, trace: Trace, device: DeviceTrace, key: str, asked: dict[str, Any]) -> None:
         packed = piece(trace, device, asked)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from urllib.parse import urlsplit
 
 from starlette.requests import ClientDisconnect, Request
@@ -23,7 +23,7 @@ from memviz.ui.shell.exports import not_kept
 from memviz.ui.shell.sound import sound_text
 from memviz.ui.shell.visitors import visitor_of
 from memviz.ui.upload.arriving import Arriving, TooMuch
-from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
+from memviz.ui.upload.reading import OPENED, Busy, FileTooLarge, Reading, Readings
 
 PATH = "/gradio_api/memviz/readings"
 """Below Gradio's own: what stands elsewhere, a proxy in front of it may answer with the page."""
@@ -164,20 +164,20 @@ async def _listen(request: Request) -> Response:
     if reading.is_heard:
         raise UsageError("Somebody listens already.")
     reading.use()
-
-    async def messages() -> AsyncIterator[bytes]:
-        """Whoever listens to the end has the trace; where nobody listens any more, it is not kept."""
-        heard = False
-        reading.is_heard = True
-        try:
-            async for each in reading.outbox.messages():
-                yield each
-            heard = True
-        finally:
-            _readings(request).drop(ticket, heard=heard)
-
+    messages = told(_readings(request), ticket, reading)
     headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-    return StreamingResponse(messages(), headers=headers, media_type="application/octet-stream")
+    return StreamingResponse(messages, headers=headers, media_type="application/octet-stream")
+
+
+async def told(readings: Readings, ticket: str, reading: Reading) -> AsyncGenerator[bytes, None]:
+    """What there is to say of a file. Where nobody listens any more before it is open, it is not kept."""
+    reading.is_heard = True
+    try:
+        async for message in reading.outbox.messages():
+            yield message
+    finally:
+        # The page hangs up as soon as it hears that its file is open, which may be before the last message's end here.
+        readings.drop(ticket, heard=reading.outbox.newest_fetched == OPENED)
 
 
 async def _drop(request: Request) -> Response:

@@ -149,6 +149,10 @@ def _values(**given: Any) -> list[Any]:
     return [given.get(name, gr.skip()) for name in PARTS]
 
 
+def _emptied(state: WhatIfState) -> list[Any]:
+    return _values(state=state.turned_to("")[0], form=None, **EMPTY)
+
+
 def _skipped() -> list[Any]:
     return [gr.skip()] * len(PARTS)
 
@@ -180,9 +184,12 @@ class _WhatIfEvents:
     def _follow(
         self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
-        yield _skipped()
+        """Not looked at it is emptied: nobody who comes to the tab shall see another trace's answer."""
         if looked_at:
+            yield _skipped()
             yield from self._opened(trace.key, state, request)
+        else:
+            yield _skipped() if trace.key == state.key else _emptied(state)
 
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
@@ -195,7 +202,9 @@ class _WhatIfEvents:
 
     def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
-        if state.key != key:
+        if not key and state.key:
+            yield _emptied(state)
+        elif state.key != key:
             turned, is_first = state.turned_to(key)
             yield from self._answer(turned, request, is_first=is_first, is_another=True)
 
@@ -257,7 +266,8 @@ class _WhatIfEvents:
     ) -> Iterator[list[Any]]:
         pair = self.context.find(state.key)
         if pair is None:
-            yield _values(state=state, **EMPTY)
+            # It was closed meanwhile; what is open now is answered by itself.
+            yield _skipped()
             return
         device = pair[1]
         if is_first:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,8 @@ from starlette.testclient import TestClient
 
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.reading import Readings
-from memviz.ui.upload.routes import PATH, routes
+from memviz.ui.upload.routes import PATH, routes, told
+from tests.runner.processes import wait_until
 from tests.traces import alloc, snapshot
 
 RAW = pickle.dumps(snapshot([alloc(512 * i, 512) for i in range(50)]))
@@ -66,6 +68,31 @@ def test_a_file_goes_in_and_what_is_read_comes_out():
     assert b'"name": "run.pickle"' in answer.content
     # Who has heard it all needs the ticket no more, and nobody else has any use for it.
     assert client.get(f"{PATH}/{ticket}").status_code == 400
+
+
+@pytest.mark.parametrize(("last_heard", "is_kept"), [("curve", False), ("piece", False), ("opened", True)])
+def test_who_hangs_up_on_hearing_that_it_is_open_finds_it_open(last_heard: str, is_kept: bool):
+    store = TraceStore()
+    readings = Readings(store)
+    ticket = readings.begin("run.pickle", len(RAW), packed=False)
+    reading = readings.get(ticket)
+    assert reading is not None
+    reading.begin()
+    reading.arriving.add(RAW)
+    reading.arriving.end()
+
+    async def listen() -> str:
+        messages = told(readings, ticket, reading)
+        async for message in messages:
+            if f'"kind": "{last_heard}"'.encode() in message:
+                await messages.aclose()
+                return message.decode(errors="ignore")
+        raise AssertionError
+
+    heard = asyncio.run(listen())
+    wait_until(lambda: reading.arriving.closed)
+    key = json.loads(heard[heard.index("{") :])["stored"] if is_kept else reading._stored
+    assert (store.get(key) is not None) == is_kept
 
 
 def test_behind_a_login_only_who_has_logged_in_may_send_a_file():

@@ -67,6 +67,9 @@ export class TimelineData {
   /** The colour's group of each allocation.
    * @type {ArrayLike<number>} */
   group = [];
+  /** A bit for each allocation: its group is inferred, and not sure.
+   * @type {ArrayLike<number> | null} */
+  probable = null;
   meaning = "";
   /** Of the groups.
    * @type {string[]} */
@@ -100,6 +103,7 @@ export class TimelineData {
   /** @param {any} groups the piece */
   colourBy({ header, columns }) {
     this.group = columns.group;
+    this.probable = columns.probable || null;
     this.meaning = header.meaning;
     this.labels = header.labels;
     this.colours = header.colours;
@@ -123,6 +127,13 @@ export class TimelineData {
       this.sites = { labels: header.labels, code: columns.site };
     });
     return this.sitesAsked;
+  }
+
+  /** What the colour of an allocation says, and how sure that is.
+   * @param {number} row */
+  groupWords(row) {
+    const isProbable = this.probable && (this.probable[row >> 3] >> (row & 7)) & 1;
+    return `${isProbable ? "probably " : ""}${this.labels[this.group[row]]}`;
   }
 
   /** Empty until they are read.

@@ -170,7 +170,7 @@ export class Interaction {
       if (count > 1) return [[`${grouped(count)} allocations, ${bytesText(bytes)} together`], ["zoom in to tell them apart: Shift and the wheel zoom the height"]];
     }
     const end = spans.end[row] >= spans.instants ? "the end" : grouped(spans.end[row] - 1);
-    return [[bytesText(spans.size[row]), this.siteOf(row, data)], [data.labels[data.group[row]]], [`${eventText(spans.start[row] - 1)} → ${end}`]];
+    return [[bytesText(spans.size[row]), this.siteOf(row, data)], [data.groupWords(row)], [`${eventText(spans.start[row] - 1)} → ${end}`]];
   }
 
   /** Once the sites are there, what is pointed at then is named.

@@ -140,7 +140,7 @@ export class Keys {
   sayWalked(data) {
     const { timeline, walked } = this;
     const bytes = [bytesText(data.spans.size[walked]), data.siteOf(walked)].filter(Boolean).join(" ");
-    const words = `${bytes}, ${data.labels[data.group[walked]]}`;
+    const words = `${bytes}, ${data.groupWords(walked)}`;
     timeline.live.textContent = words;
     const x = clamp(timeline.viewport.xOfInstant(timeline.moment), 0, timeline.viewport.width);
     timeline.interaction.showTip({ x, y: 10 }, [[words]]);

@@ -13,7 +13,7 @@ const LARGE_POOL = 1;
 const EXPANDABLE = 2;
 
 /** @typedef {ArrayLike<number>} Numbers */
-/** @typedef {{ first: Int32Array, segment: Int32Array, offset: Float64Array, size: Float64Array, requested: Numbers, kind: Numbers, row: Uint32Array, group: Numbers, start: Numbers, site: Numbers, age: Numbers | null }} Tiles */
+/** @typedef {{ first: Int32Array, segment: Int32Array, offset: Float64Array, size: Float64Array, requested: Numbers, kind: Numbers, row: Uint32Array, group: Numbers, probable: Numbers | null, start: Numbers, site: Numbers, age: Numbers | null }} Tiles */
 /** @typedef {{ size: Float64Array, group: Numbers, flags: Numbers, low: Numbers, high: Numbers }} Segments */
 /** What memviz/ui/payloads/segment_view.py says besides the columns.
  * @typedef {{ at: number, groups: [name: string, words: string][], sites: string[], meanings: string[], palettes: Record<string, number[]> }} Header */
@@ -34,7 +34,7 @@ export class Moment {
     const tiles = {
       ...tiling(c.segment_tiles, size),
       requested: wide(c.requested_low, c.requested_high),
-      kind: c.kind, row: c.row, group: c.group, start: c.start, site: c.site,
+      kind: c.kind, row: c.row, group: c.group, probable: c.probable || null, start: c.start, site: c.site,
       age: c.age_low ? wide(c.age_low, c.age_high) : null,
     };
     const sizes = wide(c.segment_size_low, c.segment_size_high);
@@ -72,7 +72,7 @@ export class Moment {
     const block = size === asked ? "its block is as large" : `in a block of ${grouped(size)} B`;
     return [
       [bytesText(asked), header.sites[tiles.site[tile]]],
-      [`${header.meanings[tiles.group[tile]]} · ${grouped(asked)} B asked, ${block}`],
+      [`${tiles.probable?.[tile] ? "probably " : ""}${header.meanings[tiles.group[tile]]} · ${grouped(asked)} B asked, ${block}`],
       [this.ageWords(tile)],
     ];
   }
