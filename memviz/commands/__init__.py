@@ -6,7 +6,22 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from memviz.commands import at, diff, export, fit, open, peak, predict, record, replay, report, reproduce, run, summary
+from memviz.commands import (
+    at,
+    diff,
+    export,
+    findings,
+    fit,
+    open,
+    peak,
+    predict,
+    record,
+    replay,
+    report,
+    reproduce,
+    run,
+    summary,
+)
 from memviz.commands.command import Command
 from memviz.commands.terminal import (
     FAILED,
@@ -24,6 +39,7 @@ from memviz.errors import MemvizError
 COMMANDS: tuple[Command, ...] = (
     summary.COMMAND,
     peak.COMMAND,
+    findings.COMMAND,
     at.COMMAND,
     diff.COMMAND,
     replay.COMMAND,

@@ -201,6 +201,7 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
+        self.explore.findings.click(self._turn, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
@@ -255,6 +256,11 @@ class _Page:
             if after.of(each.key) is None and not self.windows.is_open_elsewhere(each.key):
                 self.context.store.drop(each.key)
         return self._shown(after, tab=_tab(data))
+
+    def _turn(self, current: Session, event: gr.EventData) -> list[Any]:
+        """To the tab that would help with a finding."""
+        tab = clicked(event).get("tab")
+        return self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
 
     def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
         session, tab = what_if.kept(self.what_if, current, state, event)

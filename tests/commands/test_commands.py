@@ -17,7 +17,7 @@ from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
 from tests.real import FOLDER, expected, real_files, requires_real
 from tests.second_process import memviz
-from tests.traces import alloc, frame, free, snapshot
+from tests.traces import alloc, event, frame, free, snapshot
 
 ROOT = Path(__file__).parents[2]
 EVENTS = [
@@ -244,6 +244,23 @@ def test_questions_that_do_not_fit(small: Path) -> None:
     assert "two files or more" in memviz("diff", small).stderr
 
 
+def test_findings_are_told_by_bytes_and_as_json() -> None:
+    sample = ROOT / "sample_traces" / "training.pickle.gz"
+    told = memviz("findings", sample).stdout
+    first = answer("findings", sample)["findings"][0]
+    assert first["sentence"] in told
+    assert first["remedy"] in told
+    assert (first["key"], first["kind"], first["bytes"]) == ("kept_too_long-1", "kept_too_long", 128 << 20)
+    assert first["site"] == "gpt.py:74 forward"
+    assert first["allocations"] == 2
+
+
+def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:
+    weights = written(tmp_path, "weights.pickle", [alloc(0, 1000), alloc(4096, 3000)])
+    assert memviz("findings", weights).stdout == "Device 0: nothing stands out.\n"
+    assert answer("findings", weights) == {"device": 0, "findings": []}
+
+
 def test_a_broken_pipe_is_no_error_and_no_answer() -> None:
     sample = ROOT / "sample_traces" / "training.pickle.gz"
     line = f"'{sys.executable}' -m memviz peak '{sample}' --json --top 0; echo status $? >&2"
@@ -256,6 +273,10 @@ def test_a_broken_pipe_is_no_error_and_no_answer() -> None:
 def test_text_from_a_file_cannot_steer_the_terminal(tmp_path: Path) -> None:
     evil = frame("\x1b[2Jgone\r", "a.py", 1)
     out = memviz("peak", written(tmp_path, "evil.pickle", [alloc(0, 512, frames=[evil])])).stdout
+    assert "\x1b" not in out
+    assert "\\x1b[2Jgone" in out
+    held = [alloc(0, 512, frames=[evil], time_us=1), event("free_requested", 0, 512, time_us=2)]
+    out = memviz("findings", written(tmp_path, "held.pickle", [*held, alloc(4096, 512, time_us=9)])).stdout
     assert "\x1b" not in out
     assert "\\x1b[2Jgone" in out
 

@@ -22,6 +22,7 @@ from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.explore import answer
 from memviz.ui.explore.downloads import groups_csv
+from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.payloads.timeline_value import timeline_value
@@ -36,6 +37,8 @@ _LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
 @dataclass(frozen=True)
 class ExploreTab:
     verdict: Panel
+    findings: LitPanel
+    """Its clicks are the page's affair: they turn to other tabs."""
     timeline: MemoryTimeline
     find: FindField
     head: Panel
@@ -55,7 +58,7 @@ class ExploreTab:
 
     @property
     def outputs(self) -> list[Any]:
-        return [self.verdict, self.timeline, self.shown, self.chosen]
+        return [self.verdict, self.findings, self.timeline, self.shown, self.chosen]
 
     @property
     def panels(self) -> list[Any]:
@@ -68,6 +71,7 @@ class ExploreTab:
 
 def build(context: Context, session: gr.State) -> ExploreTab:
     verdict = Panel(elem_id="verdict")
+    findings = LitPanel(_csv(context), elem_id="findings")
     line = MemoryTimeline(context.find, elem_id="timeline")
     with gr.Column(elem_id="lower"):
         find = FindField(elem_id="find")
@@ -82,6 +86,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         inspector = Panel(elem_id="inspector")
     parts = ExploreTab(
         verdict=verdict,
+        findings=findings,
         timeline=line,
         find=find,
         head=head,
@@ -137,13 +142,13 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
     """The values of `ExploreTab.outputs`. The details follow by themselves when another trace is shown."""
     found = context.current(session)
     if found is None or session.current is None:
-        return ["", {}, "", {}]
+        return ["", "", {}, "", {}]
     key = timeline_key(session.current)
     meaning = telling_meaning(*found)
     first = {"colour": meaning} if meaning != MEANINGS[0] else {}
     value = timeline_value(*found, key, state={**first, **(state or {})})
     linked = {"linked": {**state, "key": key}} if state else gr.skip()
-    return [verdict_html(*found, session.current.key), value, key, linked]
+    return [verdict_html(*found, session.current.key), findings_html(*found, key), value, key, linked]
 
 
 def panels(

@@ -9,6 +9,7 @@ import numpy as np
 from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.callstacks.stack_paths import parse_path, rows_below
 from memviz.analysis.find import rows_found
+from memviz.analysis.findings.ranked import finding_named
 from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
@@ -42,10 +43,13 @@ def _among(request: dict[str, Any]) -> tuple[str, ...]:
 
 
 def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
-    """All allocations of one group, wherever in time; of what a person looks for, or of one box of the icicle."""
+    """All allocations of one group, wherever in time; of what a person looks for, of one box of the icicle, or of a
+    finding."""
     rows = np.arange(len(lifetimes(device)))
     if by == "find":
         return rows_found(trace, device, str(group))
+    if by == "finding":
+        return finding_named(trace, device, str(group)).rows
     if by == "path":
         return rows_below(trace, device, rows, parse_path(trace, str(group)))
     keyed = keyed_by(trace, device, rows, by)

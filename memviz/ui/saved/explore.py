@@ -17,6 +17,7 @@ import numpy as np
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import Action, DeviceTrace, Trace
 from memviz.ui.explore.answer import ALL, Details, details
+from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import GROUPINGS, ExploreState
 from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.html.markup import Html, joined, tag
@@ -75,7 +76,7 @@ def saved_trace(trace: Trace, device: DeviceTrace, name: str, texts: Texts, thri
         "lights": _lights(trace, device, views, has_modules="modules" in kept.pieces),
         "moments": moments,
     }
-    above = joined(with_ways(verdict_html(trace, device), nowhere), _remark(kept.note))
+    above = joined(with_ways(verdict_html(trace, device), nowhere), findings_html(trace, device), _remark(kept.note))
     panels: dict[str, dict[tuple[str, ...], Html]] = {"verdict": {(name,): above}}
     for place in ("lower-head", "live-set", "inspector"):
         panels[place] = {(name, *view.state): shown[place] for view, shown in views.items()}

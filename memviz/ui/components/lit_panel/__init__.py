@@ -1,9 +1,9 @@
 """A Panel whose rows light the timeline: what is clicked stays lit, icicles are walked with arrow keys, and whole
 tables are saved as CSV, without a file on the server. `lit_panel.js` does it in the browser.
 
-A row has `data-light-by` and `data-light-group`, as page.js has it, and a button with `data-keep`. An element with
-`data-light-rest` and `data-light-rest-group` says what is lit while nothing is pointed at or kept. A button with
-`data-csv` asks the server function `table_csv` with all its data; `data-name` is the file's.
+A row, of a table or a list, has `data-light-by` and `data-light-group`, as page.js has it, and a button with
+`data-keep`. An element with `data-light-rest` and `data-light-rest-group` says what is lit while nothing is pointed at
+or kept. A button with `data-csv` asks the server function `table_csv` with all its data; `data-name` is the file's.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import { mount as mountPanel } from "../panel.js";
 /** @typedef {{ by?: string, group?: string }} Light */
 /** @typedef {import("../base.js").Gradio} Gradio */
 
-const ROW = "tr[data-light-by]";
+const ROW = ":is(tr, li)[data-light-by]";
 const BOX = ".mv-icicle button";
 
 // -- one memory for all panels of the page: what is kept lit, and what the timeline has said last
@@ -109,7 +109,8 @@ class LitPanel {
     if (button) return void this.save(button);
     // A click without a pointer came from the keyboard.
     this.isFocusWanted = event.detail === 0 && Boolean(nearest(event, '[data-act="zoom"]'));
-    const row = nearest(event, ROW);
+    // What else a row offers lights nothing.
+    const row = nearest(event, `${ROW} [data-act]`) ? null : nearest(event, ROW);
     if (row) keep(isKept(row) ? null : lightOf(row));
   }
 

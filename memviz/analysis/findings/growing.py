@@ -1,0 +1,67 @@
+"""What is more after every step than after the one before: a leak, or something that is collected on purpose."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from memviz.analysis.annotations import steps
+from memviz.analysis.findings.facts import Facts, made_by, site_name
+from memviz.analysis.findings.finding import Finding, FindingKind
+from memviz.analysis.sums import sum_by
+from memviz.trace.model import Category, Ints8
+from memviz.units import bytes_text, count_text
+
+_FEWEST_MOMENTS = 3
+_NOTICEABLE = 0.001
+"""Of the peak: a trace holds a few steps, and a leak goes on."""
+
+
+def growing(facts: Facts) -> Iterator[Finding]:
+    moments = _between_steps(facts)
+    if len(moments) < _FEWEST_MOMENTS:
+        return
+    rows = facts.rows
+    first, past = np.searchsorted(moments, rows.start), np.searchsorted(moments, rows.end)
+    seen = np.flatnonzero((first < past) & ~facts.has_purpose(Category.KV_CACHE))
+    for site, part in facts.by_site(seen):
+        change = sum_by(first[part], rows.size[part], len(moments) + 1)
+        change -= sum_by(past[part], rows.size[part], len(moments) + 1)
+        grown = change[1:-1]
+        total = int(grown.sum())
+        if (grown <= 0).any() or total < max(_NOTICEABLE * facts.line.peak_bytes, 1):
+            continue
+        added = part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])]
+        yield Finding(
+            FindingKind.GROWING,
+            total,
+            f"What{_made(made_by(site))} lives on grows by {_each_step(grown)}: {bytes_text(total)} in "
+            f"{count_text(len(grown))} steps.",
+            "If it is not meant to be collected, look for a list, a cache or a sum of losses that keeps it: "
+            ".item() or .detach() lets go of what hangs on it.",
+            added,
+            int(moments[-1]),
+            site_name(site),
+        )
+
+
+def _made(who: str) -> str:
+    return f" is made{who} and" if who else ""
+
+
+def _each_step(grown: Ints8) -> str:
+    least, most = int(grown.min()), int(grown.max())
+    if least == most:
+        return f"{bytes_text(most)} each step"
+    return f"{bytes_text(least)} to {bytes_text(most)} each step"
+
+
+def _between_steps(facts: Facts) -> Ints8:
+    """Events after which no step's activations are live: ends of marked steps, else just before each forward."""
+    marked = [step.end_event for step in steps(facts.trace, facts.device) if not step.is_open]
+    if len(marked) >= _FEWEST_MOMENTS:
+        return np.unique(np.array(marked, dtype=np.int64))
+    if not facts.phases.is_training:
+        return np.zeros(0, dtype=np.int64)
+    return np.array([span.first - 1 for span in facts.forwards], dtype=np.int64)

@@ -1,0 +1,113 @@
+"""Spikes, pinned segments, private pools and frees that wait: what shows in reserved bytes."""
+
+from __future__ import annotations
+
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.lifetimes import lifetimes
+from tests.analysis.findings.steps import Loop, MiB, of_kind
+from tests.analysis.training import BUILD, FORWARD, LOSS, MOVE
+from tests.traces import block, segment, trace_of
+
+COPY = 900
+
+
+def _spike(steps: int, spike_mib: int) -> Loop:
+    """Weights are read twice over before the first step; and what that took serves the steps."""
+    loop = Loop()
+    loop.events = []
+    loop.ask("segment_alloc", 1, 100).make(1, 100, BUILD).ask("segment_alloc", COPY * MiB, spike_mib)
+    loop.make(COPY * MiB, spike_mib, MOVE).end(COPY * MiB, spike_mib)
+    for _ in range(steps):
+        loop.whole()
+    return loop
+
+
+def test_a_spike_whose_memory_nothing_uses_later_is_told_with_what_is_unused():
+    final = [segment(1, 100 * MiB, [block(1, 100 * MiB)]), segment(COPY * MiB, 500 * MiB, [])]
+    trace = _spike(2, 500).trace(final)
+    (finding,) = of_kind(trace, FindingKind.SPIKE)
+    # Reserved are 600 MiB, and the steps have 240 MiB live at most.
+    assert finding.bytes == 360 * MiB
+    assert finding.event == 3
+    assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [COPY * MiB]
+    assert "360 MiB that nothing after it uses" in finding.sentence
+
+
+def test_steps_of_one_height_are_no_spike():
+    trace = Loop().whole().whole().whole().trace()
+    assert of_kind(trace, FindingKind.SPIKE) == []
+
+
+def test_behind_a_spike_that_ends_the_trace_nothing_is_known():
+    loop = Loop().ask("segment_alloc", 1, 900).whole().whole().forward().make(COPY, 500, LOSS).end(COPY, 500).backward()
+    assert of_kind(loop.trace(), FindingKind.SPIKE) == []
+
+
+def _pinned(pin_lives: bool) -> Loop:
+    """A large segment is left with one small block while another large one is taken."""
+    loop = Loop()
+    loop.events = []
+    loop.ask("segment_alloc", 0, 100).make(0, 10, LOSS).make(10 * MiB, 90, FORWARD).end(10 * MiB, 90)
+    if not pin_lives:
+        loop.end(0, 10)
+    return loop.ask("segment_alloc", 200 * MiB, 120).make(200 * MiB, 120, FORWARD)
+
+
+def test_a_block_that_pins_a_segment_is_told_with_its_line():
+    final = [segment(0, 100 * MiB, [block(0, 10 * MiB)]), segment(200 * MiB, 120 * MiB, [block(200 * MiB, 120 * MiB)])]
+    trace = _pinned(True).trace(final)
+    (finding,) = of_kind(trace, FindingKind.PINNED_SEGMENTS)
+    assert finding.bytes == 90 * MiB
+    assert finding.site == "train.py:30 loss"
+    assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [0]
+    assert "90.0 MiB lie free in 1 segment" in finding.sentence
+
+
+def test_a_segment_that_is_free_altogether_is_pinned_by_nothing():
+    final = [segment(0, 100 * MiB, []), segment(200 * MiB, 120 * MiB, [block(200 * MiB, 120 * MiB)])]
+    assert of_kind(_pinned(False).trace(final), FindingKind.PINNED_SEGMENTS) == []
+
+
+def test_private_pools_are_told_by_what_they_reserve_and_hold():
+    final = [
+        segment(0, 100 * MiB, [block(0, 100 * MiB)]),
+        segment(200 * MiB, 50 * MiB, [block(200 * MiB, 20 * MiB)], segment_pool_id=(0, 1)),
+    ]
+    events = Loop()
+    events.events = []
+    events.make(0, 100, BUILD).make(200 * MiB, 20, FORWARD)
+    (finding,) = of_kind(events.trace(final), FindingKind.PRIVATE_POOLS)
+    assert finding.bytes == 50 * MiB
+    assert "50.0 MiB are reserved in a private pool" in finding.sentence
+    assert "20.0 MiB of it are live" in finding.sentence
+
+
+def test_without_a_private_pool_there_is_none():
+    final = [segment(0, 100 * MiB, [block(0, 100 * MiB)])]
+    trace = trace_of([], final)
+    assert of_kind(trace, FindingKind.PRIVATE_POOLS) == []
+
+
+def _waiting(waits: bool) -> Loop:
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS, time_us=1).ask("free_requested", 1, 50, time_us=2)
+    if not waits:
+        loop.ask("free_completed", 1, 50, time_us=3)
+    loop.ask("segment_alloc", 500 * MiB, 40, time_us=4).make(500 * MiB, 40, FORWARD, time_us=5)
+    if waits:
+        loop.ask("free_completed", 1, 50, time_us=3002)
+    return loop
+
+
+def test_frees_that_wait_are_told_with_how_long_and_what_was_taken_meanwhile():
+    (finding,) = of_kind(_waiting(True).trace(), FindingKind.WAITING_FREES)
+    assert finding.bytes == 50 * MiB
+    assert finding.sentence == (
+        "A free, mostly of train.py:30 loss, waited for another stream, the longest 3.00 ms: up to 50.0 MiB at once; "
+        "while they did, the allocator took 40.0 MiB more."
+    )
+
+
+def test_frees_that_complete_at_once_wait_for_nothing():
+    assert of_kind(_waiting(False).trace(), FindingKind.WAITING_FREES) == []

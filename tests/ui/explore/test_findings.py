@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from memviz.analysis.findings.ranked import findings
+from memviz.errors import UsageError
+from memviz.ui.explore.findings import findings_html
+from memviz.ui.payloads.timeline_pieces import lit_rows
+from tests.analysis.findings.steps import Loop
+from tests.analysis.training import BUILD
+from tests.traces import MiB, alloc, event, frame, trace_of
+from tests.ui.page import HOSTILE, elements, tags, words
+
+
+def _seven_leaks():
+    loop = Loop()
+    for step in range(3):
+        loop.forward()
+        for line in range(7):
+            loop.make(100 + 10 * line + step, 5 + line, [frame("keep", "/p/list.py", line + 1)])
+        loop.backward().step().without_gradient()
+    return loop.trace()
+
+
+def test_the_first_five_are_seen_and_the_others_are_folded():
+    trace = _seven_leaks()
+    html = findings_html(trace, trace.devices[0], "key/0")
+    assert len(elements(html, "li")) == 7
+    seen, folded = html.split("<details>")
+    assert len(elements(seen, "li")) == 5
+    assert "2 more" in words(folded)
+    assert words(html).startswith("Findings 22.0 MiB What is made by list.py:7 keep and lives on grows by 11.0 MiB")
+
+
+def test_a_finding_lights_its_allocations_in_the_timeline():
+    trace = _seven_leaks()
+    device = trace.devices[0]
+    first = elements(findings_html(trace, device, "key/0"), "li")[0]
+    assert first["data-light-by"] == "finding"
+    rows = lit_rows(trace, device, "finding", first["data-light-group"])
+    assert rows.tolist() == findings(trace, device)[0].rows.tolist()
+    with pytest.raises(UsageError, match="no finding 'leak-9'"):
+        lit_rows(trace, device, "finding", "leak-9")
+
+
+def test_a_saved_page_says_them_without_ways_that_lead_nowhere():
+    trace = _seven_leaks()
+    html = findings_html(trace, trace.devices[0])
+    assert not elements(html, "button")
+    assert "data-light-by" not in html
+    assert len(elements(html, "li")) == 7
+
+
+def test_names_stay_text():
+    held = [alloc(0, MiB, frames=[frame(HOSTILE)], time_us=1), event("free_requested", 0, MiB, time_us=2)]
+    trace = trace_of([*held, alloc(9 * MiB, MiB, time_us=9)])
+    html = findings_html(trace, trace.devices[0], "key/0")
+    assert "<b>x</b></script>" in words(html)
+    assert tags(html) <= {"section", "h2", "ul", "li", "b", "span", "p", "button"}
+
+
+def test_where_nothing_stands_out_there_is_no_panel():
+    trace = trace_of([alloc(0, MiB, frames=BUILD)])
+    assert findings_html(trace, trace.devices[0], "key/0") == ""
