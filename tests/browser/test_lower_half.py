@@ -11,16 +11,27 @@ from typing import Any
 import pytest
 
 from tests.browser.conftest import at_home
-from tests.traces import MiB, alloc, frame, free, snapshot
+from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
 EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
 MAIN, MODEL = frame("main", "/p/train.py", 9), frame("forward", "/p/model.py", 36)
 LIBRARY = frame("linear", "/v/site-packages/torch/nn/functional.py", 5)
 
 
-def open_trace(page: Any, server: str, folder: Path, events: list[Any]) -> Any:
+SAME_PART = """
+() => {
+  const [one, other] = ["timeline", "segments-over-time"].map((id) => {
+    const { viewport } = [...document.querySelectorAll(`#${id} *`)].find((node) => node.memviz?.data).memviz;
+    return [Math.round(viewport.first), Math.round(viewport.last)];
+  });
+  return one[0] > 0 && String(one) === String(other);
+}
+"""
+
+
+def open_trace(page: Any, server: str, folder: Path, events: list[Any], segments: list[Any] | None = None) -> Any:
     path = folder / "run.pickle"
-    path.write_bytes(pickle.dumps(snapshot(events)))
+    path.write_bytes(pickle.dumps(snapshot(events, segments)))
     at_home(page, server)
     page.set_input_files("#first-files input[type=file]", path)
     page.locator(".mvt[data-drawn]").first.wait_for()
@@ -121,6 +132,24 @@ def test_the_whole_table_is_downloaded_and_only_the_tab_that_is_seen_is_there(ru
     run.get_by_role("tab", name="Never freed").click()
     run.get_by_text("1 allocation made here is alive at the end").wait_for()
     assert not run.locator("#segments").is_visible()
+
+
+def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page, server, tmp_path):
+    page = same_page
+    taken = [event("segment_alloc", at * 20 * MiB, 20 * MiB, time_us=at) for at in range(2)]
+    used = [alloc(at * MiB, MiB, frames=[MODEL], time_us=10 + at) for at in range(19)]
+    gone = event("segment_free", 20 * MiB, 20 * MiB, time_us=50)
+    left = segment(0, 20 * MiB, [block(at * MiB, MiB) for at in range(19)])
+    open_trace(page, server, tmp_path, [*taken, *used, gone], [left])
+    page.get_by_role("tab", name="Segments").click()
+    page.locator("#segments-over-time .mvt[data-drawn]").wait_for()
+    keys = page.locator("#segments-over-time .mvt-key:visible").all_inner_texts()
+    # 1 to 19 MiB of the first one's 20 are in use: 47 % on average. The other one stands and is never used.
+    assert [" ".join(each.split()) for each in keys] == ["10 to 50 % used 20.0 MiB", "under 10 % used 20.0 MiB"]
+    page.locator("#timeline .mvt-plot").focus()
+    for key in ("+", "+"):
+        page.keyboard.press(key)
+    page.wait_for_function(SAME_PART)
 
 
 def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):

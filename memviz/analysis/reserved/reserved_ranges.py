@@ -38,7 +38,7 @@ def upto(low: Ints8, size: Ints8) -> Ints8:
 
 def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) -> Segments:
     """Segments held after `event`, by address, in the shape of the final ones."""
-    history, final_count = _history(device), len(device.segments)
+    history, final_count = range_history(device), len(device.segments)
     cut = int(np.searchsorted(history.index, event, side="right"))
     later = _earliest(len(history.low), history.first[cut:], history.last[cut:])
     by_event = later < len(history.index) - cut
@@ -56,7 +56,7 @@ def segments_then(device: DeviceTrace, event: int, settings: Mapping[str, Any]) 
 
 
 @dataclass(frozen=True)
-class _History:
+class RangeHistory:
     index: Ints8
     """Events that change what is held."""
     gives_back: Bools
@@ -73,7 +73,7 @@ class _History:
 
 
 @remembered
-def _history(device: DeviceTrace) -> _History:
+def range_history(device: DeviceTrace) -> RangeHistory:
     events, segments = device.events, device.segments
     index = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
     sources = _sources(device, index)
@@ -83,7 +83,7 @@ def _history(device: DeviceTrace) -> _History:
     count = max(len(bounds) - 1, 0)
     first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
     final = _earliest(count, first[: len(segments)], last[: len(segments)])
-    return _History(
+    return RangeHistory(
         index=index,
         gives_back=np.isin(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
         first=first[len(segments) :],
@@ -132,7 +132,7 @@ def _earliest(count: int, first: Ints8, last: Ints8) -> Ints8:
     return best
 
 
-def _rows(history: _History, ranges: Ints8, source: Ints8) -> Segments:
+def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
     sources = history.sources
     return Segments(
         address=history.low[ranges],
@@ -145,7 +145,7 @@ def _rows(history: _History, ranges: Ints8, source: Ints8) -> Segments:
     )
 
 
-def _origin(history: _History, cut: int) -> Ints8:
+def _origin(history: RangeHistory, cut: int) -> Ints8:
     """Source of the event that took each elementary range, where it was recorded; else -1."""
     found = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
     taken = found >= 0
@@ -153,7 +153,7 @@ def _origin(history: _History, cut: int) -> Ints8:
     return np.where(taken, found + len(history.sources) - len(history.index), -1)
 
 
-def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: _History, large_page: int) -> Segments:
+def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:
     """Corrects what an event that gives a range back cannot say: where the range came from, and its size class.
 
     The small pool maps one page of 2 MiB at a time. A range that was mapped before the history began can only

@@ -14,6 +14,7 @@ import gradio as gr
 
 from memviz.errors import UsageError
 from memviz.figures.colouring import MEANINGS, telling_meaning
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.event_list import EventList
 from memviz.ui.components.find_field import FindField, typed
 from memviz.ui.components.lit_panel import LitPanel
@@ -25,6 +26,7 @@ from memviz.ui.explore.downloads import groups_csv
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
+from memviz.ui.payloads.segments_over_time import KEY_ENDING, segments_over_time_piece, segments_over_time_value
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
@@ -46,6 +48,8 @@ class ExploreTab:
     live: LitPanel
     segments_box: gr.Column
     segments: SegmentMap
+    over_time: MemoryTimeline
+    """Of segments."""
     events_box: gr.Column
     events: EventList
     inspector: Panel
@@ -66,7 +70,7 @@ class ExploreTab:
 
     @property
     def maps(self) -> list[Any]:
-        return [self.segments_box, self.events_box, self.segments, self.events]
+        return [self.segments_box, self.events_box, self.segments, self.over_time, self.events]
 
 
 def build(context: Context, session: gr.State) -> ExploreTab:
@@ -81,6 +85,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
             live = LitPanel(_csv(context), elem_id="live-set")
             with gr.Column(visible="hidden", elem_id="segments-box") as segments_box:
                 segments = SegmentMap(context.find, elem_id="segments")
+                over_time = _segments_over_time(context)
             with gr.Column(visible="hidden", elem_id="events-box") as events_box:
                 events = EventList(context.find, elem_id="events")
         inspector = Panel(elem_id="inspector")
@@ -94,6 +99,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         live=live,
         segments_box=segments_box,
         segments=segments,
+        over_time=over_time,
         events_box=events_box,
         events=events,
         inspector=inspector,
@@ -103,6 +109,15 @@ def build(context: Context, session: gr.State) -> ExploreTab:
     )
     _wire(context, session, parts)
     return parts
+
+
+def _segments_over_time(context: Context) -> MemoryTimeline:
+    """Not there before there is something to show: it draws only once it is seen."""
+
+    def find(key: str) -> tuple[Trace, DeviceTrace] | None:
+        return context.find(key.removesuffix(KEY_ENDING))
+
+    return MemoryTimeline(find, segments_over_time_piece, elem_id="segments-over-time", visible=False)
 
 
 def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
@@ -117,7 +132,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         turned = state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         shown = panels(context, current, turned, chosen, due=answer.TABLE)
         is_same = turned.tab == state.tab
-        return [turned, *shown, *([gr.skip()] * 4 if is_same else maps(context, current, turned, chosen))]
+        return [turned, *shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, current, turned, chosen))]
 
     def search(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         turned = state.finding(typed(event))
@@ -168,10 +183,14 @@ def maps(context: Context, session: Session, state: ExploreState, chosen: Mappin
     key = timeline_key(session.current) if session.current else ""
     boxes = [gr.update(visible=True if state.tab == tab else "hidden") for tab in ("segments", "events")]
     if state.tab == "segments":
-        return [*boxes, answer.segments_value(pair[1], key, chosen) if pair else {}, gr.skip()]
+        if pair is None:
+            return [*boxes, {}, gr.update(visible=False), gr.skip()]
+        over_time = segments_over_time_value(pair[1], key)
+        shown = gr.update(value=over_time, visible=bool(over_time))
+        return [*boxes, answer.segments_value(pair[1], key, chosen), shown, gr.skip()]
     if state.tab == "events":
-        return [*boxes, gr.skip(), answer.events_value(*pair, key, chosen) if pair else {}]
-    return [*boxes, gr.skip(), gr.skip()]
+        return [*boxes, gr.skip(), gr.skip(), answer.events_value(*pair, key, chosen) if pair else {}]
+    return [*boxes, gr.skip(), gr.skip(), gr.skip()]
 
 
 def _csv(context: Context) -> Any:

@@ -225,4 +225,4 @@ def test_nothing_is_mapped_or_listed_where_no_trace_is_open():
         maps(Context(TraceStore()), Session(), START.clicked({"act": "tab", "value": tab}, KEY), {})
         for tab in ("segments", "events")
     ]
-    assert (seen[0][2], seen[1][3]) == ({}, {})
+    assert (seen[0][2], seen[0][3]["visible"], seen[1][4]) == ({}, False, {})

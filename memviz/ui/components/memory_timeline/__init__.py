@@ -6,11 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memviz.figures.packed_timeline import as_sent
+from memviz.figures.packed_timeline import Packed, as_sent
+from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
 from memviz.ui.payloads.timeline_pieces import piece
 
 _HERE = Path(__file__).parent
+Pieces = Callable[[Trace, DeviceTrace, Request], Packed]
 
 
 class MemoryTimeline(Component):
@@ -20,14 +22,14 @@ class MemoryTimeline(Component):
     looks = _HERE / "timeline.css"
     tells = ("select",)
 
-    def __init__(self, find: Find, **options: Any) -> None:
-        super().__init__(server_functions=[piece_server(find)], **options)
+    def __init__(self, find: Find, pieces: Pieces = piece, **options: Any) -> None:
+        super().__init__(server_functions=[piece_server(find, pieces)], **options)
 
 
-def piece_server(find: Find) -> Callable[[Any], dict[str, Any]]:
+def piece_server(find: Find, pieces: Pieces = piece) -> Callable[[Any], dict[str, Any]]:
     @served
     def timeline_piece(request: Request) -> dict[str, Any]:
         """Called by the browser: {key, piece, ...} -> {header, body}."""
-        return as_sent(piece(*trace_asked_for(find, request), request))
+        return as_sent(pieces(*trace_asked_for(find, request), request))
 
     return timeline_piece

@@ -35,7 +35,7 @@ export class Filters {
 
   listen() {
     onSaid("memviz:kept", (row) => {
-      this.row = row && !this.timeline.value?.linked ? row.words : null;
+      this.row = row && this.timeline.value && !this.timeline.value.linked ? row.words : null;
       this.draw();
     });
   }

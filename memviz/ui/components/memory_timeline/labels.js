@@ -92,7 +92,8 @@ export class Labels {
     /** @type {Label[]} */
     const labels = [];
     if (isSeen(most.bytes)) labels.push([viewport.yOf(most.bytes), bytesText(most.bytes), `reserved${known}`]);
-    if (isSeen(live)) labels.push([viewport.yOf(live), bytesText(live), `live${known}`]);
+    // Segments over time add up to what is reserved, and say so once.
+    if (isSeen(live) && !this.timeline.value?.of) labels.push([viewport.yOf(live), bytesText(live), `live${known}`]);
     const ruler = this.sharedRuler(live, labels);
     const peakX = viewport.xOfInstant(spans.peak);
     const peak = peakX >= 0 && peakX <= width && isSeen(live) ? [peakMark(peakX, viewport.yOf(live))] : [];

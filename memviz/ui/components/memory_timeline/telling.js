@@ -34,7 +34,7 @@ export class Telling {
     const { timeline } = this;
     const { value, data } = timeline;
     if (!value || !data) return;
-    timeline.live.textContent = `${timeline.momentWords()}, ${bytesText(data.spans.live[timeline.moment])} live`;
+    timeline.live.textContent = `${timeline.momentWords()}, ${bytesText(data.spans.live[timeline.moment])} ${value.of ? "reserved" : "live"}`;
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
     if (!value.linked) say("memviz:state", state);

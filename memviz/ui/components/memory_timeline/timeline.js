@@ -34,7 +34,7 @@ const NAME_LETTER = 7;
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
  *   linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
- *   ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
+ *   of?: string, follows?: string, ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
 export class MemoryTimeline extends Component {
@@ -135,6 +135,7 @@ export class MemoryTimeline extends Component {
     onSaid("memviz:lit", ({ linked, masks }) => isLinkedAs(linked) && this.showBits((masks && this.value && masks[this.value.key]) || null));
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
+    onSaid("memviz:state", (state) => this.value?.follows === state.key && this.follow(state));
     onSaid("memviz:back", (said) => isAlone() && this.telling.back(said));
     onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.moves.follow(view));
   }
@@ -154,6 +155,7 @@ export class MemoryTimeline extends Component {
     const ticket = ++this.ticket;
     this.root.hidden = false;
     this.root.classList.toggle("mvt-plain", Boolean(value.plain));
+    this.root.classList.toggle("mvt-follows", Boolean(value.follows));
     if (this.value && this.value.key === value.key) return this.update(value);
     this.waiting.textContent = this.reading.total ? "" : "Drawing the timeline…";
     try {
@@ -189,6 +191,15 @@ export class MemoryTimeline extends Component {
     this.telling.begun();
   }
 
+  /** Shows the part of the run that another timeline shows, and its moment. Its height is its own.
+   * @param {import("./telling.js").Said} said */
+  async follow({ at, axis, sight }) {
+    const { viewport } = this;
+    if (axis !== viewport.axis) await this.setAxis(axis);
+    viewport.look(viewport.bounded(sight.first, sight.last));
+    this.telling.take({ at });
+  }
+
   /** More is said of the trace that is shown.
    * @param {Value} value */
   update(value) {
@@ -218,7 +229,8 @@ export class MemoryTimeline extends Component {
   async joinOthers() {
     const { value, viewport } = this;
     if (!value) return;
-    this.title.hidden = !value.badge;
+    this.title.hidden = !value.badge && !value.follows;
+    if (value.follows) this.title.replaceChildren(this.name);
     if (!value.linked || !value.align) return;
     if (value.badge) this.title.replaceChildren(el("span", { class: "mvt-badge" }, value.badge), this.name);
     viewport.setMost(value.top || viewport.most);
