@@ -19,7 +19,7 @@ _MOST_ROWS = 12
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", help="a name from `run --list`, or FILE.py:function of your own")
+    parser.add_argument("workload", help="a name from `run --list`, a config.json, or FILE.py:function")
     parser.add_argument("--card", help="the card it is to fit on, by a part of its name (default: RTX 4090)")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
     parser.add_argument(
@@ -71,16 +71,18 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.runner.config_source import with_config
     from memviz.runner.knobs import parse_named
     from memviz.runner.request import DEFAULT_CARD, Request
 
-    return Request(
+    request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
         optimizations=tuple(parse_named(text) for text in args.optimizations),
         card=args.card or DEFAULT_CARD,
         optimizer=args.optimizer,
     )
+    return with_config(request)
 
 
 class _Best:

@@ -58,6 +58,9 @@ def _predict(args: argparse.Namespace) -> int:
     from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
     from memviz.runner.record.script import load_module, load_script
 
+    if args.script.endswith(".json"):
+        line = f"python -m memviz run {args.script} --on predict"
+        raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("workload", nargs="?", help="a name from --list, or FILE.py[:function] of your own")
+    parser.add_argument("workload", nargs="?", help="a name from --list, a config.json, or FILE.py[:function]")
     parser.add_argument("--list", action="store_true", help="show the workloads, optimizations and cards there are")
     parser.add_argument("--set", action="append", default=[], metavar="KNOB=VALUE", help="a knob of the workload")
     parser.add_argument(
@@ -72,9 +72,10 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _request(args: argparse.Namespace) -> Request:
+    from memviz.runner.config_source import with_config
     from memviz.runner.request import DEFAULT_CARD, Request
 
-    return Request(
+    request = Request(
         workload=args.workload,
         settings=dict(map(pair, args.set)),
         optimizations=tuple(_named(text) for text in args.optimizations),
@@ -88,6 +89,7 @@ def _request(args: argparse.Namespace) -> Request:
         numerics=not args.no_numerics,
         torch=args.torch,
     )
+    return with_config(request)
 
 
 def _seconds(text: str) -> float:

@@ -12,6 +12,7 @@ from memviz.runner.knobs import as_text, nearest, with_knobs
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
+from memviz.runner.workloads.configured import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 
 Claim = Literal["bitwise", "rounding", "lossy"]
@@ -55,7 +56,7 @@ class Plan:
 
 
 def plan_of(request: Request) -> Plan:
-    workload = workload_named(request.workload, request.settings)
+    workload = workload_of(request)
     chosen = {name: optimization_named(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
@@ -72,6 +73,12 @@ def plan_of(request: Request) -> Plan:
     if request.optimizer != "none" and not workload.training:
         raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
     return Plan(request, workload, ordered, card_named(request.card))
+
+
+def workload_of(request: Request) -> Workload:
+    if request.config:
+        return configured_workload(request.workload, request.settings, request.config)
+    return workload_named(request.workload, request.settings)
 
 
 def optimization_named(name: str, knobs: object) -> Optimization:

@@ -30,7 +30,7 @@ class Request:
     """One run. Knobs are texts here; `Plan` reads and checks them."""
 
     workload: str
-    """One of ours by name, or a Python file of the user's."""
+    """One of ours by name, a config.json, or a Python file of the user's."""
     settings: Mapping[str, str] = field(default_factory=dict)
     optimizations: tuple[tuple[str, Mapping[str, str]], ...] = ()
     on: On = "predict"
@@ -46,6 +46,8 @@ class Request:
     numerics: bool = True
     torch: str = ""
     """Of a prediction: the release whose choices of kernels are followed, as in 2.6; empty for the installed one."""
+    config: str = ""
+    """What stands in the config.json that `workload` names; empty for every other workload."""
     label: str = ""
     """What people call this variant; made from the optimizations where empty."""
 

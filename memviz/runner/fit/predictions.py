@@ -94,7 +94,8 @@ def _may_be_kept(request: Request) -> bool:
 
 
 def _key(request: Request) -> str:
-    return json.dumps({**request.as_json(), "label": ""}, sort_keys=True)
+    config = blake2b(request.config.encode(), digest_size=16).hexdigest() if request.config else ""
+    return json.dumps({**request.as_json(), "label": "", "config": config}, sort_keys=True)
 
 
 def _usual_folder() -> Path:

@@ -40,6 +40,7 @@ def workload_named(name: str, settings: Mapping[str, str] | None = None) -> Work
     by_name = {kind.name: kind for kind in WORKLOADS}
     if name not in by_name:
         raise UsageError(
-            f"There is no workload {name}.{nearest(name, by_name)} A file of your own is FILE.py:function."
+            f"There is no workload {name}.{nearest(name, by_name)} "
+            "A model of your own is a config.json or FILE.py:function."
         )
     return with_knobs(by_name[name], settings or {})

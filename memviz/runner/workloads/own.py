@@ -181,7 +181,7 @@ def _checked(returned: Any, where: str) -> Made:
     if len(pieces) not in (2, 3) or not isinstance(pieces[0], nn.Module):
         raise UsageError(f"{where} must return (model, inputs) or (model, inputs, loss), with a torch.nn.Module first.")
     model, inputs = pieces[:2]
-    loss = pieces[2] if len(pieces) == 3 else _default_loss
+    loss = pieces[2] if len(pieces) == 3 else default_loss
     if not callable(loss):
         raise UsageError(f"{where}: the loss must be a function of the model's output, not {type(loss).__name__}.")
     return Made(model, _by_name(model, inputs, where), loss)
@@ -201,7 +201,7 @@ def _by_name(model: nn.Module, inputs: Any, where: str) -> dict[str, Any]:
     return dict(bound)
 
 
-def _default_loss(output: Any) -> Tensor:
+def default_loss(output: Any) -> Tensor:
     """The model's own where it gives one, or the mean of its first output."""
     own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if isinstance(own, Tensor):

@@ -30,7 +30,7 @@ def test_an_unknown_one_is_named_with_the_likely_one():
         workload_named("ltx-video")
     assert str(caught.value) == (
         "There is no workload ltx-video. Did you mean ltx_video? There are feed_forward, ltx_video, flux, cogvideox, "
-        "gpt2, llama, transformer_block. A file of your own is FILE.py:function."
+        "gpt2, llama, transformer_block. A model of your own is a config.json or FILE.py:function."
     )
 
 

@@ -1,0 +1,252 @@
+"""The `config.json` of a Transformers model as data: read within bounds, and refused before anything is built from it.
+
+What is in such a file decides how many modules a library makes, and how large. So its numbers are looked at first, by
+what their names say of them; and whatever asks for code or weights from elsewhere is refused, or left out.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.runner.hub_config import fetched, is_hub_id
+from memviz.runner.request import Request
+from memviz.units import count_text
+
+FILE = "config.json"
+MOST_BYTES = 2 << 20
+"""Of a file; the largest that are published name 21,841 classes, and take one of these."""
+_MOST_VALUES = 200_000
+_MOST_DEPTH = 24
+_LONGEST_TEXT = 4_096
+_MOST_PARAMETERS = 10**14
+_MOST_EXPERT_LAYERS = 1 << 18
+
+_CODE = ("auto_map", "trust_remote_code", "custom_pipelines", "custom_generate", "code_revision")
+_WEIGHTS = ("use_pretrained_backbone", "use_timm_backbone")
+_NOT_OURS = {
+    "attn_implementation",
+    "experts_implementation",
+    "dtype",
+    "torch_dtype",
+    "return_dict",
+    "torchscript",
+    "transformers_version",
+    "quantization_config",
+    "name_or_path",
+}
+"""What the run decides, or what is no part of the model."""
+
+
+@dataclass(frozen=True)
+class _Bound:
+    names: re.Pattern[str]
+    most: int
+    what: str
+
+
+_BOUNDS = tuple(
+    _Bound(re.compile(names), most, what)
+    for names, most, what in (
+        (r"theta|token_id|token_index|seed|freq|base", 1 << 62, ""),
+        (r"vocab|position|max_|context|length|_ctx|num_embeddings|buckets", 1 << 24, "entries of a table"),
+        (r"label", 1 << 16, "labels"),
+        (r"expert", 8_192, "experts"),
+        (r"layer|depth|stage|num_blocks|n_blocks|attention_types|repeat", 4_096, "layers"),
+        (r"image_size|height|width", 1 << 16, "pixels"),
+        (r"head_dim|_size|_dim|hidden|channels|embd|inner|ffn|d_model|d_ff|d_kv", 1 << 20, "of one width"),
+        (r"^num_|^n_|heads|layers_", 1 << 16, "of a kind"),
+        (r"", 1 << 24, ""),
+    )
+)
+"""The first whose name is in the key holds. Each is some times what any published model has."""
+
+
+def is_config(name: str) -> bool:
+    """A file that ends in .json, a folder that holds a config.json, or a name as the hub gives them."""
+    return name.endswith(".json") or (_is_folder(name) and not name.isidentifier()) or is_hub_id(name)
+
+
+def _is_folder(name: str) -> bool:
+    return (Path(name) / FILE).is_file()
+
+
+def with_config(request: Request) -> Request:
+    """The request with what stands in the file that it names; of whoever may name files of this machine."""
+    if request.config or not is_config(request.workload):
+        return request
+    return replace(request, config=read_config(request.workload))
+
+
+def read_config(name: str) -> str:
+    """What stands there, checked, as a text without what is not needed."""
+    path = Path(name) / FILE if Path(name).is_dir() else Path(name)
+    if not path.exists() and is_hub_id(name):
+        return checked_config(fetched(name, MOST_BYTES), name)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}.") from None
+    return checked_config(content, str(path))
+
+
+def checked_config(content: bytes | str, where: str = FILE) -> str:
+    """The same configuration in few letters; UsageError with what is wrong, within a second whatever it says."""
+    try:
+        values = _parsed(content)
+        _check_shape(values)
+        _check_kind(values)
+        _check_numbers(values)
+        _check_size(values)
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+    return json.dumps(_needed(values), separators=(",", ":"))
+
+
+# -- as JSON
+
+
+def _parsed(content: bytes | str) -> dict[str, Any]:
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    if len(raw) > MOST_BYTES:
+        raise UsageError(f"it is larger than {count_text(MOST_BYTES)} bytes, and no configuration is.")
+    try:
+        values = json.loads(raw.decode("utf-8-sig"))
+    except RecursionError:
+        raise UsageError(_TOO_DEEP) from None
+    except ValueError as error:
+        raise UsageError(f"it is not JSON: {str(error)[:200]}.") from None
+    if not isinstance(values, dict):
+        raise UsageError("it is JSON and no object of settings, as a config.json is.")
+    return values
+
+
+_TOO_DEEP = f"its values lie more than {_MOST_DEPTH} deep in each other, and those of no model do."
+
+
+def _check_shape(values: dict[str, Any]) -> None:
+    """By a stack of our own: what is nested deeply must not nest calls."""
+    open_values: list[tuple[Any, int]] = [(values, 1)]
+    count = 0
+    while open_values:
+        value, depth = open_values.pop()
+        count += 1
+        if depth > _MOST_DEPTH:
+            raise UsageError(_TOO_DEEP)
+        if count > _MOST_VALUES:
+            raise UsageError(f"it holds more than {count_text(_MOST_VALUES)} values, and no configuration does.")
+        if isinstance(value, str) and len(value) > _LONGEST_TEXT:
+            raise UsageError(f"a text in it is longer than {count_text(_LONGEST_TEXT)} characters: {value[:40]!r} ...")
+        inside = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+        if isinstance(value, dict | list):
+            open_values.extend((each, depth + 1) for each in inside)
+
+
+def _check_kind(values: dict[str, Any]) -> None:
+    for key, value in _settings(values):
+        if key in _CODE and value:
+            raise UsageError(
+                f"{key} names code of its own, and none is run. Take {key} out, if the model_type is one that "
+                "transformers knows by itself; else write a function that builds the model, and give FILE.py:function."
+            )
+        if key in _WEIGHTS and value:
+            raise UsageError(f"{key} asks for weights or models from elsewhere, and none are loaded. Set it to false.")
+    kind = values.get("model_type")
+    if isinstance(values.get("_class_name"), str) and not kind:
+        raise UsageError(
+            f"this is the configuration of a {values['_class_name'][:80]} of diffusers; "
+            "those of transformers are built. "
+            "Write a function that builds it, and give FILE.py:function."
+        )
+    if not isinstance(kind, str) or not kind:
+        raise UsageError('it names no model_type, as in "model_type": "llama"; add the one that its model has.')
+
+
+def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All of them, those of the parts of a model too."""
+    for key, value in values.items():
+        yield key, value
+        for part in value if isinstance(value, list) else [value]:
+            if isinstance(part, dict):
+                yield from _settings(part)
+
+
+# -- its numbers
+
+
+def _check_numbers(values: dict[str, Any]) -> None:
+    for key, value in _settings(values):
+        bound = next(each for each in _BOUNDS if each.names.search(key))
+        for number in _numbers(value):
+            if abs(number) > bound.most:
+                what = f" {bound.what}" if bound.what else ""
+                raise UsageError(f"{key} is {_number(number)}, and the most that is built is {bound.most:,}{what}.")
+
+
+def _numbers(value: Any) -> Iterator[int]:
+    """Whole ones, of a list those inside too. Dicts have names of their own for theirs."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        yield value
+    elif isinstance(value, list):
+        for each in value:
+            yield from _numbers(each)
+
+
+def _number(number: int) -> str:
+    return f"{number:,}" if abs(number) < 10**18 else f"about 10 to the power of {len(str(abs(number))) - 1}"
+
+
+def _check_size(values: dict[str, Any]) -> None:
+    """About how large the model would be: within a factor of some, which is enough for what is absurd."""
+    parts = [values, *(each for key, each in _settings(values) if isinstance(each, dict))]
+    parameters = sum(map(_about_parameters, parts))
+    if parameters > _MOST_PARAMETERS:
+        raise UsageError(
+            f"it would have about {parameters / 10**12:,.0f} T parameters, and the most that is built is "
+            f"{_MOST_PARAMETERS // 10**12} T."
+        )
+    for part in parts:
+        layers, experts = _most(part, r"layer|depth"), _most(part, r"expert")
+        if layers * experts > _MOST_EXPERT_LAYERS:
+            raise UsageError(
+                f"{layers:,} layers of {experts:,} experts are more than the {_MOST_EXPERT_LAYERS:,} that are built."
+            )
+
+
+def _about_parameters(part: Mapping[str, Any]) -> int:
+    width = _most(part, r"^hidden_size|d_model|n_embd|embed_dim|^dim$|hidden_sizes")
+    inner = _most(part, r"intermediate|ffn|d_ff|inner|hidden_dim")
+    layers = max(1, _most(part, r"layer|depth"))
+    experts = max(1, _most(part, r"^num_.*experts$|^n_routed_experts$|^num_experts"))
+    return layers * (4 * width * width + 3 * width * inner * experts) + 2 * width * _most(part, r"vocab")
+
+
+def _most(part: Mapping[str, Any], names: str) -> int:
+    matching = (value for key, value in part.items() if re.search(names, key))
+    return max((number for value in matching for number in _numbers(value)), default=0)
+
+
+# -- what is kept of it
+
+
+def _needed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Without what decides nothing, or only for programs that load weights. Of labels their number is enough."""
+    needed: dict[str, Any] = {}
+    for key, value in values.items():
+        if key.startswith("_") or key in (*_NOT_OURS, *_CODE, "id2label", "label2id"):
+            continue
+        needed[key] = _needed(value) if isinstance(value, dict) else value
+    if isinstance(values.get("id2label"), dict):
+        needed["num_labels"] = len(values["id2label"])
+    kind = values.get("torch_dtype") or values.get("dtype")
+    if isinstance(kind, str):
+        needed["dtype"] = kind.removeprefix("torch.")
+    if isinstance(values.get("quantization_config"), dict):
+        needed["quantization_config"] = True
+    return needed
