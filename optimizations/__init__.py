@@ -16,6 +16,7 @@ from torch import nn
 from optimizations.allocator_settings import AllocatorSettings
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
+from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
@@ -32,6 +33,8 @@ class Optimization(Protocol):
     not_with: ClassVar[Mapping[str, str]]
     """Names of optimizations that it does not go with, and why. One of the two says so."""
     needs: ClassVar[Literal["any", "training", "inference"]]
+
+    # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -54,6 +57,7 @@ class Optimization(Protocol):
 OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AllocatorSettings,
     AttentionBackend,
+    ChunkedCrossEntropy,
     SplitFeedForward,
     LayerwiseCasting,
     Checkpointing,

@@ -28,6 +28,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "allocator_settings": ({"conf": "expandable_segments:True"},),
     "attention_backend": ({"backend": "flash"}, {"backend": "efficient"}),
     "split_feed_forward": ({"splits": "2"}, {"splits": "4"}, {"splits": "8"}),
+    "chunked_cross_entropy": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
     "checkpointing": (
         {"every": "1"},
