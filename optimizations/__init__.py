@@ -17,6 +17,7 @@ from optimizations.allocator_settings import AllocatorSettings
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
+from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
@@ -59,6 +60,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AttentionBackend,
     ChunkedCrossEntropy,
     SplitFeedForward,
+    ChunkedFeedForward,
     LayerwiseCasting,
     Checkpointing,
     FlatGradients,

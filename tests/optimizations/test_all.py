@@ -47,6 +47,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "attention_backend",
         "chunked_cross_entropy",
         "split_feed_forward",
+        "chunked_feed_forward",
         "layerwise_casting",
         "checkpointing",
         "flat_gradients",

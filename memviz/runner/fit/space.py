@@ -29,6 +29,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "attention_backend": ({"backend": "flash"}, {"backend": "efficient"}),
     "split_feed_forward": ({"splits": "2"}, {"splits": "4"}, {"splits": "8"}),
     "chunked_cross_entropy": ({"tokens": "1024"},),
+    "chunked_feed_forward": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
     "checkpointing": (
         {"every": "1"},
