@@ -20,6 +20,7 @@ from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
 
 
@@ -35,7 +36,9 @@ class Optimization(Protocol):
     """Names of optimizations that it does not go with, and why. One of the two says so."""
     needs: ClassVar[Literal["any", "training", "inference"]]
 
-    # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more.
+    # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
+    # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
+    # a knob `micro_batches`, which a run sets to what its workload makes.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -64,6 +67,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     LayerwiseCasting,
     Checkpointing,
     FlatGradients,
+    OptimizerInBackward,
 )
 _PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
 

@@ -51,6 +51,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "layerwise_casting",
         "checkpointing",
         "flat_gradients",
+        "optimizer_in_backward",
     ]
     for given in permutations(["users_own", "checkpointing", "attention_backend", "flat_gradients"]):
         notes: list[str] = []
