@@ -52,8 +52,8 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert chosen["optimizations"]
     assert chosen["fits"] and chosen["keeps"] == "outputs"
     assert chosen["peak_reserved_bytes"] <= answer["usable_bytes"]
-    # As it is, five changes alone, and the allocator's with each way to cut the feed-forward; the model has no attention,
-    # so what changes that is tried no more.
+    # As it is, five changes alone, and the allocator's with each way to cut the feed-forward.
+    # The model has no attention, so what changes that is tried no more.
     assert (answer["tried"], answer["of"]) == (8, 8)
     by_cost = [way["cost"]["seconds_low"] + way["cost"]["seconds_high"] for way in answer["front"]]
     peaks = [way["peak_reserved_bytes"] for way in answer["front"]]
