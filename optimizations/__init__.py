@@ -16,8 +16,11 @@ from torch import nn
 from optimizations.allocator_settings import AllocatorSettings
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
+from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
+from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
 
 
@@ -32,6 +35,10 @@ class Optimization(Protocol):
     not_with: ClassVar[Mapping[str, str]]
     """Names of optimizations that it does not go with, and why. One of the two says so."""
     needs: ClassVar[Literal["any", "training", "inference"]]
+
+    # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
+    # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
+    # a knob `micro_batches`, which a run sets to what its workload makes.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -54,10 +61,13 @@ class Optimization(Protocol):
 OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AllocatorSettings,
     AttentionBackend,
+    ChunkedCrossEntropy,
     SplitFeedForward,
+    ChunkedFeedForward,
     LayerwiseCasting,
     Checkpointing,
     FlatGradients,
+    OptimizerInBackward,
 )
 _PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
 

@@ -72,6 +72,7 @@ def plan_of(request: Request) -> Plan:
         raise UsageError(str(error)) from None
     if request.optimizer != "none" and not workload.training:
         raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
+    _check_optimizer(request, ordered)
     return Plan(request, workload, ordered, card_named(request.card))
 
 
@@ -108,6 +109,12 @@ def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
         name, needed = optimization.name, optimization.needs
         if needed not in ("any", mode):
             raise UsageError(f"{name} has an effect in {needed} only, and this run is {mode}. Set mode={needed}.")
+
+
+def _check_optimizer(request: Request, chosen: tuple[Optimization, ...]) -> None:
+    for optimization in chosen:
+        if getattr(optimization, "needs_optimizer", False) and request.optimizer == "none":
+            raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
 
 
 def label_of(optimizations: tuple[Optimization, ...]) -> str:

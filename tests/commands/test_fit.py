@@ -52,8 +52,9 @@ def test_the_cheapest_way_that_fits_and_its_command_says_the_same(
     assert chosen["optimizations"]
     assert chosen["fits"] and chosen["keeps"] == "outputs"
     assert chosen["peak_reserved_bytes"] <= answer["usable_bytes"]
-    # As it is, four changes alone and all together; the model has no attention, so what changes that is tried no more.
-    assert (answer["tried"], answer["of"]) == (6, 6)
+    # As it is, five changes alone, and the allocator's with each way to cut the feed-forward.
+    # The model has no attention, so what changes that is tried no more.
+    assert (answer["tried"], answer["of"]) == (8, 8)
     by_cost = [way["cost"]["seconds_low"] + way["cost"]["seconds_high"] for way in answer["front"]]
     peaks = [way["peak_reserved_bytes"] for way in answer["front"]]
     assert by_cost == sorted(by_cost) and peaks == sorted(peaks, reverse=True)

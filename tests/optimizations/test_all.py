@@ -45,10 +45,13 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
     assert names == [
         "allocator_settings",
         "attention_backend",
+        "chunked_cross_entropy",
         "split_feed_forward",
+        "chunked_feed_forward",
         "layerwise_casting",
         "checkpointing",
         "flat_gradients",
+        "optimizer_in_backward",
     ]
     for given in permutations(["users_own", "checkpointing", "attention_backend", "flat_gradients"]):
         notes: list[str] = []

@@ -122,3 +122,63 @@ def different(one: dict[str, Tensor], other: dict[str, Tensor]) -> list[str]:
     """Names of what is not bitwise equal; empty where all is."""
     assert one.keys() == other.keys()
     return [name for name in one if not torch.equal(one[name], other[name])]
+
+
+def bert(**more: Any) -> Case:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "vocab_size": 64}
+    model = BertForMaskedLM(BertConfig(**sizes, num_attention_heads=4, **more)).train()
+    tokens = torch.arange(20).reshape(2, 10)
+    return Case(model, lambda model: model(input_ids=tokens, labels=tokens).loss)
+
+
+def vit(**more: Any) -> Case:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 4, "image_size": 16, "patch_size": 4}
+    model = ViTForImageClassification(ViTConfig(**sizes, num_attention_heads=4, **more)).train()
+    pictures = torch.randn(2, 3, 16, 16)
+    return Case(model, lambda model: model(pixel_values=pictures).logits.square().mean())
+
+
+def flux() -> Case:
+    from diffusers import FluxTransformer2DModel
+
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2, "axes_dims_rope": (4, 4, 8)}
+    depths: dict[str, Any] = {"num_layers": 1, "num_single_layers": 3}
+    model = FluxTransformer2DModel(
+        in_channels=4, joint_attention_dim=16, pooled_projection_dim=8, guidance_embeds=False, **heads, **depths
+    )
+    inputs = {
+        "hidden_states": torch.randn(2, 12, 4),
+        "encoder_hidden_states": torch.randn(2, 5, 16),
+        "pooled_projections": torch.randn(2, 8),
+        "timestep": torch.tensor([0.5, 0.7]),
+        "img_ids": torch.arange(36.0).reshape(12, 3) % 5,
+        "txt_ids": torch.zeros(5, 3),
+    }
+    return Case(model, lambda model: model(**inputs)[0].square().mean())
+
+
+def hunyuan_video() -> Case:
+    from diffusers import HunyuanVideoTransformer3DModel
+
+    torch.manual_seed(0)
+    heads: dict[str, Any] = {"attention_head_dim": 16, "num_attention_heads": 2, "rope_axes_dim": (4, 4, 8)}
+    depths: dict[str, Any] = {"num_layers": 1, "num_single_layers": 3, "num_refiner_layers": 1}
+    model = HunyuanVideoTransformer3DModel(
+        in_channels=4, out_channels=4, text_embed_dim=16, pooled_projection_dim=8, **heads, **depths
+    )
+    inputs = {
+        "hidden_states": torch.randn(1, 4, 2, 4, 6),
+        "timestep": torch.tensor([5]),
+        "encoder_hidden_states": torch.randn(1, 5, 16),
+        "encoder_attention_mask": torch.ones(1, 5, dtype=torch.long),
+        "pooled_projections": torch.randn(1, 8),
+        "guidance": torch.tensor([6.0]),
+    }
+    return Case(model, lambda model: model(**inputs)[0].square().mean())

@@ -57,7 +57,8 @@ def test_the_shown_command_asks_for_the_same_run(name: str, optimizer: Any) -> N
 def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
-    request = Request("transformer_block", {}, ((kind.name, CHANGED.get(kind.name, {}) if knobs else {}),))
+    knobs_on = CHANGED.get(kind.name, {}) if knobs else {}
+    request = Request("transformer_block", {}, ((kind.name, knobs_on),), optimizer="adamw")
     code = code_of(plan_of(request).optimizations)
     case = llama()
     names: dict[str, Any] = {"model": case.model, "torch": torch}

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
@@ -19,6 +20,8 @@ is trained with other arithmetic; nothing."""
 KEEPS: tuple[Keep, ...] = get_args(Keep)
 
 Chosen = Mapping[str, str]
+Place = tuple[int, ...]
+"""The number of the option in each dimension."""
 _Change = tuple[int, int]
 """The dimension, and the number of the option there; 0 is none."""
 Option = Chosen | None
@@ -28,6 +31,8 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "allocator_settings": ({"conf": "expandable_segments:True"},),
     "attention_backend": ({"backend": "flash"}, {"backend": "efficient"}),
     "split_feed_forward": ({"splits": "2"}, {"splits": "4"}, {"splits": "8"}),
+    "chunked_cross_entropy": ({"tokens": "1024"},),
+    "chunked_feed_forward": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
     "checkpointing": (
         {"every": "1"},
@@ -39,6 +44,8 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "flat_gradients": ({"how": "flat"},),
 }
 """Settings of each that differ in what they save and cost. An optimization that is not named is tried as it is."""
+MOST_CANDIDATES = 6000
+"""Of a larger space so many are drawn by lot, since each guess looks at all of them."""
 _SAME_OPTIMIZER: dict[Optimizer, tuple[Optimizer, ...]] = {
     "adamw": ("adamw", "adamw-fused", "adamw-for-loop"),
     "adamw-fused": ("adamw-fused", "adamw", "adamw-for-loop"),
@@ -66,19 +73,50 @@ class Space:
     options: tuple[tuple[Option, ...], ...]
 
     @cached_property
-    def candidates(self) -> dict[tuple[int, ...], Candidate]:
-        """By the number of the option in each dimension."""
-        alone, apart, as_it_is = self._keeps_alone, self._kept_apart, self._keeps(()) or "outputs"
+    def candidates(self) -> dict[Place, Candidate]:
+        alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
         known = {}
-        for place in product(*(range(len(each)) for each in self.options)):
+        for place in self._places():
             changes = [change for change in enumerate(place) if change[1]]
-            if any(change not in alone for change in changes) or any(
-                pair in apart for pair in combinations(changes, 2)
-            ):
-                continue
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             known[place] = Candidate(self._request_of(dict(changes)), keeps)
         return known
+
+    def _places(self) -> list[Place]:
+        places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
+        if len(places) <= MOST_CANDIDATES:
+            return places
+        luck = random.Random(0)
+        drawn = dict.fromkeys(place for place in self._tried_first() if self._goes_together(place))
+        while len(drawn) < MOST_CANDIDATES:
+            drawn[self._drawn(luck)] = None
+        return list(drawn)
+
+    def _going_on(self, begun: Place) -> Iterator[Place]:
+        """All that go together and begin so."""
+        if len(begun) == len(self.options):
+            yield begun
+            return
+        for number in self._going_with(begun):
+            yield from self._going_on((*begun, number))
+
+    def _drawn(self, luck: random.Random) -> Place:
+        place: Place = ()
+        while len(place) < len(self.options):
+            place = (*place, luck.choice(self._going_with(place)))
+        return place
+
+    def _going_with(self, begun: Place) -> list[int]:
+        """Of the next dimension."""
+        numbers = range(len(self.options[len(begun)]))
+        return [number for number in numbers if not number or self._goes_together((*begun, number))]
+
+    def _goes_together(self, begun: Place) -> bool:
+        changes = [change for change in enumerate(begun) if change[1]]
+        alone, apart = self._keeps_alone, self._kept_apart
+        return all(change in alone for change in changes) and not any(
+            pair in apart for pair in combinations(changes, 2)
+        )
 
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
@@ -124,16 +162,21 @@ class Space:
                 on.append((name, option))
         return replace(request, optimizations=(*request.optimizations, *on))
 
-    def first(self) -> Iterator[tuple[int, ...]]:
-        """What is tried before all else: as it is, each option alone, and one of everything."""
+    def first(self) -> Iterator[Place]:
+        """What is tried before all else: as it is, each option alone, and one of everything that goes together."""
+        yield from (place for place in self._tried_first() if place in self.candidates)
+
+    def _tried_first(self) -> Iterator[Place]:
         nothing = (0,) * len(self.names)
         alone = (
             (*nothing[:place], number, *nothing[place + 1 :])
             for place, options in enumerate(self.options)
             for number in range(1, len(options))
         )
-        everything = tuple(min(1, len(options) - 1) for options in self.options)
-        yield from (each for each in (nothing, *alone, everything) if each in self.candidates)
+        everything: Place = ()
+        while len(everything) < len(self.options):
+            everything = (*everything, max(self._going_with(everything)[:2]))
+        yield from (nothing, *alone, everything)
 
 
 def space_of(request: Request, keep: Keep) -> Space:

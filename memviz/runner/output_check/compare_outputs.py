@@ -6,7 +6,7 @@ inputs and random numbers are the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -70,17 +70,20 @@ def compare_outputs(
     optimizer: MakeOptimizer = adamw,
     steps: int = 4,
     seed: int = 0,
+    withheld: Collection[str] = (),
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
     `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
+    `withheld` are outputs that the changed model does not give, and says so: the others are compared.
     """
     batches: Inputs = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not batches:
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
-    return _Comparison(reference, step, apply, claim, gradients, progress or _silent).run(optimizer, steps)
+    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld))
+    return comparison.run(optimizer, steps)
 
 
 def mean_of_output(output: Any) -> Tensor:
@@ -103,6 +106,7 @@ class _Comparison:
     claim: Claim
     gradients: GradientsOf | None
     progress: Progress
+    withheld: frozenset[str] = frozenset()
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
@@ -143,6 +147,8 @@ class _Comparison:
         ran = self.step.run(self.reference)
         if not ran.outputs:
             raise UsageError("The model returns no tensor, so there is nothing to compare.")
+        if missing := ", ".join(name for name in ran.outputs if name in self.withheld):
+            self.notes.append(f"The changed model does not give {missing}, so that was not compared.")
         with self._comparable(ran) as quiet:
             known = self._known(self.step.run(self.reference) if quiet else ran, make, steps)
             return self._against(known, make)
@@ -212,7 +218,7 @@ class _Comparison:
         bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
             ours = self.step.run(changed, self.gradients)
-            outputs = differences(known.ran.outputs, ours.outputs)
+            outputs = differences(self._given(known.ran), self._given(ours))
             beyond = known.exact is not None and _beyond(known.ran, ours, outputs, bounds)
             exact = self._in_float64(changed) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
@@ -240,13 +246,17 @@ class _Comparison:
             return
         with holding(changed, known.weights):
             ours = self.step.run(changed, self.gradients)
-        for name, apart in differences(known.later.outputs, ours.outputs).items():
+        for name, apart in differences(self._given(known.later), self._given(ours)).items():
             yield LaterGap("output", name, apart.relative_l2)
         gradients = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
         if gradients is not None:
             for row in gradients.parameters:
                 gap = row.difference.l2 / gradients.size if gradients.size else row.difference.relative_l2
                 yield LaterGap("gradient", row.name, gap)
+
+    def _given(self, ran: StepResult) -> dict[str, Tensor]:
+        """What both give."""
+        return {name: tensor for name, tensor in ran.outputs.items() if name not in self.withheld}
 
     def _tensors(self) -> list[Tensor]:
         return list(flatten(self.step.inputs).values())

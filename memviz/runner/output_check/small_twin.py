@@ -41,6 +41,7 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         loss=twin.loss,
         training=twin.training,
         claim=plan.claim,
+        withheld={name for change in changes for name in getattr(change, "withholds", ())},
     )
     return {"on": f"{twin.describe()}, on {place.type}", **numerics.as_json()}
 

@@ -63,20 +63,21 @@ class Treatment:
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
     schema = func._schema
     packet = func.overloadpacket
+    product = _product_of(packet)
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
         name=_name(func),
         gives_new=new,
         writes=schema.is_mutable,
         resizes=packet.__name__ in _RESIZING or any(argument.is_out for argument in schema.arguments),
-        uses_cublas=packet in USES_CUBLAS,
+        uses_cublas=product in USES_CUBLAS,
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
         instead=in_place.add if func is aten.add.Tensor else None,
         shape=_shape_of(func, release),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
-        temporaries=TEMPORARIES.get(packet) or temporaries_of(packet, release),
-        formula=_formula_of(func),
+        temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
+        formula=_formula_of(product),
         rule=rule_of(packet.__name__),
     )
 
@@ -91,11 +92,17 @@ def _looks(func: Operator) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
-def _formula_of(func: Operator) -> Formula | None:
+def _product_of(packet: Any) -> Any:
+    """`addmm` for `addmm_`: a product that is added in place is computed as one that is not."""
+    plain = getattr(aten, packet.__name__.removesuffix("_"), packet)
+    return plain if plain in USES_CUBLAS else packet
+
+
+def _formula_of(packet: Any) -> Formula | None:
     """torch's own: matrix products, convolutions and attention have one."""
     from torch.utils.flop_counter import flop_registry
 
-    formula: Formula | None = flop_registry.get(func.overloadpacket)
+    formula: Formula | None = flop_registry.get(packet)
     return formula
 
 

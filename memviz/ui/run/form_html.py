@@ -14,7 +14,10 @@ from memviz.units import bytes_text, count_text
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
 """Knobs that stand in the open, in this order; the others wait behind a fold."""
 _MOST_FIRST = 6
-_USUAL = ("checkpointing", "split_feed_forward", "layerwise_casting", "flat_gradients", "attention_backend")
+_USUAL = (
+    *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
+    *("layerwise_casting", "flat_gradients", "attention_backend"),
+)
 """Optimizations that stand first, in this order."""
 _CLAIMS = {
     "bitwise": "Same output, bit for bit.",

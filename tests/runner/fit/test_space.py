@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from memviz.runner.fit import space as fit_space
 from memviz.runner.fit.space import Space, space_of
+from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
 
 TRAINING = Request("gpt2", {"layers": "1", "narrow": "4"}, optimizer="adamw")
@@ -67,3 +69,24 @@ def test_what_was_asked_for_is_always_on() -> None:
     given = Request("gpt2", {"layers": "2"}, (("checkpointing", {"every": "2"}),))
     for candidate in space_of(given, "outputs").candidates.values():
         assert dict(candidate.request.optimizations)["checkpointing"] == {"every": "2"}
+
+
+def test_a_space_that_is_too_large_to_look_at_is_drawn_from_and_begins_as_ever(monkeypatch) -> None:
+    whole = space_of(TRAINING, "nothing")
+    assert len(whole.candidates) > 600
+    monkeypatch.setattr(fit_space, "MOST_CANDIDATES", 600)
+    drawn = space_of(TRAINING, "nothing")
+    assert len(drawn.candidates) == 600
+    assert list(drawn.first()) == list(whole.first())
+    again = space_of(TRAINING, "nothing")
+    assert list(again.candidates) == list(drawn.candidates)
+    for candidate in drawn.candidates.values():
+        plan_of(candidate.request)
+
+
+def test_all_together_is_all_that_goes_together() -> None:
+    """What is named first is on; what does not go with it is off."""
+    space = space_of(TRAINING, "outputs")
+    everything = space.candidates[list(space.first())[-1]].request
+    assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
+    assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}

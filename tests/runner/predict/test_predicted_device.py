@@ -193,6 +193,21 @@ def test_work_is_counted() -> None:
     assert moved == made + 4 * (64 * 32 + 32 * 16 + 64 * 16)
 
 
+def test_a_product_that_is_added_in_place_is_as_much_work_and_takes_the_same_workspace() -> None:
+    seen = []
+    for name in ("addmm", "addmm_"):
+        with PredictedDevice(A100) as device:
+            total, left, right = (
+                torch.empty(shape, device=device.torch_device) for shape in ((8, 4), (8, 16), (16, 4))
+            )
+            before = device.allocated_bytes
+            out = getattr(total, name)(left, right)
+            seen.append((device.flops, device.allocated_bytes - before - (512 if out is not total else 0)))
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 2 * 8 * 16 * 4
+    assert seen[0][1] > 0
+
+
 def test_recomputed_activations_are_activations_and_belong_to_backward() -> None:
     from torch.utils.checkpoint import checkpoint
 

@@ -1,0 +1,287 @@
+"""The head and the loss of a language model computed a few tokens at a time, so that all logits never exist at once.
+
+Logits are tokens x vocabulary: with 128,256 words, 4,096 tokens take 1 GiB in bf16, and the loss wants them in fp32,
+a second time for their softmax and a third time as a gradient. Here the loss of a piece of the tokens is computed, and
+at once what its gradient is to the hidden states and to the head's matrix; then the piece's logits are let go. So the
+matrix is read twice a step as before, and nothing is computed again. What to know before using it:
+
+* It is for training with labels: a model that is called without them gives logits as ever. With labels its output has
+  the loss and no logits.
+* Models are those of transformers whose loss is its `ForCausalLMLoss`. One that does something to its logits before
+  the loss, as Gemma 2 and Cohere do, is refused. In loops of your own call `chunked_cross_entropy`.
+* The gradient of the head's matrix is added up piece by piece in the matrix's dtype (fp32 for fp16), where one product
+  over all tokens would round once. It is made in the forward pass and waits for backward, which may come once.
+* PyTorch has the same as `torch.nn.functional.linear_cross_entropy` from 2.13 on; this works with those before, too.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NoReturn
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+IGNORED = -100
+_LOSS = "ForCausalLMLoss"
+_CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+
+
+@dataclass(frozen=True)
+class ChunkedCrossEntropy:
+    """`undo = ChunkedCrossEntropy().apply(model)`, then `model(input_ids=..., labels=...).loss` as before."""
+
+    tokens: int = field(
+        default=1024,
+        metadata={"help": "tokens whose logits exist at once", "least": 1, "says": "logits of {} tokens at once"},
+    )
+
+    name: ClassVar[str] = "chunked_cross_entropy"
+    title: ClassVar[str] = "Loss in pieces"
+    sentence: ClassVar[str] = (
+        "Computes head and loss of a language model a few tokens at a time, so that all logits never exist at once. "
+        "The output then has a loss and no logits."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+    withholds: ClassVar[tuple[str, ...]] = ("logits",)
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}; a piece has at least 1.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """The same sums, piece by piece."""
+        return "rounding"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if not training:
+            raise ValueError("Inference has no loss: train, or leave the loss in pieces out.")
+        for name, language_model in _language_models(model):
+            _refuse_other_heads(name, language_model)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        self.check(model, training=True)
+        chosen = [language_model for _, language_model in _language_models(model)]
+        for language_model in chosen:
+            language_model.__dict__["forward"] = _InPieces(language_model, self.tokens)
+
+        def undo() -> None:
+            for language_model in chosen:
+                del language_model.__dict__["forward"]
+
+        return undo
+
+    def code(self) -> str:
+        return f"from optimizations.chunked_cross_entropy import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
+
+
+def chunked_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None = None,
+    *,
+    tokens: int = 1024,
+    ignored: int = IGNORED,
+) -> tuple[Tensor, Tensor]:
+    """The sum of -log softmax(hidden @ weight.T + bias)[target] over all tokens, and how many of them count.
+
+    `hidden` is (..., width), `targets` of the same shape without the width, already shifted.
+    """
+    hidden, targets = hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1)
+    total: Tensor = _SumOfLosses.apply(hidden, weight, bias, _Targets(targets, tokens, ignored))  # type: ignore[no-untyped-call]
+    return total, (targets != ignored).sum()
+
+
+@dataclass(frozen=True)
+class _Targets:
+    of_tokens: Tensor
+    size: int
+    """Of a piece."""
+    ignored: int
+
+    def beside(self, hidden: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        for start in range(0, len(hidden), self.size):
+            yield hidden[start : start + self.size], self.of_tokens[start : start + self.size]
+
+
+class _SumOfLosses(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: _Targets) -> Tensor:
+        total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+        gradients = _Gradients(hidden, weight, bias, ctx.needs_input_grad)
+        for piece, target in targets.beside(hidden):
+            logarithms = torch.log_softmax(F.linear(piece, weight, bias), -1, dtype=torch.float32)
+            counts = target != targets.ignored
+            place = target.where(counts, torch.zeros_like(target))[:, None]
+            total -= logarithms.gather(1, place)[:, 0].where(counts, total.new_zeros(())).sum()
+            if gradients.wanted:
+                gradients.add(piece, weight, logarithms.exp_(), place, counts)
+            del logarithms
+        ctx.gradients = gradients
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_total: Tensor) -> tuple[Tensor | None, ...]:
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("Backward has gone through this loss already: its gradients are there once.")
+        return (*gradients.times(of_total), None)
+
+
+class _Gradients:
+    """Of the sum of all losses, added up piece by piece."""
+
+    def __init__(self, hidden: Tensor, weight: Tensor, bias: Tensor | None, needs: tuple[bool, ...]) -> None:
+        self.dtypes = [hidden.dtype, weight.dtype, hidden.dtype if bias is None else bias.dtype]
+        self.pieces: list[Tensor] | None = [] if needs[0] else None
+        self.weight = torch.zeros_like(weight, dtype=_sum_dtype(weight)) if needs[1] else None
+        self.bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] and bias is not None else None
+
+    @property
+    def wanted(self) -> bool:
+        return self.pieces is not None or self.weight is not None or self.bias is not None
+
+    def add(self, piece: Tensor, weight: Tensor, shares: Tensor, place: Tensor, counts: Tensor) -> None:
+        """`shares` is the softmax, and becomes its difference to the target."""
+        shares.scatter_add_(1, place, -torch.ones_like(place, dtype=shares.dtype))
+        shares.mul_(counts[:, None])
+        if self.bias is not None:
+            self.bias += shares.sum(0)
+        rounded = shares.to(piece.dtype)
+        if self.weight is not None:
+            if self.weight.dtype is piece.dtype:
+                self.weight.addmm_(rounded.t(), piece)
+            else:
+                self.weight += rounded.t() @ piece
+        if self.pieces is not None:
+            self.pieces.append(rounded.to(weight.dtype) @ weight)
+
+    def times(self, factor: Tensor) -> tuple[Tensor | None, ...]:
+        """In place: they are nobody else's."""
+        hidden = None if self.pieces is None else torch.cat(self.pieces)
+        self.pieces = None
+        made = (hidden, self.weight, self.bias)
+        return tuple(
+            None if gradient is None else gradient.mul_(factor).to(dtype)
+            for gradient, dtype in zip(made, self.dtypes, strict=True)
+        )
+
+
+def _sum_dtype(weight: Tensor) -> torch.dtype:
+    """What is not divided by the number of tokens yet may be too large for fp16."""
+    return torch.float32 if weight.dtype is torch.float16 else weight.dtype
+
+
+class _InPieces:
+    """Stands as a model's `forward`. An object, so that copies and files of a model take it along."""
+
+    def __init__(self, model: nn.Module, tokens: int) -> None:
+        self.model, self.tokens = model, tokens
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        model: Any = self.model
+        plain = type(model).forward
+        if inspect.signature(plain).bind(model, *args, **kwargs).arguments.get("labels") is None:
+            return plain(model, *args, **kwargs)
+        _refuse_other_heads("The model", model)
+        head = model.get_output_embeddings()
+        before = vars(model).get("_loss_function")
+        head.__dict__["forward"] = NoLogits
+        model._loss_function = self.loss
+        try:
+            output = plain(model, *args, **kwargs)
+        finally:
+            del head.__dict__["forward"]
+            model._loss_function = before
+            if before is None:
+                del model._loss_function
+        return _without_logits(output)
+
+    def loss(
+        self,
+        logits: NoLogits,
+        labels: Tensor,
+        *,
+        num_items_in_batch: Tensor | int | None = None,
+        ignore_index: int = IGNORED,
+        shift_labels: Tensor | None = None,
+        **_: Any,
+    ) -> Tensor:
+        """In place of transformers' own: token n says what token n + 1 is."""
+        if not isinstance(logits, NoLogits):
+            raise ValueError("This model does something to its logits before the loss: it needs them whole.")
+        if shift_labels is None:
+            shift_labels = F.pad(labels, (0, 1), value=ignore_index)[..., 1:]
+        head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
+
+        def whole(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            return chunked_cross_entropy(
+                hidden, head.weight, shift_labels.to(hidden.device), head.bias, tokens=self.tokens, ignored=ignore_index
+            )
+
+        # Called as a module: its hooks may put its weight in place and take it away again.
+        head.__dict__["forward"] = whole
+        total, count = head(logits.hidden)
+        head.__dict__["forward"] = NoLogits
+        loss: Tensor = total / (count if num_items_in_batch is None else num_items_in_batch)
+        return loss
+
+
+class NoLogits:
+    """Stands where logits would be, and knows only what they would be made of."""
+
+    def __init__(self, hidden: Tensor) -> None:
+        self.hidden = hidden
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ValueError(f"This model does something to its logits before the loss ({name}): it needs them whole.")
+
+    def _refuse(self, _: object) -> NoReturn:
+        raise ValueError("This model scales its logits before the loss: it needs them whole.")
+
+    __mul__ = __rmul__ = __truediv__ = __add__ = __sub__ = __getitem__ = _refuse
+
+
+def _without_logits(output: Any) -> Any:
+    if isinstance(output, tuple):
+        return tuple(part for part in output if not isinstance(part, NoLogits))
+    return type(output)(**{name: part for name, part in output.items() if name != "logits"})
+
+
+def _language_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    found = False
+    for name, module in model.named_modules():
+        head: Any = getattr(module, "get_output_embeddings", lambda: None)()
+        if head is not None and getattr(getattr(module, "loss_function", None), "__name__", "") == _LOSS:
+            found = True
+            yield name or "The model", module
+    if not found:
+        raise ValueError(
+            "No language model with a loss of its own was found here. Known are those of transformers that are trained "
+            "to say the next token; in a loop of your own call chunked_cross_entropy on what goes into the head."
+        )
+
+
+def _refuse_other_heads(name: str, model: Any) -> None:
+    head = model.get_output_embeddings()
+    if type(head).forward is not nn.Linear.forward or "forward" in vars(head):
+        raise ValueError(f"{name} has a head of class {type(head).__name__}, which is no plain nn.Linear.")
+    for knob in _CHANGES_LOGITS:
+        if getattr(model.config, knob, None) not in (None, 1, 1.0):
+            raise ValueError(f"{name} scales its logits before the loss ({knob}): it needs them whole.")
+    if "forward" in vars(model) and not isinstance(vars(model)["forward"], _InPieces):
+        raise ValueError(f"{name} has a forward of its own: apply this first.")

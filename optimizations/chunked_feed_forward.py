@@ -1,0 +1,263 @@
+"""Feed-forwards computed some tokens at a time, so that the wide inner tensor never exists for all of them.
+
+A feed-forward does the same to every token by itself, so it may as well be called on a few after the other: the idea
+of diffusers' `enable_forward_chunking`, for whichever model has feed-forwards. Its layers are called as they are, so
+quantized, cast or adapted ones will do, and their hooks run once for each piece. What to know before using it:
+
+* In inference the inner tensors shrink to those of one piece. It pays where the feed-forward makes the peak.
+* In training autograd would keep every piece. So each is computed again for backward, which costs a second forward
+  pass of the feed-forwards; `recompute=False` leaves that to checkpointed blocks around them.
+* Known are modules called FeedForward, MLP or FFN that are made of linear layers, activations, dropout and norms;
+  nn.Sequential of such; BERT's, which stands in two modules; and the single-stream blocks of Flux and HunyuanVideo,
+  whose feed-forward shares its last matrix with attention.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+_NAMES = re.compile(r"(FeedForward|MLP|Mlp|FFN)$")
+_NOT_BY_TOKEN = (nn.MultiheadAttention, nn.Softmax, nn.Softmax2d, nn.Softmin, nn.LogSoftmax)
+_OTHER_PARTS = ("Linear", "Conv1D", "Identity", "LayerNorm", "RMSNorm", "Dropout")
+"""By the end of a class's name: layers of libraries are not to be imported here."""
+
+
+@dataclass(frozen=True)
+class ChunkedFeedForward:
+    """`undo = ChunkedFeedForward(tokens=1024).apply(model)`."""
+
+    tokens: int = field(
+        default=1024,
+        metadata={"help": "tokens that go through at once", "least": 1, "says": "feed-forwards of {} tokens"},
+    )
+    recompute: bool = field(
+        default=True, metadata={"help": "in training, compute each piece again for backward and keep its input only"}
+    )
+    only: str = field(default="", metadata={"help": "only modules whose name this pattern is found in"})
+
+    name: ClassVar[str] = "chunked_feed_forward"
+    title: ClassVar[str] = "Feed-forwards some tokens at a time"
+    sentence: ClassVar[str] = (
+        "Calls each feed-forward on some tokens after the other, so that its wide inner tensor never exists for all. "
+        "In training each piece is computed again for backward."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {
+        "split_feed_forward": "both cut the same feed-forwards, one by tokens and one by channels.",
+    }
+    needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}; a piece has at least 1.")
+        try:
+            re.compile(self.only)
+        except re.error as error:
+            raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Kernels for fewer rows may add in another order."""
+        return "rounding"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        self._chosen(model)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        replaced: list[tuple[nn.Module, str]] = []
+        for module, name, instead in [row for way in self._chosen(model).values() for row in way.replacing(self)]:
+            vars(module)[name] = instead
+            replaced.append((module, name))
+
+        def undo() -> None:
+            for module, name in replaced:
+                del vars(module)[name]
+            replaced.clear()
+
+        return undo
+
+    def code(self) -> str:
+        return f"from optimizations.chunked_feed_forward import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
+
+    def run(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """`function` on all rows of `x`, some at a time."""
+        if x.dim() < 2 or x.numel() // x.shape[-1] <= self.tokens:
+            return function(x)
+        pieces = x.reshape(-1, x.shape[-1]).split(self.tokens)  # type: ignore[no-untyped-call]
+        if torch.is_grad_enabled():
+            again = functools.partial(checkpoint, function, use_reentrant=False) if self.recompute else function
+            return torch.cat([again(piece) for piece in pieces]).view(*x.shape[:-1], -1)
+        return _written_one_by_one(function, pieces).view(*x.shape[:-1], -1)
+
+    def _chosen(self, model: nn.Module) -> dict[str, _Way]:
+        found = {name or "(the model)": way for name, way in feed_forwards(model)}
+        chosen = {name: way for name, way in found.items() if re.search(self.only, name)}
+        if not found:
+            raise ValueError(
+                "No feed-forward was recognised here. Known are modules called FeedForward, MLP or FFN and "
+                "nn.Sequential, where they are made of linear layers, activations, dropout and norms."
+            )
+        if not chosen:
+            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(found)}.")
+        for name, way in chosen.items():
+            if any(attribute in vars(module) for module, attribute, _ in way.replacing(self)):
+                raise ValueError(f"The forward of {name} is replaced already: undo that first.")
+        return chosen
+
+
+def _written_one_by_one(function: Callable[[Tensor], Tensor], pieces: tuple[Tensor, ...]) -> Tensor:
+    """Not joined in the end, which would take the output twice."""
+    first = function(pieces[0])
+    output = first.new_empty(sum(map(len, pieces)), first.shape[-1])
+    output[: len(first)] = first
+    done = len(first)
+    del first
+    for piece in pieces[1:]:
+        output[done : done + len(piece)] = function(piece)
+        done += len(piece)
+    return output
+
+
+Replacing = tuple[nn.Module, str, Callable[..., Any]]
+"""A module, which method of it, and what stands in its place."""
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How one feed-forward is cut: in most, its own method is called on pieces."""
+
+    module: nn.Module
+    method: str = "forward"
+
+    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
+        return [(self.module, self.method, _InPieces(self.module, knobs))]
+
+
+@dataclass(frozen=True)
+class _ChunkWay(_Way):
+    """transformers' own name for what may be called on some tokens, in models such as BERT."""
+
+    method: str = "feed_forward_chunk"
+
+    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
+        return [(self.module, self.method, _ChunkInPieces(self.module, knobs))]
+
+
+@dataclass(frozen=True)
+class _FusedWay(_Way):
+    """out(cat(attention, activation(first(x)))): the first two hand `x` on, and the last calls them on pieces."""
+
+    def replacing(self, knobs: ChunkedFeedForward) -> list[Replacing]:
+        block: Any = self.module
+        waits = [_Waits(block.proj_mlp), _Waits(block.act_mlp)]
+        last = _FusedInPieces(block, waits, knobs)
+        return [*((each.module, "forward", each) for each in waits), (block.proj_out, "forward", last)]
+
+
+class _InPieces:
+    """Stands as a module's `forward`. An object, so that copies and files of a model take it along."""
+
+    def __init__(self, module: nn.Module, knobs: ChunkedFeedForward) -> None:
+        self.module, self.knobs = module, knobs
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        plain = type(self.module).forward
+        return self.knobs.run(lambda piece: plain(self.module, piece, *args, **kwargs), x)
+
+
+class _ChunkInPieces(_InPieces):
+    def __call__(self, x: Tensor) -> Tensor:
+        """Of one tensor, since its caller counts the arguments."""
+        plain = type(self.module).feed_forward_chunk  # type: ignore[attr-defined]
+        return self.knobs.run(lambda piece: plain(self.module, piece), x)
+
+
+class _Waits:
+    """Stands as a layer's `forward`, and computes only when its turn has come."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.has_turn = False
+
+    def __call__(self, x: Tensor) -> Tensor:
+        result: Tensor = type(self.module).forward(self.module, x) if self.has_turn else x
+        return result
+
+
+class _FusedInPieces:
+    def __init__(self, block: nn.Module, waits: list[_Waits], knobs: ChunkedFeedForward) -> None:
+        self.block, self.waits, self.knobs = block, waits, knobs
+
+    def __call__(self, attention_and_x: Tensor) -> Tensor:
+        block: Any = self.block
+        attention_width = block.proj_out.in_features - block.proj_mlp.out_features
+        plain = type(block.proj_out).forward
+
+        def piece(rows: Tensor) -> Tensor:
+            for each in self.waits:
+                each.has_turn = True
+            try:
+                inner = block.act_mlp(block.proj_mlp(rows[..., attention_width:]))
+            finally:
+                for each in self.waits:
+                    each.has_turn = False
+            result: Tensor = plain(block.proj_out, torch.cat([rows[..., :attention_width], inner], dim=-1))
+            return result
+
+        return self.knobs.run(piece, attention_and_x)
+
+
+def feed_forwards(model: nn.Module) -> Iterator[tuple[str, _Way]]:
+    """Every feed-forward that is recognised, by name; none within another."""
+    inside: set[nn.Module] = set()
+    for name, module in model.named_modules():
+        way = None if module in inside else _way(module)
+        if way is not None:
+            inside.update(module.modules() if way.method == "forward" else ())
+            yield name, way
+
+
+def _way(module: nn.Module) -> _Way | None:
+    if _is_fused(module):
+        return _FusedWay(module)
+    if callable(getattr(type(module), "feed_forward_chunk", None)):
+        return _ChunkWay(module)
+    named = _NAMES.search(type(module).__name__) is not None or type(module) is nn.Sequential
+    return _Way(module) if named and _is_by_token(module) else None
+
+
+def _is_by_token(module: nn.Module) -> bool:
+    """Made of layers that see each token by itself, two of them with matrices."""
+    leaves = [each for each in module.modules() if next(each.children(), None) is None]
+    matrices = [each for each in leaves if getattr(getattr(each, "weight", None), "ndim", 0) == 2]
+    own = any(True for each in module.modules() if each not in leaves for _ in each.parameters(recurse=False))
+    return len(matrices) > 1 and not own and all(map(_sees_one_token, leaves))
+
+
+def _sees_one_token(layer: nn.Module) -> bool:
+    if isinstance(layer, _NOT_BY_TOKEN):
+        return False
+    kind = type(layer)
+    is_activation = kind.__module__ == "torch.nn.modules.activation" or "activation" in kind.__module__
+    return is_activation or kind.__name__.endswith(_OTHER_PARTS) or "GELU" in kind.__name__
+
+
+def _is_fused(block: Any) -> bool:
+    """By the names that diffusers gives. Its forward is cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
+    layers = [getattr(block, each, None) for each in ("proj_mlp", "act_mlp", "proj_out")]
+    if not all(isinstance(each, nn.Module) for each in layers) or "SingleTransformerBlock" not in type(block).__name__:
+        return False
+    first, _, last = layers
+    wide, narrow = getattr(first, "out_features", 0), getattr(first, "in_features", 0)
+    return bool(wide and getattr(last, "in_features", 0) == wide + narrow)

@@ -1,0 +1,157 @@
+"""The loss in pieces: the same loss and gradients, and never more than a piece of the logits."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from optimizations.chunked_cross_entropy import ChunkedCrossEntropy, chunked_cross_entropy
+from tests.optimizations.memory import Memory
+from tests.optimizations.tiny import different, gpt2, llama, one_step, stack
+
+
+@pytest.mark.parametrize("case", [llama, gpt2, lambda: llama(tie_word_embeddings=True)], ids=["llama", "gpt2", "tied"])
+@pytest.mark.parametrize("tokens", [1, 3, 20, 1000])
+def test_loss_and_gradients_are_the_same_up_to_rounding_and_undone_to_the_bit(case, tokens):
+    made = case()
+    plain = one_step(made.model, made.loss)
+    undo = ChunkedCrossEntropy(tokens).apply(made.model)
+    ours = one_step(made.model, made.loss)
+    undo()
+    torch.testing.assert_close(ours, plain)
+    assert different(plain, one_step(made.model, made.loss)) == []
+    assert not any({"forward", "_loss_function"} & set(vars(module)) for module in made.model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_the_function_is_cross_entropy_over_tokens_that_count(dtype, with_bias):
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(2, 9, 16, dtype=dtype), torch.randn(40, 16, dtype=dtype)
+    bias = torch.randn(40, dtype=dtype) if with_bias else None
+    targets = torch.randint(40, (2, 9))
+    targets[0, :4] = -100
+    leaves = [each.requires_grad_() for each in (hidden, weight, bias) if each is not None]
+    expected = F.cross_entropy(F.linear(hidden, weight, bias).flatten(0, 1).float(), targets.flatten())
+    gradients = torch.autograd.grad(expected, leaves)
+    total, count = chunked_cross_entropy(hidden, weight, targets, bias, tokens=4)
+    assert int(count) == 14
+    ours = torch.autograd.grad(total / count, leaves)
+    near = {"rtol": 0.02, "atol": 0.02} if dtype is not torch.float32 else {"rtol": 1.3e-6, "atol": 1e-5}
+    torch.testing.assert_close(total / count, expected)
+    torch.testing.assert_close(ours, gradients, **near)
+    assert [each.dtype for each in ours] == [dtype] * len(ours)
+
+
+def test_what_needs_no_gradient_gets_none():
+    hidden, weight, targets = torch.randn(6, 4), torch.randn(8, 4, requires_grad=True), torch.arange(6)
+    total, _ = chunked_cross_entropy(hidden, weight, targets, tokens=2)
+    total.backward()
+    assert weight.grad is not None and hidden.grad is None
+    with torch.no_grad():
+        again, _ = chunked_cross_entropy(hidden, weight, targets, tokens=4)
+    torch.testing.assert_close(again, total.detach())
+
+
+def test_backward_twice_is_refused_and_not_wrong():
+    weight = torch.randn(8, 4, requires_grad=True)
+    total, _ = chunked_cross_entropy(torch.randn(6, 4), weight, torch.arange(6))
+    total.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="gone through this loss already"):
+        total.backward()
+
+
+@pytest.mark.parametrize("given", [{}, {"num_items_in_batch": 7}, {"shift_labels": True}])
+def test_whatever_a_trainer_says_to_the_loss_counts(given: dict[str, Any]):
+    case = llama()
+    tokens = torch.arange(20).reshape(2, 10)
+    labels = tokens.clone()
+    labels[1, 5:] = -100
+    arguments = {**given, "shift_labels": labels} if "shift_labels" in given else given
+    expected = case.model(input_ids=tokens, labels=labels, **arguments)
+    ChunkedCrossEntropy(tokens=4).apply(case.model)
+    ours = case.model(input_ids=tokens, labels=labels, **arguments)
+    torch.testing.assert_close(ours.loss, expected.loss)
+    assert ours.logits is None
+    assert ours.keys() == {"loss", "past_key_values"} & expected.keys()
+    as_tuple = case.model(input_ids=tokens, labels=labels, return_dict=False, **arguments)
+    torch.testing.assert_close(as_tuple[0], expected.loss)
+    torch.testing.assert_close(case.model(input_ids=tokens).logits, expected.logits)
+
+
+def test_a_copy_computes_in_pieces_too_and_lives_on():
+    case = llama()
+    plain = one_step(case.model, case.loss)
+    undo = ChunkedCrossEntropy(tokens=4).apply(case.model)
+    twin = copy.deepcopy(case.model)
+    undo()
+    twin.get_output_embeddings().weight.data.neg_()
+    assert twin(input_ids=torch.arange(6)[None], labels=torch.arange(6)[None]).logits is None
+    assert different(plain, one_step(case.model, case.loss)) == []
+
+
+def test_models_whose_logits_are_changed_or_that_have_no_such_loss_are_refused():
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 32, "head_dim": 8}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    gemma = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads))
+    with pytest.raises(ValueError, match="final_logit_softcapping"):
+        ChunkedCrossEntropy().check(gemma, training=True)
+    with pytest.raises(ValueError, match="No language model"):
+        ChunkedCrossEntropy().check(stack().model, training=True)
+    with pytest.raises(ValueError, match="has no loss"):
+        ChunkedCrossEntropy().check(llama().model, training=False)
+
+
+@pytest.mark.parametrize("change", [lambda it: it * 2, lambda it: it / 2, lambda it: it.float(), lambda it: it[:, 1:]])
+def test_logits_that_are_changed_on_the_way_are_never_taken_for_the_loss(change):
+    case = llama()
+    inner = type(case.model.model).forward
+
+    class Head(type(case.model)):
+        def forward(self, input_ids, labels=None):
+            logits = change(self.lm_head(inner(self.model, input_ids).last_hidden_state))
+            return self.loss_function(logits=logits, labels=labels, vocab_size=64)
+
+    case.model.__class__ = Head
+    ChunkedCrossEntropy().apply(case.model)
+    with pytest.raises(ValueError, match="needs them whole"):
+        case.model(torch.arange(6)[None], labels=torch.arange(6)[None])
+
+
+def test_memory_is_a_pieces_and_not_all_tokens():
+    tokens, width, words, piece = 4096, 64, 32_000, 256
+    with torch.device("meta"):
+        hidden = torch.empty(tokens, width, dtype=torch.bfloat16, requires_grad=True)
+        weight = torch.empty(words, width, dtype=torch.bfloat16, requires_grad=True)
+        targets = torch.empty(tokens, dtype=torch.long)
+    peaks = {}
+    for size in (piece, 2 * piece, tokens):
+        with Memory() as memory:
+            memory.note([hidden, weight, targets])
+            chunked_cross_entropy(hidden, weight, targets, tokens=size)[0].backward()
+        peaks[size] = memory.peak_allocated
+        hidden.grad = weight.grad = None
+    # At the most a piece's logits exist in bf16 and fp32 at once, and without a card's own kernel once more in fp32.
+    for size in (2 * piece, tokens):
+        added = peaks[size] - peaks[piece]
+        assert 6 * (size - piece) * words <= added <= 10.1 * (size - piece) * words
+
+
+def test_a_predicted_step_of_a_language_model_loses_its_logits():
+    settings = {"layers": "1", "sequence": "4096"}
+    peaks = []
+    for chosen in ((), (("chunked_cross_entropy", {"tokens": "512"}),)):
+        done = predict(plan_of(Request("llama", settings, chosen, numerics=False)), lambda _: None)
+        peaks.append(done.run.peak_allocated_bytes)
+    logits = 4096 * 128_256
+    # In fp32 twice and in bf16; an eighth stays.
+    assert peaks[0] - peaks[1] > 0.8 * 10 * logits * 7 / 8

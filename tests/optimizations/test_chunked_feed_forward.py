@@ -1,0 +1,160 @@
+"""Feed-forwards some tokens at a time: whatever kind they are, the same outputs and gradients in less memory."""
+
+from __future__ import annotations
+
+import copy
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from optimizations.chunked_feed_forward import ChunkedFeedForward, feed_forwards
+from optimizations.split_feed_forward import SplitFeedForward
+from tests.optimizations.memory import Memory
+from tests.optimizations.tiny import bert, different, flux, gpt2, hunyuan_video, llama, ltx, one_step, stack, vit
+from tests.optimizations.whole import Whole
+
+CASES = {"gpt2": gpt2, "llama": llama, "bert": bert, "vit": vit, "ltx": ltx, "flux": flux, "hunyuan": hunyuan_video}
+no_dropout: dict[str, dict[str, float]] = {
+    "gpt2": dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
+    "bert": dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("recompute", [True, False])
+def test_outputs_and_gradients_are_the_same_up_to_rounding_and_undone_to_the_bit(name: str, recompute: bool):
+    case = CASES[name](**no_dropout.get(name, {}))
+    plain = one_step(case.model, case.loss)
+    with torch.no_grad():
+        output = case.loss(case.model)
+    undo = ChunkedFeedForward(tokens=3, recompute=recompute).apply(case.model)
+    torch.testing.assert_close(one_step(case.model, case.loss), plain)
+    with torch.no_grad():
+        torch.testing.assert_close(case.loss(case.model), output)
+    undo()
+    assert different(plain, one_step(case.model, case.loss)) == []
+
+
+@pytest.mark.parametrize(("name", "count"), [("gpt2", 4), ("llama", 4), ("bert", 4), ("vit", 4), ("flux", 5)])
+def test_inner_tensors_are_never_of_more_tokens_than_that(name: str, count: int):
+    case, rows = CASES[name](), list[int]()
+
+    def note(_: nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+        if output.shape[-1] > inputs[0].shape[-1]:
+            rows.append(output.shape[:-1].numel())
+
+    found = list(feed_forwards(case.model))
+    assert len(found) == count
+    for _, way in found:
+        for path, layer in way.module.named_modules():
+            if hasattr(layer, "weight") and not re.search("norm|attention", path):
+                layer.register_forward_hook(note)
+    with torch.no_grad():
+        case.loss(case.model)
+        assert min(rows) > 3
+        rows.clear()
+        ChunkedFeedForward(tokens=3).apply(case.model)
+        case.loss(case.model)
+    assert max(rows) == 3
+
+
+def test_dropout_is_drawn_again_for_backward_as_it_was():
+    case = gpt2()
+    ChunkedFeedForward(tokens=5).apply(case.model)
+    assert different(one_step(case.model, case.loss), one_step(case.model, case.loss)) == []
+
+
+def test_a_copy_has_its_own():
+    case = flux()
+    plain = one_step(case.model, case.loss)
+    undo = ChunkedFeedForward(tokens=3).apply(case.model)
+    twin = copy.deepcopy(case.model)
+    undo()
+    for each in case.model.parameters():
+        each.data.zero_()
+    torch.testing.assert_close(one_step(twin, case.loss), plain)
+
+
+def test_layers_that_were_exchanged_afterwards_are_called():
+    """Not their weights are read, so that quantized ones and adapters will do."""
+    model, x = Whole(), torch.randn(2, 9, 16)
+    ChunkedFeedForward(tokens=4).apply(model)
+    with torch.no_grad():
+        before = model(x)
+        model.blocks[0].ff[2] = nn.Sequential(model.blocks[0].ff[2], nn.Linear(16, 16))
+        after = model(x)
+        twin = Whole()
+        twin.blocks[0].ff[2] = model.blocks[0].ff[2]
+        torch.testing.assert_close(after, twin(x))
+    assert not torch.allclose(before, after)
+
+
+def test_what_is_no_feed_forward_or_is_cut_already_is_refused():
+    with pytest.raises(ValueError, match="No feed-forward was recognised"):
+        ChunkedFeedForward().check(stack().model, training=True)
+    model = Whole()
+    SplitFeedForward(2).apply(model)
+    with pytest.raises(ValueError, match="replaced already"):
+        ChunkedFeedForward().check(model, training=False)
+    with pytest.raises(ValueError, match="there are blocks.0.ff, blocks.1.ff"):
+        ChunkedFeedForward(only="mlp").check(Whole(), training=False)
+
+
+class MLP(nn.Sequential):
+    """Called like one, but tokens see each other."""
+
+
+@pytest.mark.parametrize("mixing", [nn.Softmax(dim=1), nn.Conv1d(4, 4, 1), nn.BatchNorm1d(4)])
+def test_a_module_in_which_tokens_may_see_each_other_is_not_taken_for_one(mixing: Any):
+    assert list(feed_forwards(MLP(nn.Linear(4, 8), mixing, nn.Linear(8, 4)))) == []
+    assert [name for name, _ in feed_forwards(MLP(nn.Linear(4, 8), nn.Softplus(), nn.Linear(8, 4)))] == [""]
+
+
+def peak(model: nn.Module, x: torch.Tensor, *, gradients: bool) -> int:
+    with Memory() as memory, torch.set_grad_enabled(gradients):
+        memory.note([*model.parameters(), x])
+        output = model(x)
+        if gradients:
+            output.mean().backward()
+    return memory.peak_allocated
+
+
+def test_inference_holds_input_output_and_two_pieces():
+    tokens, width = 1 << 14, 512
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)), None
+        x = torch.empty(tokens, width)
+    weights = sum(each.nbytes for each in model.parameters())
+    for piece in (1024, 2048, 4096):
+        undo = ChunkedFeedForward(tokens=piece).apply(model)
+        wide = 4 * width * 4 * piece
+        assert peak(model, x, gradients=False) == weights + 2 * x.nbytes + 2 * wide
+        undo()
+
+
+def test_training_keeps_inputs_only_where_pieces_are_computed_again():
+    with torch.device("meta"):
+        model, x = nn.Sequential(nn.Linear(64, 1024), nn.GELU(), nn.Linear(1024, 64)), torch.empty(1 << 14, 64)
+    whole = peak(model, x, gradients=True)
+    inner = 1024 * (1 << 14) * 4
+    for recompute, kept in ((True, 0), (False, 2)):
+        undo = ChunkedFeedForward(tokens=1024, recompute=recompute).apply(model)
+        assert kept * inner <= peak(model, x, gradients=True) < (kept + 0.7) * inner
+        undo()
+    assert whole > 2.9 * inner
+
+
+def test_the_single_stream_blocks_of_flux_take_less():
+    """Nine tenths of the model are weights; the inner tensors of a block are 4,608 tokens x 12,288 channels."""
+    peaks = []
+    settings = {"double_layers": "1", "single_layers": "2"}
+    for chosen in ((), (("chunked_feed_forward", {"tokens": "512"}),)):
+        done = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None)
+        peaks.append(done.run.peak_allocated_bytes)
+    assert peaks[0] - peaks[1] > 0.9 * 4608 * 12288 * 2
