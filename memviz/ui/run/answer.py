@@ -22,6 +22,7 @@ from memviz.trace.model import Trace
 from memviz.ui.run.estimates import Estimates, changes
 from memviz.ui.run.form import FormFields, RunRequests, form_fields_of, place_of, requests_of
 from memviz.ui.run.limits import RunLimits, run_limits
+from memviz.ui.run.pictures import RunPictures
 from memviz.ui.run.published_tables import PublishedTables
 from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.session import Refused, Session
@@ -74,6 +75,7 @@ class RunAnswers:
         )
         self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
         self.tables = PublishedTables()
+        self.pictures = RunPictures()
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
         self._lock = threading.Lock()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from memviz.headlines.run import (
@@ -21,6 +21,7 @@ from memviz.ui.html.kinds import colour_style, swatch
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
 from memviz.ui.run.below_results import below_html, verdict_of
+from memviz.ui.run.pictures import Picture, pictures_html
 from memviz.units import bytes_text, count_text, percent_text
 
 _HEADROOM = 1.04
@@ -28,7 +29,9 @@ _WEIGHTS, _REST = "parameter", "activation"
 _MOST_WORDS = 400
 
 
-def results_html(status: OrderStatus | None, chosen: int | None = None) -> Html:
+def results_html(
+    status: OrderStatus | None, chosen: int | None = None, pictures: Mapping[int, Picture] | None = None
+) -> Html:
     """`chosen` is the variant whose code and command stand below; without one, that of the headline."""
     if status is None:
         return _nothing_yet()
@@ -43,6 +46,7 @@ def results_html(status: OrderStatus | None, chosen: int | None = None) -> Html:
     return joined(
         _legend(variants, status),
         tag("ol", *rows, class_="mv-variants", aria_label="Variants, the baseline first"),
+        pictures_html(variants, pictures or {}),
         below_html(variants, shown),
     )
 

@@ -107,13 +107,16 @@ class _RunEvents:
                 state=state,
                 head=head_html(status),
                 form=self._form(state),
-                results=results_html(status, self.answers.chosen(state.order)),
+                results=self._results(status, self.answers.chosen(state.order)),
                 kept=self._kept_value(secret),
             ),
         ]
         if status is not None and not status.is_over:
             for each in self._followed(state, secret):
                 yield [gr.skip(), *each]
+
+    def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
+        return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
     def _form(self, state: RunState, said: Html | str = "") -> dict[str, Any]:
         form, asked = self.answers.meant(state.fields)
@@ -191,7 +194,7 @@ class _RunEvents:
             over = status.is_over
             yield _values(
                 head=head_html(status),
-                results=results_html(status, self.answers.chosen(state.order)),
+                results=self._results(status, self.answers.chosen(state.order)),
                 form=self._marked(state, status) if over else gr.skip(),
                 cancel="" if over else cancel_html(),
                 kept=self._kept_value(visitor) if over else gr.skip(),
@@ -205,7 +208,7 @@ class _RunEvents:
         if data.get("act") != "choose" or not number.isdigit() or status is None:
             return _values()
         self.answers.choose(state.order, int(number))
-        return _values(results=results_html(status, int(number)))
+        return _values(results=self._results(status, int(number)))
 
     # -- what was published, and what was kept
 

@@ -1,0 +1,60 @@
+"""Variants' memory side by side: what is drawn, of what, on one scale, and what a missing file costs."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import re
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from memviz.runner.jobs.order import Variant
+from memviz.runner.request import Request
+from memviz.ui.run.pictures import RunPictures, pictures_html
+from tests.traces import MiB, alloc, snapshot
+from tests.ui.run.test_results import predicted
+
+
+def variant(folder: Path, label: str, peak: int) -> Variant:
+    file = folder / f"{label}.pickle"
+    file.write_bytes(pickle.dumps(snapshot([alloc(at * MiB, MiB) for at in range(peak)])))
+    return Variant(Request("feed_forward"), label, state="done", run=predicted(peak, 1), file=file)
+
+
+def height_drawn(address: str) -> float:
+    """The share of the picture's last column that has a colour."""
+    png = base64.b64decode(address.partition(",")[2])
+    width, height = struct.unpack(">II", png[16:24])
+    body = png[png.index(b"IDAT") + 4 :]
+    rows = np.frombuffer(zlib.decompressobj().decompress(body), np.uint8).reshape(height, 1 + 4 * width)
+    return float((rows[:, -1] > 0).mean())
+
+
+def test_they_stand_on_one_scale_the_highest_just_below_the_edge(tmp_path: Path) -> None:
+    variants = [variant(tmp_path, "Baseline", 100), variant(tmp_path, "Half", 50)]
+    found = RunPictures().of(variants)
+    assert {number: each.live_bytes for number, each in found.items()} == {0: 100 * MiB, 1: 50 * MiB}
+    shares = [height_drawn(found[number].address) for number in (0, 1)]
+    assert np.allclose(shares, [1 / 1.04, 0.5 / 1.04], atol=0.02)
+
+
+def test_a_higher_one_that_arrives_later_moves_the_scale_of_all(tmp_path: Path) -> None:
+    pictures, one = RunPictures(), variant(tmp_path, "Baseline", 50)
+    alone = pictures.of([one])[0]
+    both = pictures.of([one, variant(tmp_path, "More", 100)])
+    assert np.isclose(height_drawn(both[0].address) * 2, height_drawn(alone.address), atol=0.04)
+
+
+def test_what_is_not_there_has_no_picture_and_names_stay_text(tmp_path: Path) -> None:
+    evil = variant(tmp_path, "Baseline", 3)
+    evil = Variant(evil.request, "<img src=x onerror=alert(1)>", state="done", run=evil.run, file=evil.file)
+    gone = Variant(evil.request, "gone", state="done", run=evil.run, file=tmp_path / "gone.pickle")
+    waiting = Variant(evil.request, "waiting")
+    variants = [evil, gone, waiting]
+    html = pictures_html(variants, RunPictures().of(variants))
+    assert re.findall(r'data-number="(\d+)"', html) == ["0"]
+    assert "<img src=x" not in html and "&lt;img src=x" in html
+    assert pictures_html(variants, {}) == ""
