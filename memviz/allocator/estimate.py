@@ -12,6 +12,8 @@ from memviz.allocator.what_if import figures_on, replay_on
 from memviz.trace.model import Note, Trace
 
 ESTIMATE = "an estimate from the trace"
+ESTIMATE_CODE = "estimate"
+"""Of the note that says so."""
 
 
 @dataclass(frozen=True)
@@ -61,5 +63,5 @@ def _source(source: Source, changed: Trace | None) -> Source:
 def _named(replayed: Replayed, name: str, assumptions: tuple[str, ...]) -> Trace:
     about = replayed.trace.about
     text = f"It is {ESTIMATE}, not a recording. It assumes: {' '.join(assumptions)}"
-    note = Note("estimate", text, level="warning", device=replayed.trace.devices[0].name)
+    note = Note(ESTIMATE_CODE, text, level="warning", device=replayed.trace.devices[0].name)
     return replace(replayed.trace, about=replace(about, on=f"{name}, {ESTIMATE}"), notes=(note, *replayed.trace.notes))

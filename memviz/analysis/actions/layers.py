@@ -97,7 +97,7 @@ def _layer(facts: Facts, made: Ints8, kept: Ints8, first: int, past: int) -> Lay
     rows = facts.rows
     begin, end = np.searchsorted(rows.start[made], [first, past])
     own = made[begin:end]
-    live = own[rows.end[own] > past]
+    live = own[(rows.end[own] > past) | (rows.end[own] == facts.count)]
     if not len(live):
         return None
     output = int(live[-1])

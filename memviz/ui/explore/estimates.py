@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import Estimate, estimate, estimated_trace
+from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Source
 from memviz.analysis.actions.action import ActionKind
@@ -37,8 +37,9 @@ class Offer:
 
 
 def offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
-    """By the key of a finding; what would save nothing is not offered."""
-    if device.kind != "gpu" or len(device.events) > MOST_EVENTS:
+    """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
+    is_estimate = any(note.code == ESTIMATE_CODE for note in trace.notes)
+    if device.kind != "gpu" or len(device.events) > MOST_EVENTS or is_estimate:
         return {}
     return kept(trace, (offers, device), lambda: _offers(trace, device))
 
