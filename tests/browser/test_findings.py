@@ -17,6 +17,8 @@ def explored(same_page: Any, server: str) -> Any:
     """The first of the two traces of a sample, with what is offered against its findings."""
     at_home(same_page, server)
     same_page.locator("[data-sample=checkpointing]").click()
+    # The sample turns to Compare by itself.
+    same_page.locator("#compare-B .mvt[data-drawn]").wait_for()
     same_page.get_by_role("tab", name="Explore").click()
     same_page.locator("#findings [data-act=estimate]").first.wait_for()
     return same_page

@@ -36,10 +36,10 @@ class Offer:
         return self.estimate.live_change < 0 or self.estimate.reserved_change < 0
 
 
-def offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
+def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS) -> dict[str, tuple[Offer, ...]]:
     """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
     is_estimate = any(note.code == ESTIMATE_CODE for note in trace.notes)
-    if device.kind != "gpu" or len(device.events) > MOST_EVENTS or is_estimate:
+    if device.kind != "gpu" or len(device.events) > most_events or is_estimate:
         return {}
     return kept(trace, (offers, device), lambda: _offers(trace, device))
 
