@@ -12,6 +12,7 @@ class ActionKind(StrEnum):
     FREE_EARLIER = "free_earlier"
     CHECKPOINT = "checkpoint"
     HALF_PRECISION = "half_precision"
+    AUTOCAST = "autocast"
     EXPANDABLE_SEGMENTS = "expandable_segments"
 
 

@@ -72,4 +72,11 @@ def _recomputed(facts: Facts, layer: Layer, begin: int) -> tuple[Ints8, ...]:
     needed = needed[np.isin(needed, layer.kept) | (rows.end[needed] <= layer.past)]
     is_kept = np.isin(needed, layer.kept)
     end = np.where(is_kept, np.maximum(rows.end[needed], begin), begin)
-    return needed, np.full(len(needed), begin), end, rows.start[needed], rows.end[needed]
+    return (
+        needed,
+        np.full(len(needed), begin),
+        end,
+        rows.start[needed],
+        rows.end[needed],
+        np.ones(len(needed), np.int64),
+    )

@@ -38,6 +38,8 @@ class Again(Columns):
     order: Ints8
     """Among those that begin before the same event. One that ends there too ends at `end_order`."""
     end_order: Ints8
+    divisor: Ints8
+    """Of the size."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +47,7 @@ class Edit:
     """Of rows of `lifetimes` that begin within the trace. Only what ends there too is made again."""
 
     earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
-    again: Again = field(default_factory=lambda: Again(_none(), _none(), _none(), _none(), _none()))
+    again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
     halved: Ints8 = field(default_factory=_none)
     """Rows of which half is asked for."""
 
@@ -117,11 +119,11 @@ def _made_again(
     device: DeviceTrace, rows: Lifetimes, sizes: Ints8, again: Again, starts: Ints8
 ) -> tuple[_Entries, _Entries]:
     row, begin, end = again.row, starts[again.begin], starts[again.end]
-    address = _unused(device.events.address, len(again))
+    address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
-    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, sizes[row])
-    return made, _freed(rows.start[row], end, freed_at, address, sizes[row])
+    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, size)
+    return made, _freed(rows.start[row], end, freed_at, address, size)
 
 
 def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from memviz.analysis.actions.action import ActionKind, Proposal
+from memviz.analysis.actions.autocast import is_mixed
 from memviz.analysis.actions.edit import Edit, edited
 from memviz.analysis.findings.facts import Facts
 from memviz.analysis.lifetimes import BEFORE
@@ -27,9 +28,9 @@ _HALVED = (
 
 
 def half_precision(facts: Facts) -> Proposal | None:
-    """None where something was there before the recording: how that lay is known in its own size alone."""
+    """None where something was there before the recording, whose size was decided then, or is half already."""
     halved = np.flatnonzero(facts.has_purpose(*_HALVED) & (facts.rows.start > BEFORE))
-    if not len(halved) or (facts.rows.start == BEFORE).any():
+    if not len(halved) or (facts.rows.start == BEFORE).any() or is_mixed(facts):
         return None
     trace = edited(facts.trace, facts.device, Edit(halved=halved))
     return Proposal(ActionKind.HALF_PRECISION, "the model in half the precision", ASSUMPTIONS, trace)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memviz.analysis.actions.action import ActionKind, Proposal
+from memviz.analysis.actions.autocast import autocast
 from memviz.analysis.actions.checkpoint import checkpoint
 from memviz.analysis.actions.free_earlier import free_earlier
 from memviz.analysis.actions.half_precision import half_precision
@@ -18,7 +19,7 @@ _EXPANDABLE = Proposal(
     None,
 )
 _OF_KIND: dict[FindingKind, tuple[ActionKind, ...]] = {
-    FindingKind.ACTIVATIONS: (ActionKind.CHECKPOINT, ActionKind.HALF_PRECISION),
+    FindingKind.ACTIVATIONS: (ActionKind.CHECKPOINT, ActionKind.AUTOCAST, ActionKind.HALF_PRECISION),
     FindingKind.KEPT_TOO_LONG: (ActionKind.FREE_EARLIER,),
     FindingKind.GRADIENTS_IN_FORWARD: (ActionKind.FREE_EARLIER,),
     FindingKind.PINNED_SEGMENTS: (ActionKind.EXPANDABLE_SEGMENTS,),
@@ -38,6 +39,8 @@ def proposal(trace: Trace, device: DeviceTrace, finding: Finding, kind: ActionKi
     match kind:
         case ActionKind.CHECKPOINT:
             return checkpoint(facts)
+        case ActionKind.AUTOCAST:
+            return autocast(facts)
         case ActionKind.HALF_PRECISION:
             return half_precision(facts)
         case ActionKind.FREE_EARLIER:

@@ -51,7 +51,7 @@ def test_what_is_live_falls_by_what_ends_earlier_and_by_halves(trace, data):
 def test_what_is_made_again_is_another_block_from_one_event_to_another():
     events = [alloc(ONE, 10), free(ONE, 10), alloc(TWO, 5), alloc(THREE, 7), free(TWO, 5), free(THREE, 7)]
     trace = trace_of(events)
-    again = Again(*(np.array([number]) for number in (0, 4, 7, 0, 2)))
+    again = Again(*(np.array([number]) for number in (0, 4, 7, 0, 2, 1)))
     made = edited(trace, trace.devices[0], Edit(again=again))
     assert timeline(made.devices[0]).live.tolist() == [0, 10, 10, 0, 5, 15, 22, 22, 17, 17, 7, 7, 0]
 
@@ -60,7 +60,7 @@ def test_several_made_again_at_one_place_come_and_go_as_they_did():
     """A temporary is freed again before the next one is made."""
     events = [alloc(ONE, 10), free(ONE, 10), alloc(TWO, 5), free(TWO, 5), alloc(THREE, 7), free(THREE, 7)]
     trace = trace_of(events)
-    columns = ([0, 1], [7, 7], [7, 7], [0, 3], [2, 5])
+    columns = ([0, 1], [7, 7], [7, 7], [0, 3], [2, 5], [1, 1])
     made = edited(trace, trace.devices[0], Edit(again=Again(*(np.array(column) for column in columns))))
     assert timeline(made.devices[0]).live.tolist() == [0, 10, 10, 0, 5, 5, 0, 7, 17, 17, 7, 12, 12, 7, 7, 0]
 

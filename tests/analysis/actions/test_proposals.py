@@ -35,7 +35,7 @@ def test_what_is_kept_too_long_ends_before_the_next_forward():
 def test_activations_can_be_checkpointed_or_halved():
     trace = network(steps=2)
     (finding,) = of_kind(trace, FindingKind.ACTIVATIONS)
-    assert kinds_of(finding) == (ActionKind.CHECKPOINT, ActionKind.HALF_PRECISION)
+    assert kinds_of(finding) == (ActionKind.CHECKPOINT, ActionKind.AUTOCAST, ActionKind.HALF_PRECISION)
     halved = proposal(trace, trace.devices[0], finding, ActionKind.HALF_PRECISION)
     assert halved is not None and halved.trace is not None
     whole = timeline(trace.devices[0]).live

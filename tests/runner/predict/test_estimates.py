@@ -10,6 +10,7 @@ from memviz.allocator.estimate import estimate
 from memviz.allocator.replay import source_of
 from memviz.analysis.actions.action import ActionKind
 from memviz.analysis.actions.proposals import kinds_of, proposal
+from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.findings.ranked import findings
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
@@ -31,7 +32,9 @@ def shape(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> in
     return int(length)
 
 
-def trained(length: int, *, checkpointed: bool = False, dtype: torch.dtype = torch.float32) -> Trace:
+def trained(
+    length: int, *, checkpointed: bool = False, dtype: torch.dtype = torch.float32, autocast: bool = False
+) -> Trace:
     with PredictedDevice(CARD, release=RELEASE) as device:
         model = gpt.GPT(checkpointed=checkpointed).to("cuda", dtype)
         optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
@@ -39,7 +42,8 @@ def trained(length: int, *, checkpointed: bool = False, dtype: torch.dtype = tor
             with device.phase(f"ProfilerStep#{number}"):
                 optimizer.zero_grad()
                 tokens = torch.randint(gpt.VOCABULARY, (8, length), device="cuda")
-                _, loss = model(tokens, tokens)
+                with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+                    _, loss = model(tokens, tokens)
                 loss.backward()
                 optimizer.step()
         return device.finish()
@@ -100,6 +104,17 @@ def test_checkpointed_layers_peak_as_the_program_with_checkpoints_does(shape: in
 
 def test_half_the_precision_peaks_as_the_model_in_bfloat16_does(shape: int) -> None:
     expect_near(trained(shape), ActionKind.HALF_PRECISION, trained(shape, dtype=torch.bfloat16))
+
+
+def test_autocast_peaks_as_the_program_under_autocast_does(shape: int) -> None:
+    expect_near(trained(shape), ActionKind.AUTOCAST, trained(shape, autocast=True))
+
+
+def test_what_is_in_mixed_precision_already_is_not_halved_again(shape: int) -> None:
+    trace = trained(shape, autocast=True)
+    chosen = next(finding for finding in findings(trace, trace.devices[0]) if finding.kind is FindingKind.ACTIVATIONS)
+    for kind in (ActionKind.AUTOCAST, ActionKind.HALF_PRECISION):
+        assert proposal(trace, trace.devices[0], chosen, kind) is None
 
 
 def test_an_output_let_go_earlier_peaks_as_the_program_that_lets_it_go() -> None:
