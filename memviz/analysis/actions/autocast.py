@@ -55,7 +55,7 @@ def autocast(facts: Facts) -> Proposal | None:
 
 
 def is_mixed(facts: Facts) -> bool:
-    """Whether forwards make copies in another precision already, and keep them: of weights, and of what they compute."""
+    """Whether forwards make copies in another precision already, and keep them: of weights and of results."""
     activations = facts.has_purpose(Category.ACTIVATION)
     copies = activations & (_names(facts)[_place(facts)] == "_to_copy")
     size = facts.rows.size
