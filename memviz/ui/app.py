@@ -33,6 +33,7 @@ from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
+from memviz.ui.explore.estimates import with_estimate
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
@@ -201,7 +202,7 @@ class _Page:
         self.arrivals.click(self._arrived, [self.session], outputs, **IN_PARTS)
         for panel in (self.traces, self.band, self.samples, self.foot, self.compare.offer, self.explore.verdict):
             panel.click(self._act, [self.session], outputs, **PRIVATE)
-        self.explore.findings.click(self._turn, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
+        self.explore.findings.click(self._follow_finding, [self.session], outputs, **PRIVATE).then(None, js=_TO_THE_TOP)
         self.what_if.keep.click(self._keep_replay, [self.session, self.what_if.state], outputs, **PRIVATE).then(
             None, js=_TO_THE_TOP
         )
@@ -257,9 +258,13 @@ class _Page:
                 self.context.store.drop(each.key)
         return self._shown(after, tab=_tab(data))
 
-    def _turn(self, current: Session, event: gr.EventData) -> list[Any]:
-        """To the tab that would help with a finding."""
-        tab = clicked(event).get("tab")
+    def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
+        """To the tab that would help with it, or to an estimate of what would come of an action."""
+        data = clicked(event)
+        if data.get("act") == "estimate":
+            after = with_estimate(self.context, current, data)
+            return self._shown(after, tab=compare.ID if after != current else None)
+        tab = data.get("tab")
         return self._shown(current, tab=tab if tab in (what_if.ID, run.ID) else None)
 
     def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:

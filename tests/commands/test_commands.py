@@ -247,12 +247,24 @@ def test_questions_that_do_not_fit(small: Path) -> None:
 def test_findings_are_told_by_bytes_and_as_json() -> None:
     sample = ROOT / "sample_traces" / "training.pickle.gz"
     told = memviz("findings", sample).stdout
-    first = answer("findings", sample)["findings"][0]
+    first = next(each for each in answer("findings", sample)["findings"] if each["kind"] == "kept_too_long")
     assert first["sentence"] in told
     assert first["remedy"] in told
     assert (first["key"], first["kind"], first["bytes"]) == ("kept_too_long-1", "kept_too_long", 128 << 20)
     assert first["site"] == "gpt.py:74 forward"
     assert first["allocations"] == 2
+
+
+def test_estimates_say_what_each_action_saves() -> None:
+    sample = ROOT / "sample_traces" / "training.pickle.gz"
+    first = answer("findings", sample, "--estimates")["findings"][0]
+    assert first["kind"] == "activations"
+    assert [each["kind"] for each in first["estimates"]] == ["checkpoint", "autocast", "half_precision"]
+    checkpoint = first["estimates"][0]
+    before, after = checkpoint["peak_live_bytes"]
+    assert (before, before - after) == (2055700488, 1008205824)
+    told = memviz("findings", sample, "--estimates").stdout
+    assert "checkpoint 8 layers, an estimate from the trace: −962 MiB live, −898 MiB reserved at the peaks" in told
 
 
 def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from memviz.analysis.cache import kept
+from memviz.analysis.findings.activations import activations
 from memviz.analysis.findings.duplicated_weights import duplicated_weights
 from memviz.analysis.findings.facts import Facts
 from memviz.analysis.findings.finding import Finding
@@ -23,6 +24,7 @@ from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
 
 _LOOKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
+    activations,
     kept_too_long,
     growing,
     spike,

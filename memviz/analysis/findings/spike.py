@@ -14,6 +14,8 @@ from memviz.units import bytes_text, count_text
 
 _MUCH = 0.05
 """Of the peak of what is reserved."""
+_HIGHER = 0.05
+"""Of the peak: by so much a spike stands above all that comes behind it."""
 _RISES = 0.1
 """Of the peak: live bytes fall behind a spike and rise again by at least so much. What only falls is no spike."""
 
@@ -28,6 +30,8 @@ def spike(facts: Facts) -> Iterator[Finding]:
     # The first moment behind it after which live bytes never come as high again as they were there.
     valley = top + int(rises[0])
     needed = int(later[valley])
+    if needed > (1 - _HIGHER) * live[top]:
+        return
     before = np.flatnonzero(live[:top] <= needed)
     begin = _before_growth(facts, int(before[-1])) if len(before) else 0
     unused = min(int(reserved[valley:].min()) - needed, int(reserved[top : valley + 1].max() - reserved[begin]))

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.findings.ranked import findings
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.explore.estimates import Offer
 from memviz.ui.explore.live_set import lights
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut, rounded
-from memviz.units import count_text
+from memviz.units import count_text, delta_text
 
 FEW = 5
 _LONGEST = 400
 _WHAT_IF, _RUN = ("what-if", "What if"), ("run", "Run")
 _TABS = {
+    FindingKind.ACTIVATIONS: _RUN,
     FindingKind.PINNED_SEGMENTS: _WHAT_IF,
     FindingKind.SPIKE: _WHAT_IF,
     FindingKind.PRIVATE_POOLS: _WHAT_IF,
@@ -27,28 +29,53 @@ _TABS = {
 """The tab that shows what would help: other settings, or another way to run."""
 
 
-def findings_html(trace: Trace, device: DeviceTrace, key: str = "") -> Html:
+_NO_OFFERS: Mapping[str, tuple[Offer, ...]] = {}
+_ESTIMATES = (
+    "What a button says is an estimate from the trace: its requests, edited, put to PyTorch’s allocator again. A click "
+    "opens that beside the recording."
+)
+
+
+def findings_html(
+    trace: Trace, device: DeviceTrace, key: str = "", offered: Mapping[str, tuple[Offer, ...]] = _NO_OFFERS
+) -> Html:
     """`key` is the open trace's; without it nothing can be lit and no other tab reached, as in a saved page."""
     ranked = findings(trace, device)
     if not ranked:
         return Html("")
-    first, rest = _list(ranked[:FEW], key), ranked[FEW:]
-    more = tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key)) if rest else ""
+    first, rest = _list(ranked[:FEW], key, offered), ranked[FEW:]
+    more = tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key, offered)) if rest else ""
+    remark = tag("p", _ESTIMATES, class_="mv-soft mv-estimates") if any(offered.values()) else ""
     heading = tag("h2", "Findings")
-    return tag("section", heading, first, more, class_="mv-findings", data_trace=key or None)
+    return tag("section", heading, first, more, remark, class_="mv-findings", data_trace=key or None)
 
 
-def _list(shown: Sequence[Finding], key: str) -> Html:
-    return tag("ul", *(_item(finding, key) for finding in shown))
+def _list(shown: Sequence[Finding], key: str, offered: Mapping[str, tuple[Offer, ...]]) -> Html:
+    return tag("ul", *(_item(finding, key, offered.get(finding.key, ())) for finding in shown))
 
 
-def _item(finding: Finding, key: str) -> Html:
+def _item(finding: Finding, key: str, offers: Sequence[Offer]) -> Html:
     words, remedy = cut(finding.sentence, _LONGEST), tag("span", finding.remedy, class_="mv-soft")
     size = tag("b", rounded(finding.bytes), class_="mv-number")
     if not key:
         return tag("li", size, tag("p", words, " ", remedy))
     said = tag("button", words, type="button", class_="mv-finding", data_keep="")
-    return tag("li", size, tag("p", said, " ", remedy), _way(finding), **lights("finding", finding.key))
+    ways = tag("div", *(_offer(finding, offer) for offer in offers), _way(finding), class_="mv-ways")
+    return tag("li", size, tag("p", said, " ", remedy), ways, **lights("finding", finding.key))
+
+
+def _offer(finding: Finding, offer: Offer) -> Html:
+    """Opens the estimate beside the recording."""
+    data = {"data_act": "estimate", "data_finding": finding.key, "data_kind": str(offer.kind)}
+    title = " ".join(("An estimate from the trace, which assumes:", *offer.assumptions))
+    return tag("button", f"{offer.name}: {_saved(offer)}", type="button", class_="mv-quiet", title=title, **data)
+
+
+def _saved(offer: Offer) -> str:
+    live, reserved = offer.estimate.live_change, offer.estimate.reserved_change
+    if live < 0:
+        return delta_text(live)
+    return f"{delta_text(reserved)} reserved"
 
 
 def _way(finding: Finding) -> Html:

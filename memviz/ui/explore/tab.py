@@ -23,6 +23,7 @@ from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.explore import answer
 from memviz.ui.explore.downloads import groups_csv
+from memviz.ui.explore.estimates import offers, offers_at_hand
 from memviz.ui.explore.findings import findings_html
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
@@ -40,7 +41,7 @@ _LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
 class ExploreTab:
     verdict: Panel
     findings: LitPanel
-    """Its clicks are the page's affair: they turn to other tabs."""
+    """Its clicks are the page's affair: they turn to other tabs, or open one more trace."""
     timeline: MemoryTimeline
     find: FindField
     head: Panel
@@ -145,8 +146,16 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         said = chosen.get("linked") or (chosen if chosen.get("key") == key else {})
         return [said, *panels(context, current, state, said, due=answer.ALL), *maps(context, current, state, said)]
 
+    def offer(current: Session) -> Any:
+        """What could be done follows by itself: it takes some replays."""
+        found = context.current(current)
+        if found is None or current.current is None:
+            return gr.skip()
+        return findings_html(*found, timeline_key(current.current), offers(*found))
+
     asked = [session, parts.state, parts.chosen]
     parts.timeline.select(select, asked, [parts.chosen, *parts.panels], **_LATEST)
+    parts.shown.change(offer, [session], [parts.findings], **_LATEST)
     parts.find.input(search, asked, [parts.state, *parts.panels], **_LATEST)
     parts.shown.change(another, asked, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
     for panel in (parts.head, parts.live):
@@ -163,7 +172,13 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
     first = {"colour": meaning} if meaning != MEANINGS[0] else {}
     value = timeline_value(*found, key, state={**first, **(state or {})})
     linked = {"linked": {**state, "key": key}} if state else gr.skip()
-    return [verdict_html(*found, session.current.key), findings_html(*found, key), value, key, linked]
+    return [
+        verdict_html(*found, session.current.key),
+        findings_html(*found, key, offers_at_hand(*found)),
+        value,
+        key,
+        linked,
+    ]
 
 
 def panels(

@@ -12,8 +12,8 @@ from memviz.allocator.what_if import WhatIf
 from memviz.headlines.names import trace_name
 from memviz.trace.formats.write_snapshot import write_pickle
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.exports import file_stem, file_with, page_file
+from memviz.ui.shell.opened_beside import with_made
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.what_if.saved_page import what_if_page
@@ -35,17 +35,7 @@ def _write(replayed: Replayed, path: Path) -> None:
 
 def with_replay(store: TraceStore, session: Session, recording: str, replayed: Replayed, *, compared: bool) -> Session:
     """One more open trace, chosen, or put beside the recording; the same one is not opened twice."""
-    trace = _named(replayed)
-    for each in session.opened:
-        known = store.get(each.key)
-        if known is not None and known.about == trace.about:
-            session = session.choosing(each.key)
-            break
-    else:
-        session = session.with_opened(open_trace(store, trace))
-    if compared and session.of(recording) is not None:
-        return replace(session, compared=(recording, session.chosen))
-    return session
+    return with_made(store, session, recording, _named(replayed), compared=compared)
 
 
 def _named(replayed: Replayed) -> Trace:

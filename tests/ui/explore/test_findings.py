@@ -56,7 +56,7 @@ def test_names_stay_text():
     trace = trace_of([*held, alloc(9 * MiB, MiB, time_us=9)])
     html = findings_html(trace, trace.devices[0], "key/0")
     assert "<b>x</b></script>" in words(html)
-    assert tags(html) <= {"section", "h2", "ul", "li", "b", "span", "p", "button"}
+    assert tags(html) <= {"section", "h2", "ul", "li", "b", "span", "p", "button", "div"}
 
 
 def test_where_nothing_stands_out_there_is_no_panel():

@@ -1,0 +1,166 @@
+"""The same requests with some changed: allocations that end earlier, shrink, or are made a second time.
+
+What comes of it is a history of requests to put to the allocator, no recording: its addresses only name blocks, and its
+segments are those of the recording.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from memviz.analysis.lifetimes import Lifetimes, lifetimes
+from memviz.trace.model import Action, Blocks, Bools, Bytes1, Columns, DeviceTrace, Events, Ints8, State, Trace
+
+_GROWS_OR_SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
+
+
+def _none() -> Ints8:
+    return np.zeros(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, eq=False)
+class Earlier(Columns):
+    """Allocations that end before an event, in place of where they did."""
+
+    row: Ints8
+    before: Ints8
+
+
+@dataclass(frozen=True, eq=False)
+class Again(Columns):
+    """Allocations that are made once more, alike: before an event, and until another one."""
+
+    row: Ints8
+    begin: Ints8
+    end: Ints8
+    order: Ints8
+    """Among those that begin before the same event. One that ends there too ends at `end_order`."""
+    end_order: Ints8
+    divisor: Ints8
+    """Of the size."""
+
+
+@dataclass(frozen=True, eq=False)
+class Edit:
+    """Of rows of `lifetimes` that begin within the trace. Only what ends there too is made again."""
+
+    earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
+    again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
+    halved: Ints8 = field(default_factory=_none)
+    """Rows of which half is asked for."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Entries(Columns):
+    """Events in the making: each looks like a recorded one, but for what is said here."""
+
+    source: Ints8
+    place: Ints8
+    """Just before this event; a recorded one stands at its own."""
+    order: Ints8
+    action: Bytes1
+    address: Ints8
+    size: Ints8
+
+
+_LAST = np.iinfo(np.int64).max
+
+
+def edited(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
+    """One device, with its final state as it was: a replay makes its own."""
+    rows, starts = lifetimes(device), _starts_of_groups(device.events)
+    sizes = rows.size.copy()
+    sizes[edit.halved] = (sizes[edit.halved] + 1) // 2
+    parts = (
+        _kept(device, rows, sizes, edit.earlier.row),
+        _ended(rows, sizes, edit.earlier, starts),
+        *_made_again(device, rows, sizes, edit.again, starts),
+    )
+    entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
+    ordered = np.lexsort((entries.order, entries.place))
+    source = entries.source[ordered]
+    columns = {name: column[source] for name, column in device.events.columns()}
+    columns |= {name: getattr(entries, name)[ordered] for name in ("action", "address", "size")}
+    columns["time_us"] = device.events.time_us[np.minimum(entries.place[ordered], len(device.events) - 1)]
+    labels = device.event_labels
+    if labels is not None:
+        labels = replace(labels, **{name: column[source] for name, column in labels.columns()})
+    changed = replace(device, events=Events(**columns), event_labels=labels, blocks=_blocks(device, rows, sizes, edit))
+    return replace(trace, devices=(changed,))
+
+
+def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
+    """What was recorded, without the frees that come earlier now."""
+    events, count = device.events, len(device.events)
+    size = events.size.copy()
+    for column in (rows.start, rows.free_requested, rows.end):
+        inside = (column >= 0) & (column < count)
+        size[column[inside]] = sizes[inside]
+    stays = np.ones(count, dtype=np.bool_)
+    for column in (rows.free_requested[ended], rows.end[ended]):
+        stays[column[(column >= 0) & (column < count)]] = False
+    kept = np.flatnonzero(stays)
+    return _Entries(kept, kept, np.full(len(kept), _LAST), events.action[kept], events.address[kept], size[kept])
+
+
+def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _Entries:
+    return _freed(
+        rows.start[earlier.row],
+        starts[earlier.before],
+        np.arange(len(earlier)),
+        rows.address[earlier.row],
+        sizes[earlier.row],
+    )
+
+
+def _made_again(
+    device: DeviceTrace, rows: Lifetimes, sizes: Ints8, again: Again, starts: Ints8
+) -> tuple[_Entries, _Entries]:
+    row, begin, end = again.row, starts[again.begin], starts[again.end]
+    address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
+    # Frees that follow from what was recorded come before anything that is made at the same place.
+    freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
+    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, size)
+    return made, _freed(rows.start[row], end, freed_at, address, size)
+
+
+def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints8) -> _Entries:
+    """Asked for and complete at once, so two events each."""
+    twice = np.repeat(np.arange(len(source)), 2)
+    actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
+    return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice])
+
+
+def _all(action: Action, count: int) -> Bytes1:
+    return np.full(count, action, dtype=np.uint8)
+
+
+def _unused(addresses: Ints8, count: int) -> Ints8:
+    known = np.unique(addresses)
+    return np.setdiff1d(np.arange(1, count + len(known) + 1), known)[:count]
+
+
+def _starts_of_groups(events: Events) -> Ints8:
+    """Where something can be put before each event: not between a new segment and what it was made for, nor within a
+    free. One more at the end."""
+    action, address = events.action, events.address
+    moves: Bools = np.isin(action, np.array(_GROWS_OR_SHRINKS, dtype=np.uint8))
+    follows = np.zeros(len(events) + 1, dtype=np.bool_)
+    follows[1:-1] = moves[:-1] & (moves[1:] | np.isin(action[1:], (Action.ALLOC, Action.OOM)))
+    follows[1:-1] |= (
+        (action[:-1] == Action.FREE_REQUESTED) & (action[1:] == Action.FREE_COMPLETED) & (address[:-1] == address[1:])
+    )
+    return np.maximum.accumulate(np.where(follows, 0, np.arange(len(follows))))
+
+
+def _blocks(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, edit: Edit) -> Blocks:
+    """What is active at the end: without what ends earlier now."""
+    requested, state = device.blocks.requested.copy(), device.blocks.state.copy()
+    of_block = rows.block >= 0
+    requested[rows.block[of_block]] = sizes[of_block]
+    ended = rows.block[edit.earlier.row]
+    requested[ended[ended >= 0]] = 0
+    state[ended[ended >= 0]] = State.INACTIVE
+    return replace(device.blocks, requested=requested, state=state)

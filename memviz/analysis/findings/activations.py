@@ -1,0 +1,52 @@
+"""Activations that wait for the backward at the peak: what checkpointing and less precision are for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from memviz.analysis.actions.layers import layered_steps
+from memviz.analysis.findings.facts import Facts, site_name
+from memviz.analysis.findings.finding import Finding, FindingKind
+from memviz.analysis.live import live_rows
+from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.trace.model import Category, Ints8
+from memviz.units import bytes_text, count_text, percent_text
+
+_MUCH = 0.2
+"""Of the peak."""
+
+
+def activations(facts: Facts) -> Iterator[Finding]:
+    event = facts.line.peak_event
+    if event < 0 or not any(span.doing == Doing.BACKWARD for span in facts.phases.spans):
+        return
+    rows = live_rows(facts.device, event)
+    rows = rows[facts.has_purpose(Category.ACTIVATION)[rows]]
+    size = int(facts.rows.size[rows].sum())
+    if size < max(_MUCH * facts.line.peak_bytes, 1):
+        return
+    certainty = facts.certainty(rows)
+    probably = "probably " if certainty is Certainty.PROBABLE else ""
+    yield Finding(
+        FindingKind.ACTIVATIONS,
+        size,
+        f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations that "
+        f"wait for the backward{_in_layers(facts, rows)}.",
+        "Checkpoint layers, so that they are made again in the backward, or work in half the precision.",
+        rows,
+        event,
+        site_name(facts.largest_site(rows)),
+        certainty,
+    )
+
+
+def _in_layers(facts: Facts, live: Ints8) -> str:
+    """Of the step that most of them belong to."""
+    held = []
+    for step in layered_steps(facts):
+        own = {int(row) for layer in step.layers for row in layer.kept}
+        inside = [row for row in live.tolist() if row in own]
+        held.append((int(facts.rows.size[inside].sum()), len(step.layers)))
+    most, layers = max(held, default=(0, 0))
+    return f", {bytes_text(most)} of it in {count_text(layers)} equal layers" if most else ""

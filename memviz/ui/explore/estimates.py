@@ -1,0 +1,91 @@
+"""What could be done about each finding and what it would save: estimates from the trace, made once and kept on it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Source
+from memviz.analysis.actions.action import ActionKind
+from memviz.analysis.actions.proposals import kinds_of, proposal
+from memviz.analysis.cache import kept
+from memviz.analysis.findings.finding import Finding
+from memviz.analysis.findings.ranked import finding_named, findings
+from memviz.errors import UsageError
+from memviz.headlines.names import trace_name
+from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.opened_beside import with_made
+from memviz.ui.shell.session import Session
+
+MOST_EVENTS = 100_000
+"""Of a longer recording nothing is replayed unasked: each estimate takes seconds there."""
+
+
+@dataclass(frozen=True)
+class Offer:
+    kind: ActionKind
+    name: str
+    assumptions: tuple[str, ...]
+    estimate: Estimate
+
+    @property
+    def saves(self) -> bool:
+        return self.estimate.live_change < 0 or self.estimate.reserved_change < 0
+
+
+def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS) -> dict[str, tuple[Offer, ...]]:
+    """By the key of a finding; what would save nothing is not offered, and nothing is estimated from an estimate."""
+    is_estimate = any(note.code == ESTIMATE_CODE for note in trace.notes)
+    if device.kind != "gpu" or len(device.events) > most_events or is_estimate:
+        return {}
+    return kept(trace, (offers, device), lambda: _offers(trace, device))
+
+
+def offers_at_hand(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
+    """Without working anything out."""
+    found: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
+    return found
+
+
+def _offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
+    source = source_of(trace, device)
+    made = {
+        finding.key: [_offer(source, finding, kind) for kind in kinds_of(finding)]
+        for finding in findings(trace, device)
+    }
+    return {key: tuple(offer for offer in row if offer is not None and offer.saves) for key, row in made.items()}
+
+
+def _offer(source: Source, finding: Finding, kind: ActionKind) -> Offer | None:
+    what = proposal(source.trace, source.device, finding, kind)
+    if what is None:
+        return None
+    is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
+    return Offer(kind, what.name, what.assumptions, estimate(source, what.trace, expandable=is_expandable))
+
+
+def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
+    """What was clicked as one more open trace, compared with its recording."""
+    found = context.current(session)
+    if found is None or session.current is None or data.get("kind") not in list(ActionKind):
+        return session
+    kind = ActionKind(data["kind"])
+    try:
+        made = _made(source_of(*found), finding_named(*found, data.get("finding", "")), kind)
+    except UsageError:
+        # Of another trace than the one that is open now.
+        return session
+    return session if made is None else with_made(context.store, session, session.current.key, made, compared=True)
+
+
+def _made(source: Source, finding: Finding, kind: ActionKind) -> Trace | None:
+    what = proposal(source.trace, source.device, finding, kind)
+    if what is None:
+        return None
+    is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
+    made = estimated_trace(source, what.trace, what.name, what.assumptions, expandable=is_expandable)
+    name = f"{trace_name(source.trace.about.source)}, {what.name}"
+    return replace(made, about=replace(made.about, source=name))

@@ -1,0 +1,118 @@
+"""Which layers are seen, and what is live where they are checkpointed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from memviz.analysis.actions.checkpoint import checkpoint
+from memviz.analysis.actions.layers import layered_steps
+from memviz.analysis.findings.facts import Facts
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import Trace
+from tests.analysis.training import ACCUMULATE, BACKWARD, BUILD, CALL, MAIN, NATIVE
+from tests.traces import MiB, alloc, frame, free, trace_of
+
+LAYERS = 4
+
+
+def line(number: int) -> list[dict[str, Any]]:
+    return [NATIVE, frame("forward", "/p/model.py", number), CALL, MAIN]
+
+
+NORM, WIDE, SUM, HEAD = line(10), line(11), line(12), line(20)
+WEIGHTS, LOGITS, SCRATCH, GRADIENT = 9 << 30, 8 << 30, 7 << 30, 6 << 30
+
+
+def address(layer: int, place: int) -> int:
+    return (100 * (layer + 1) + place) * MiB
+
+
+def network(*, steps: int = 1, upto: int | None = None) -> Trace:
+    """Each layer keeps 10 and 40 MiB, throws 5 MiB away and hands 8 MiB on; the backward goes from the last to the
+    first, and needs 3 MiB besides."""
+    events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
+    for _ in range(steps):
+        for layer in range(LAYERS):
+            events += [alloc(address(layer, 0), 10 * MiB, frames=NORM), alloc(address(layer, 1), 40 * MiB, frames=WIDE)]
+            events += [alloc(address(layer, 2), 5 * MiB, frames=WIDE), *free(address(layer, 2), 5 * MiB)]
+            events += [alloc(address(layer, 3), 8 * MiB, frames=SUM)]
+        events += [alloc(LOGITS, 20 * MiB, frames=HEAD), alloc(SCRATCH, MiB, frames=BACKWARD), *free(SCRATCH, MiB)]
+        events += free(LOGITS, 20 * MiB)
+        for layer in reversed(range(LAYERS)):
+            events += free(address(layer, 3), 8 * MiB)
+            events += [alloc(SCRATCH, 3 * MiB, frames=BACKWARD), *free(address(layer, 1), 40 * MiB)]
+            events += [*free(address(layer, 0), 10 * MiB), *free(SCRATCH, 3 * MiB)]
+        events += [alloc(GRADIENT, 50 * MiB, frames=ACCUMULATE), *free(GRADIENT, 50 * MiB)]
+    return trace_of(events[:upto])
+
+
+def test_layers_are_seen_with_what_they_keep_and_hand_on():
+    trace = network()
+    (step,) = layered_steps(Facts(trace, trace.devices[0]))
+    rows = lifetimes(trace.devices[0])
+    assert [rows.address[layer.kept].tolist() for layer in step.layers] == [
+        [address(layer, 0), address(layer, 1)] for layer in range(LAYERS)
+    ]
+    assert [int(rows.address[layer.output]) for layer in step.layers] == [address(n, 3) for n in range(LAYERS)]
+
+
+def test_a_checkpointed_layer_keeps_what_it_hands_on_and_makes_the_rest_again():
+    trace = network()
+    before = timeline(trace.devices[0])
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    assert made.name == "checkpoint 4 layers"
+    after = timeline(made.trace.devices[0])
+    # All layers and the logits, against what all hand on and what the last one makes.
+    assert before.peak_bytes == (50 + LAYERS * 58 + 20 + 1) * MiB
+    assert after.peak_bytes == (50 + LAYERS * 8 + 50) * MiB
+    # In the backward, beside the 3 MiB that it needs, what the layer makes again and what those before it hand on.
+    backward = np.flatnonzero(made.trace.devices[0].events.address == SCRATCH)[3::3]
+    live = after.live[backward + 1]
+    assert live.tolist() == [(50 + layer * 8 + 50 + 3) * MiB for layer in reversed(range(LAYERS))]
+    # Nothing is lost on the way.
+    assert after.end_bytes == before.end_bytes
+
+
+def test_every_step_is_checkpointed():
+    trace = network(steps=3)
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    sizes = [int(size) for size in timeline(made.trace.devices[0]).live]
+    peak = (50 + LAYERS * 8 + 50) * MiB
+    # Until the first free is complete.
+    assert sizes.count(peak) == 2 * 3
+
+
+def test_where_the_trace_ends_in_the_forward_nothing_is_made_again():
+    # After a whole step, the second forward and nothing of its backward.
+    cut = network(steps=2, upto=(len(network(steps=2).devices[0].events) + 1) // 2 + 6 * LAYERS)
+    made = checkpoint(Facts(cut, cut.devices[0]))
+    assert timeline(cut.devices[0]).end_bytes == (50 + LAYERS * 58) * MiB
+    assert made is not None and made.trace is not None
+    assert timeline(made.trace.devices[0]).end_bytes == (50 + LAYERS * 8) * MiB
+
+
+def test_forwards_alone_keep_nothing_for_a_backward():
+    trace = network(upto=1 + 6 * LAYERS)
+    assert checkpoint(Facts(trace, trace.devices[0])) is None
+
+
+def test_a_network_without_equal_layers_cannot_be_checkpointed():
+    lines = [[NATIVE, frame("forward", "/p/model.py", 100 + number), CALL, MAIN] for number in range(3)]
+    events = [alloc(MiB * (number + 1), 10, frames=stack) for number, stack in enumerate(lines)]
+    events += [alloc(SCRATCH, 1, frames=BACKWARD), *(free(MiB * (number + 1), 10) for number in (2, 1, 0))]
+    trace = trace_of(events)
+    assert checkpoint(Facts(trace, trace.devices[0])) is None
+
+
+def test_events_of_an_edit_are_in_order():
+    trace = network(steps=2)
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    rows = lifetimes(made.trace.devices[0])
+    assert (rows.end > rows.start).all()
+    assert np.all(timeline(made.trace.devices[0]).live >= 0)

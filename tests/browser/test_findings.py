@@ -1,0 +1,46 @@
+"""Findings under the headline: what one lights, the estimate it opens, and the tab it leads to."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import at_home
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+
+
+@pytest.fixture
+def explored(same_page: Any, server: str) -> Any:
+    """The first of the two traces of a sample, with what is offered against its findings."""
+    at_home(same_page, server)
+    same_page.locator("[data-sample=checkpointing]").click()
+    # The sample turns to Compare by itself.
+    same_page.locator("#compare-B .mvt[data-drawn]").wait_for()
+    same_page.get_by_role("tab", name="Explore").click()
+    same_page.locator("#findings [data-act=estimate]").first.wait_for()
+    return same_page
+
+
+def test_a_finding_is_lit_by_keyboard_and_let_go(explored):
+    second = explored.locator("#findings .mv-finding").nth(1)
+    second.focus()
+    explored.keyboard.press("Enter")
+    playwright.expect(second).to_have_attribute("aria-pressed", "true")
+    chip = explored.get_by_role("button", name=re.compile("^Show everything again, not only 128 MiB"))
+    chip.click()
+    playwright.expect(second).to_have_attribute("aria-pressed", "false")
+
+
+def test_what_an_action_saves_opens_beside_the_recording(explored):
+    explored.get_by_role("button", name="checkpoint 8 layers: −962 MiB").click()
+    explored.get_by_role("heading", name=re.compile("peaks 962 MiB lower than training")).wait_for()
+    playwright.expect(explored.locator("#traces .mv-trace")).to_have_count(3)
+
+
+def test_a_finding_leads_to_the_tab_that_helps(explored):
+    explored.locator("#findings").get_by_role("button", name="What if", exact=True).click()
+    playwright.expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
+    explored.locator("#what-if-verdict h1").wait_for()

@@ -1,0 +1,82 @@
+"""What is offered against findings, and the estimate that a click opens beside the recording."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from memviz.analysis.findings.ranked import findings
+from memviz.analysis.timeline import timeline
+from memviz.ui.explore.estimates import offers, with_estimate
+from memviz.ui.explore.findings import findings_html
+from memviz.ui.shell.context import Context, open_trace
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
+from tests.analysis.actions.test_checkpoint import LAYERS, network
+from tests.analysis.findings.steps import Loop
+from tests.traces import MiB
+from tests.ui.page import elements, words
+
+SAVED = LAYERS * 58 + 21 - LAYERS * 8 - 50
+"""MiB, where all layers of `network` are checkpointed."""
+
+
+def opened(trace):
+    context = Context(TraceStore())
+    return context, Session().with_opened(open_trace(context.store, trace))
+
+
+def test_what_an_action_saves_stands_on_a_button_and_says_what_it_assumes():
+    trace = network(steps=2)
+    device = trace.devices[0]
+    offered = offers(trace, device)
+    html = findings_html(trace, device, "key/0", offered)
+    first = elements(html, "button", data_act="estimate")[0]
+    assert (first["data-finding"], first["data-kind"]) == ("activations-1", "checkpoint")
+    assert f"checkpoint 4 layers: −{SAVED} MiB" in words(html)
+    assert "about 30 % more work" in first["title"]
+    assert "estimate from the trace" in words(html)
+
+
+def test_a_click_opens_the_estimate_beside_its_recording():
+    context, session = opened(network(steps=2))
+    recording = session.current
+    data = {"finding": "activations-1", "kind": "checkpoint"}
+    after = with_estimate(context, session, data)
+    assert [each.key for each in after.opened] == list(after.compared)
+    assert after.compared[0] == recording.key
+    made = context.store.get(after.compared[1])
+    assert timeline(made.devices[0]).peak_bytes == (50 + LAYERS * 8 + 50) * MiB
+    assert made.about.label == "replayed with checkpoint 4 layers, an estimate from the trace"
+    assert made.notes[0].text.startswith("It is an estimate from the trace, not a recording. It assumes: ")
+    assert with_estimate(context, after.choosing(recording.key), data).opened == after.opened
+
+
+def test_of_an_estimate_nothing_is_estimated():
+    context, session = opened(network(steps=2))
+    after = with_estimate(context, session, {"finding": "activations-1", "kind": "checkpoint"})
+    made = context.store.get(after.compared[1])
+    assert offers(made, made.devices[0]) == {}
+
+
+def test_what_no_longer_fits_the_open_trace_changes_nothing():
+    context, session = opened(Loop().trace())
+    for data in ({}, {"finding": "activations-1", "kind": "checkpoint"}, {"finding": "x", "kind": "magic"}):
+        assert with_estimate(context, session, data) == session
+    assert with_estimate(context, Session(), {"finding": "activations-1", "kind": "checkpoint"}) == Session()
+
+
+def test_what_saves_nothing_is_not_offered():
+    loop = Loop().make(900, 2000, []).end(900, 2000)
+    for step in range(3):
+        loop.forward().make(50 + step, 30, [])
+        if step:
+            loop.end(50 + step - 1, 30)
+        loop.backward().step().without_gradient()
+    trace = loop.trace()
+    assert findings(trace, trace.devices[0])
+    assert not any(offers(trace, trace.devices[0]).values())
+
+
+def test_pinned_memory_has_another_allocator():
+    trace = network(steps=2)
+    assert offers(trace, replace(trace.devices[0], kind="host")) == {}
