@@ -96,11 +96,15 @@ def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) 
     if not pictures:
         return Html("")
     highest = max(picture.live_bytes for picture in pictures.values())
-    scale = ("one scale, dashed at ", rounded(highest), ", the highest; each from its first event to its last")
+    scale = (
+        "one scale, dashed at ",
+        rounded(highest),
+        ", the highest, without rounding to blocks; each from its first event to its last",
+    )
     seen = [kind for kind in KINDS if any(kind in picture.kinds for picture in pictures.values())]
     return tag(
         "section",
-        tag("h2", "Live memory, event by event ", tag("small", *scale), class_="mv-h2"),
+        tag("h2", "Memory asked for, event by event ", tag("small", *scale), class_="mv-h2"),
         tag("p", *(tag("span", swatch(kind), kind) for kind in seen), class_="mv-run-colours"),
         tag("ul", *(_picture(variants[number], number, each) for number, each in pictures.items())),
         class_="mv-run-pictures",
@@ -110,13 +114,13 @@ def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) 
 def _picture(variant: Variant, number: int, picture: Picture) -> Html:
     line = f"bottom:{100 / _HEADROOM:.3f}%"
     peak = f"{bytes_text(picture.live_bytes)} at the peak"
-    words = f"{variant.label}: live memory over {count_text(picture.events)} events, {peak}"
+    words = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
     image = tag("img", src=picture.address, alt=words, width=_WIDTH, height=_HEIGHT)
     button = tag(
         "button",
         tag("span", image, tag("i", style=line, aria_hidden="true"), class_="mv-run-picture"),
         tag("b", cut(variant.label)),
-        tag("small", rounded(picture.live_bytes), " live at the peak"),
+        tag("small", rounded(picture.live_bytes), " asked for at the peak"),
         type="button",
         data_act="open",
         data_number=str(number),

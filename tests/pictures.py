@@ -1,0 +1,80 @@
+"""The README's pictures, shot anew: `python -m tests.pictures`.
+
+A real page in a process of its own, the samples it comes with, and runs that the predictor makes meanwhile. Needs
+Playwright and Debian's Chromium, as the stories in a browser do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+from typing import Any
+
+from tests.server import ROOT, started
+
+FOLDER = ROOT / ".github" / "pictures"
+_SIZE = {"width": 1440, "height": 900}
+_PATIENCE_MS = 300_000
+
+
+def explore(page: Any) -> None:
+    page.locator("[data-sample=training]").click()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    page.locator("#live-set table").wait_for()
+
+
+def compare(page: Any) -> None:
+    page.locator("[data-sample=checkpointing]").click()
+    page.locator(".mv-linked .mvt[data-drawn]").first.wait_for()
+    page.locator("#differences tbody tr").first.wait_for()
+
+
+def what_if(page: Any) -> None:
+    page.locator("[data-sample=out-of-memory]").click()
+    page.locator("#what-if-plot [data-drawn]").wait_for()
+    page.locator("#what-if-maps .mvs[data-drawn]").first.wait_for()
+
+
+def run(page: Any) -> None:
+    page.get_by_role("tab", name="Run").click()
+    page.get_by_role("button", name="Checkpoint every").click()
+    page.locator(".mv-run-pictures li").nth(3).wait_for()
+    page.locator("#run-cancel button").wait_for(state="detached")
+
+
+PICTURES = {"explore": explore, "compare": compare, "what-if": what_if, "run": run}
+
+
+def shoot(names: list[str], folder: Path) -> None:
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        raise SystemExit("Chromium is not installed: apt-get install chromium fonts-dejavu-core")
+    with started({}) as server, sync_playwright() as engine:
+        browser = engine.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        for name in names:
+            page = browser.new_page(viewport=_SIZE)
+            page.set_default_timeout(_PATIENCE_MS)
+            page.goto(server.address)
+            page.get_by_role("heading", name="See what fills your GPU.").wait_for()
+            PICTURES[name](page)
+            page.mouse.move(0, 0)
+            # Once it rests, it is drawn in the screen's own pixels.
+            page.wait_for_timeout(1500)
+            page.screenshot(path=folder / f"{name}.png")
+            page.close()
+        browser.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", choices=[*PICTURES, []], help="which; all without one")
+    parser.add_argument("-o", "--folder", type=Path, default=FOLDER)
+    said = parser.parse_args()
+    shoot(said.names or list(PICTURES), said.folder)
+
+
+if __name__ == "__main__":
+    main()
