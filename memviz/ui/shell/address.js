@@ -20,13 +20,14 @@ const JOINED_MS = 50;
  * @type {Record<string, string> | null} */
 let explored = null;
 
-export function followView() {
+/** @param {boolean} [isAsked] by somebody who wants to share what is seen */
+export function followView(isAsked = false) {
   const tabs = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-query]"));
   const seen = [...tabs].find((tab) => tab.parentElement?.offsetParent);
   const link = /** @type {HTMLElement | null} */ (document.querySelector("[data-mv-link]"))?.dataset.mvLink;
   const query = new URLSearchParams(location.search);
   // Untouched, the address stays as it was typed; but it never speaks of another tab than the one that is seen.
-  if (!seen && !(link && (explored || query.has("tab")))) return;
+  if (!seen && !(link && (isAsked || explored || query.has("tab")))) return;
   for (const key of OURS) query.delete(key);
   const said = new URLSearchParams(seen ? seen.dataset.mvQuery : explored || {});
   if (link && !said.has("traces")) query.set("trace", link);
@@ -50,7 +51,7 @@ function onceQuiet(act, ms) {
   };
 }
 
-onSaid("memviz:joined", onceQuiet(followView, JOINED_MS));
+onSaid("memviz:joined", onceQuiet(() => followView(), JOINED_MS));
 
 /** How many are compared stands on that tab. */
 function countCompared() {

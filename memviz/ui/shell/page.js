@@ -75,11 +75,12 @@ async function copy(button, text) {
 /** @param {HTMLElement} button */
 function press(button) {
   const { mvPicture, mvCopy, mvShare, mvDark, mvKeys } = button.dataset;
-  button.closest("details.mv-menu")?.removeAttribute("open");
+  // What is copied says so on its button.
+  if (mvShare === undefined) button.closest("details.mv-menu")?.removeAttribute("open");
   if (mvPicture !== undefined) say("memviz:export", { kind: mvPicture });
   else if (mvCopy !== undefined) copy(button, mvCopy);
   else if (mvShare !== undefined) {
-    followView();
+    followView(true);
     copy(button, location.href);
   } else if (mvDark !== undefined) setDark(!document.body.classList.contains("dark"));
   else if (mvKeys !== undefined) keys()?.showModal();

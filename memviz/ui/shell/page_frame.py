@@ -82,8 +82,16 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     ]
     files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
-    share = tag("button", "Share link", type="button", data_mv_share=True)
-    return tag("div", share, menu, class_="mv-actions", data_mv_link=link_name(current))
+    return tag("div", _share(current), menu, class_="mv-actions", data_mv_link=link_name(current))
+
+
+def _share(current: Opened) -> Html:
+    """A sample's link works for everybody. Any other trace is this visitor's alone: what is sent has it inside."""
+    if current.sample:
+        return tag("button", "Share link", type="button", data_mv_share=True)
+    page = tag("button", "Page to send, works anywhere", type="button", data_act="export", data_kind="report")
+    link = tag("button", "Link for this browser alone", type="button", data_mv_share=True)
+    return tag("details", tag("summary", "Share"), tag("div", page, link), class_="mv-menu")
 
 
 def traces_html(session: Session, find: Find) -> Html:
