@@ -49,12 +49,12 @@ class Timeline(Columns):
 @remembered
 def timeline(device: DeviceTrace) -> Timeline:
     rows, count = lifetimes(device), len(device.events)
-    live = _sum_of_spans(rows.start, rows.end, rows.size, count)
-    waiting = _sum_of_spans(rows.free_requested, rows.end, rows.size, count)
+    live = sum_of_spans(rows.start, rows.end, rows.size, count)
+    waiting = sum_of_spans(rows.free_requested, rows.end, rows.size, count)
     return Timeline(live=live, waiting=waiting, reserved=_reserved(device))
 
 
-def _sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
+def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
     """Every event starts at most one span and ends at most one, so plain assignment is enough."""
     delta = np.zeros(count + 1, dtype=np.int64)
     begun = start > BEFORE

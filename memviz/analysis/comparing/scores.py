@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
+from memviz.analysis.cache import kept
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times, live_rows
 from memviz.analysis.purpose.kinds import KINDS, kinds
 from memviz.analysis.sums import sum_by
-from memviz.analysis.timeline import timeline
-from memviz.trace.model import DeviceTrace
+from memviz.analysis.timeline import sum_of_spans, timeline
+from memviz.trace.model import DeviceTrace, Trace
 
 
 @dataclass(frozen=True)
 class Score:
     kinds: tuple[tuple[str, int], ...]
     """Live bytes at the peak by `kinds.KINDS`, those that have any."""
+    highest: Mapping[str, int]
+    """Most live bytes of each kind at any moment."""
     live_bytes: int
     """At the peak; the sum of the above."""
     reserved_bytes: int
@@ -46,11 +51,25 @@ def _score(side: Pair, baseline: int) -> Score:
     held = sum_by(kinds(*side, rows), lifetimes(device).size[rows], len(KINDS)).tolist()
     return Score(
         kinds=tuple((kind, count) for kind, count in zip(KINDS, held, strict=True) if count),
+        highest=_highest(*side),
         live_bytes=line.peak_bytes,
         reserved_bytes=line.reserved_peak_bytes,
         delta_bytes=line.peak_bytes - baseline,
         duration_us=_duration(device),
     )
+
+
+def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
+    def find() -> dict[str, int]:
+        rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
+        found = {}
+        for code in np.unique(codes).tolist():
+            chosen = codes == code
+            live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
+            found[KINDS[code]] = int(live.max())
+        return found
+
+    return kept(trace, (_highest, device.name), find)
 
 
 def _duration(device: DeviceTrace) -> int | None:

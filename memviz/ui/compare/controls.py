@@ -94,8 +94,13 @@ def _shared_legend(hues: Sequence[SharedHue]) -> Html:
 
 
 def _legend(scores: Sequence[Score], order: Sequence[str]) -> Html:
-    """Whatever has more than a hair's breadth at some peak."""
-    shown = {kind for score in scores for kind, count in score.kinds if count > _LEAST_SHARE * max(score.live_bytes, 1)}
+    """Whatever has more than a hair's breadth at some moment: it is in sight in the timelines."""
+    shown = {
+        kind
+        for score in scores
+        for kind, count in score.highest.items()
+        if count > _LEAST_SHARE * max(score.live_bytes, 1)
+    }
     keys = [
         tag(
             "button",

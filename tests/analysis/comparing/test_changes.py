@@ -97,8 +97,15 @@ def test_a_score_is_the_peak_by_kind_what_was_reserved_and_how_long_it_took():
     trace = trace_of([reserve, alloc(0, 1000, time_us=70)], [segment(0, 4096, [block(0, 1024, 1000)])])
     baseline = trace_of([alloc(0, 600)])
     assert scores(sides(baseline, trace)) == (
-        Score((("unknown", 600),), live_bytes=600, reserved_bytes=0, delta_bytes=0, duration_us=None),
-        Score((("unknown", 1000),), live_bytes=1000, reserved_bytes=4096, delta_bytes=400, duration_us=60),
+        Score((("unknown", 600),), {"unknown": 600}, 600, reserved_bytes=0, delta_bytes=0, duration_us=None),
+        Score(
+            (("unknown", 1000),),
+            {"unknown": 1000},
+            live_bytes=1000,
+            reserved_bytes=4096,
+            delta_bytes=400,
+            duration_us=60,
+        ),
     )
     assert scores(sides(trace))[0].gap_bytes == 3096
 

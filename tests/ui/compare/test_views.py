@@ -21,7 +21,7 @@ from memviz.ui.compare.state import CompareState
 from memviz.ui.compare.verdict import compare_verdict_html
 from memviz.ui.payloads.linked_timelines import linked_name, linked_values
 from memviz.ui.shell.session import Opened
-from tests.traces import MiB, alloc, frame, trace_of
+from tests.traces import MiB, alloc, frame, free, trace_of
 from tests.ui.compared_runs import found, run, sides
 from tests.ui.page import elements, rows, tags, words
 
@@ -176,6 +176,21 @@ def test_the_legend_lights_a_category_in_all():
     assert [each["data-compare-row"] for each in elements(controls(), "button", data_compare_by="category")] == [
         "unknown"
     ]
+
+
+def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
+    gone = [alloc(0, 4 * MiB, user_metadata="gradient"), *free(0, 4 * MiB)]
+    traces = [trace_of([*gone, alloc(MiB * 64, 40 * MiB, user_metadata="activation")]) for _ in range(2)]
+    pairs = [(trace, trace.devices[0]) for trace in traces]
+    held = scores(pairs)
+    assert ([kind for kind, _ in held[0].kinds], dict(held[0].highest)) == (
+        ["activation"],
+        {"gradient": 4 * MiB, "activation": 40 * MiB},
+    )
+    order = colouring(*pairs[0]).labels
+    text = controls_html(Controls(_AS_OPENED, tuple(held), order, (START,), has_times=False, names=("a", "b"), other=1))
+    named = [each["data-compare-row"] for each in elements(text, "button", data_compare_by="category")]
+    assert sorted(named) == ["activation", "gradient"]
 
 
 def test_ways_to_align_are_buttons_with_their_reason():
