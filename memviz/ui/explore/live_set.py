@@ -24,6 +24,8 @@ _LONGEST_KEY = 2000
 """Of a group's key in the page. A longer one cannot be lit; nobody wrote such a function by hand."""
 _DIFFER_AT_THE_END = ("module", "line")
 _END = 14
+_LINE_END = 8
+"""Letters of a place's end that stay: its line, with some of the file's name."""
 _NAMES = {"site": "Site", "category": "Category", "module": "Module", "line": "Line"}
 
 
@@ -198,12 +200,25 @@ def name_html(label: str, by: str) -> Html:
     text = cut(label)
     place, space, function = text.rpartition(" ")
     has_function = by == "site" and (":" in place or function == "(backward)")
-    inside: object = joined(place, space, tag("span", function, class_="mv-soft")) if has_function else text
-    spoken = None
+    inside: object = _site(place, space, function) if has_function else text
+    spoken = text if has_function else None
     if by in _DIFFER_AT_THE_END:
         inside, spoken = _both_ends(text), text
     title = cut(label, 600)
     return tag("button", inside, type="button", class_="mv-name mv-code", title=title, aria_label=spoken, data_keep="")
+
+
+def _site(place: str, space: str, function: str) -> Html:
+    """Where there is no room for all of it, the function goes first, then the middle: lines of one file differ."""
+    if len(place) < 2 * _LINE_END:
+        return joined(place, space, tag("span", function, class_="mv-soft"))
+    return tag(
+        "span",
+        tag("span", place[:-_LINE_END]),
+        tag("span", place[-_LINE_END:]),
+        tag("span", space, function, class_="mv-soft"),
+        class_="mv-site-cut",
+    )
 
 
 def _both_ends(text: str) -> Html:

@@ -137,7 +137,8 @@ def test_the_head_has_the_tabs_and_for_the_live_set_the_switch():
 def test_names_from_a_file_stay_text():
     html = table_html(table((f"{HOSTILE}.py:3 {HOSTILE}", 10, 1, "unknown", 10)), ExploreState())
     assert "b" not in tags(html)
-    assert f"{HOSTILE}.py:3 {HOSTILE}" in words(html)
+    # A long name is cut in its middle where there is no room; it is spoken as a whole.
+    assert f"{HOSTILE}.py:3 {HOSTILE}".replace(" ", "") in words(html).replace(" ", "")
 
 
 def test_csv_has_all_rows_to_the_byte():
