@@ -34,11 +34,19 @@ class Estimate:
         return self.after.peak_reserved_bytes - self.before.peak_reserved_bytes
 
 
-def estimate(source: Source, changed: Trace | None = None, *, expandable: bool = False) -> Estimate:
-    """`changed` are requests of the same device; without them those of the source are taken."""
+def unchanged(source: Source) -> Figures:
+    """What every estimate of this source is compared with."""
+    return figures_on(source, afresh=_terms(source, expandable=False)[1])
+
+
+def estimate(
+    source: Source, changed: Trace | None = None, *, expandable: bool = False, before: Figures | None = None
+) -> Estimate:
+    """`changed` are requests of the same device; without them those of the source are taken. `before` is what
+    `unchanged` says, for whoever has it already."""
     settings, afresh = _terms(source, expandable)
     after = figures_on(_source(source, changed), settings, afresh=afresh)
-    return Estimate(figures_on(source, afresh=afresh), after)
+    return Estimate(unchanged(source) if before is None else before, after)
 
 
 def estimated_trace(

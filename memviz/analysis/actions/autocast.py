@@ -15,6 +15,7 @@ from memviz.analysis.actions.action import ActionKind, Proposal
 from memviz.analysis.actions.edit import Again, Edit, edited
 from memviz.analysis.callstacks.operators import operator_name, operators
 from memviz.analysis.findings.facts import Facts
+from memviz.analysis.findings.wider_copies import wider_copies
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.activity import Doing
 from memviz.trace.model import Bools, Category, Ints8
@@ -30,6 +31,7 @@ ASSUMPTIONS = (
 )
 _FEW = 0.05
 """Of the bytes of all activations: so few copies are a mask's or an index's."""
+_HALF_ALONE = ("flash_attention", "cudnn_attention")
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "einsum")
 _PRODUCTS_OF = ("convolution", "attention")
 _FOLLOW = (
@@ -55,11 +57,15 @@ def autocast(facts: Facts) -> Proposal | None:
 
 
 def is_mixed(facts: Facts) -> bool:
-    """Whether forwards make copies in another precision already, and keep them: of weights and of results."""
+    """Whether something is in half precision already: forwards keep copies in another precision, something is copied
+    into twice its size, or an attention runs that knows half precision alone."""
+    names = _names(facts)
     activations = facts.has_purpose(Category.ACTIVATION)
-    copies = activations & (_names(facts)[_place(facts)] == "_to_copy")
+    copies = activations & (names[_place(facts)] == "_to_copy")
     size = facts.rows.size
-    return int(size[copies].sum()) > _FEW * int(size[activations].sum())
+    if int(size[copies].sum()) > _FEW * int(size[activations].sum()):
+        return True
+    return any(word in name for name in set(names.tolist()) for word in _HALF_ALONE) or any(wider_copies(facts))
 
 
 def _copies_of_weights(facts: Facts, names: Names) -> Again:

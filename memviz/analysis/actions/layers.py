@@ -13,6 +13,7 @@ from memviz.analysis.sums import sum_by
 from memviz.trace.model import Category, Ints8
 
 _FEWEST = 2
+_KEPT = np.array([Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN], dtype=np.uint8)
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,15 +39,18 @@ class LayeredStep:
     layers: tuple[Layer, ...]
 
 
-def layered_steps(facts: Facts) -> tuple[LayeredStep, ...]:
-    """Forwards with the backward that follows at once, where equal layers keep something."""
+def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep, ...]:
+    """Forwards with the backward that follows at once, where equal layers keep something: all, or the one around an
+    event."""
     spans = facts.phases.spans
     if not facts.phases.is_training:
         return ()
     found = []
     for number, span in enumerate(spans):
         following = spans[number + 1] if number + 1 < len(spans) else None
-        if span.doing == Doing.FORWARD and (following is None or following.doing == Doing.BACKWARD):
+        if span.doing != Doing.FORWARD or (following is not None and following.doing != Doing.BACKWARD):
+            continue
+        if around is None or span.first <= around <= (following or span).last:
             found.append(LayeredStep(span.step, following, _layers(facts, span, following)))
     return tuple(step for step in found if step.layers)
 
@@ -59,7 +63,7 @@ def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | No
     first, last = np.searchsorted(rows.start, [forward.first, begin])
     made = np.arange(first, last)
     waits = (rows.end[made] > begin) & (rows.end[made] <= end)
-    return made[waits & facts.has_purpose(Category.ACTIVATION, Category.OUTPUT, Category.UNKNOWN)[made]]
+    return made[waits & np.isin(facts.purposes.category[made], _KEPT)]
 
 
 def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tuple[Layer, ...]:
@@ -72,6 +76,8 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
     # A layer begins with the first that all of them make, kept or not; one line may make several at once.
     stack, times = np.unique(rows.stack[made], return_counts=True)
     equal = made[np.isin(rows.stack[made], stack[times % count == 0])]
+    if not len(equal):
+        return ()
     anchors = equal[rows.stack[equal] == rows.stack[equal[0]]]
     begins = rows.start[anchors[:: len(anchors) // count]]
     bounds = [*begins.tolist(), int(rows.start[of_layers[-1]]) + 1]
@@ -101,5 +107,6 @@ def _layer(facts: Facts, made: Ints8, kept: Ints8, first: int, past: int) -> Lay
     if not len(live):
         return None
     output = int(live[-1])
-    mine = own[np.isin(own, kept) & (own != output)]
-    return Layer(first, past, own, mine, output)
+    first_kept, past_kept = np.searchsorted(kept, [own[0], own[-1] + 1])
+    mine = kept[first_kept:past_kept]
+    return Layer(first, past, own, mine[mine != output], output)

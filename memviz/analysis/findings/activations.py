@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
+
 from memviz.analysis.actions.layers import layered_steps
 from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
@@ -42,11 +44,9 @@ def activations(facts: Facts) -> Iterator[Finding]:
 
 
 def _in_layers(facts: Facts, live: Ints8) -> str:
-    """Of the step that most of them belong to."""
-    held = []
-    for step in layered_steps(facts):
-        own = {int(row) for layer in step.layers for row in layer.kept}
-        inside = [row for row in live.tolist() if row in own]
-        held.append((int(facts.rows.size[inside].sum()), len(step.layers)))
-    most, layers = max(held, default=(0, 0))
-    return f", {bytes_text(most)} of it in {count_text(layers)} equal layers" if most else ""
+    for step in layered_steps(facts, around=facts.line.peak_event):
+        inside = np.intersect1d(live, np.concatenate([layer.kept for layer in step.layers]))
+        if len(inside):
+            size = bytes_text(int(facts.rows.size[inside].sum()))
+            return f", {size} of it in {count_text(len(step.layers))} equal layers"
+    return ""

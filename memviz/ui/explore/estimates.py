@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace
+from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace, unchanged
 from memviz.allocator.replay import source_of
+from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Source
 from memviz.analysis.actions.action import ActionKind
 from memviz.analysis.actions.proposals import kinds_of, proposal
 from memviz.analysis.cache import kept
+from memviz.analysis.findings.facts import NOTICEABLE
 from memviz.analysis.findings.finding import Finding
 from memviz.analysis.findings.ranked import finding_named, findings
 from memviz.errors import UsageError
@@ -33,7 +35,10 @@ class Offer:
 
     @property
     def saves(self) -> bool:
-        return self.estimate.live_change < 0 or self.estimate.reserved_change < 0
+        """A noticeable part of one peak, and nothing of the other is lost."""
+        before, live, reserved = self.estimate.before, self.estimate.live_change, self.estimate.reserved_change
+        some = -live >= NOTICEABLE * before.peak_requested_bytes or -reserved >= NOTICEABLE * before.peak_reserved_bytes
+        return some and live <= 0 and reserved <= 0 and live + reserved < 0
 
 
 def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS) -> dict[str, tuple[Offer, ...]]:
@@ -51,20 +56,22 @@ def offers_at_hand(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, 
 
 
 def _offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
+    ranked = [finding for finding in findings(trace, device) if kinds_of(finding)]
+    if not ranked:
+        return {}
     source = source_of(trace, device)
-    made = {
-        finding.key: [_offer(source, finding, kind) for kind in kinds_of(finding)]
-        for finding in findings(trace, device)
-    }
+    before = unchanged(source)
+    made = {finding.key: [_offer(source, before, finding, kind) for kind in kinds_of(finding)] for finding in ranked}
     return {key: tuple(offer for offer in row if offer is not None and offer.saves) for key, row in made.items()}
 
 
-def _offer(source: Source, finding: Finding, kind: ActionKind) -> Offer | None:
+def _offer(source: Source, before: Figures, finding: Finding, kind: ActionKind) -> Offer | None:
     what = proposal(source.trace, source.device, finding, kind)
     if what is None:
         return None
     is_expandable = kind is ActionKind.EXPANDABLE_SEGMENTS
-    return Offer(kind, what.name, what.assumptions, estimate(source, what.trace, expandable=is_expandable))
+    result = estimate(source, what.trace, expandable=is_expandable, before=before)
+    return Offer(kind, what.name, what.assumptions, result)
 
 
 def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
