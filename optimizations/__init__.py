@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import nn
 
+from optimizations.activation_offload import ActivationOffload
 from optimizations.allocator_settings import AllocatorSettings
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
@@ -66,6 +67,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ChunkedFeedForward,
     LayerwiseCasting,
     Checkpointing,
+    ActivationOffload,
     FlatGradients,
     OptimizerInBackward,
 )

@@ -50,6 +50,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "chunked_feed_forward",
         "layerwise_casting",
         "checkpointing",
+        "activation_offload",
         "flat_gradients",
         "optimizer_in_backward",
     ]
