@@ -23,6 +23,7 @@ from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.weight_offload import WeightOffload
 
 
 class Optimization(Protocol):
@@ -66,6 +67,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     SplitFeedForward,
     ChunkedFeedForward,
     LayerwiseCasting,
+    WeightOffload,
     Checkpointing,
     ActivationOffload,
     FlatGradients,
