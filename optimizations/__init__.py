@@ -1,7 +1,7 @@
 """Memory optimizations, one idea a file. Each file needs torch and nothing else, so it can be copied into a script.
 
-`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels and feed-forwards
-before the weights are cast, casts before the blocks that run them again, and gradients last.
+`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters and
+feed-forwards before the weights are cast, casts before the blocks that run them again, and gradients last.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload
@@ -40,6 +41,7 @@ class Optimization(Protocol):
 
     # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
     # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
+    # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
     # a knob `micro_batches`, which a run sets to what its workload makes.
 
     @property
@@ -63,6 +65,7 @@ class Optimization(Protocol):
 OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AllocatorSettings,
     AttentionBackend,
+    Lora,
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,

@@ -45,6 +45,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
     assert names == [
         "allocator_settings",
         "attention_backend",
+        "lora",
         "chunked_cross_entropy",
         "split_feed_forward",
         "chunked_feed_forward",
