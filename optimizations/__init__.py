@@ -19,6 +19,7 @@ from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
+from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
@@ -45,8 +46,8 @@ class Optimization(Protocol):
     # a knob `micro_batches`, which a run sets to what its workload makes.
 
     @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """How equal the outputs stay."""
+    def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
+        """How equal the outputs stay; with `training` up to rounding for the same weights, but those go another way."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -75,6 +76,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ActivationOffload,
     FlatGradients,
     OptimizerInBackward,
+    EightBitStates,
 )
 _PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
 

@@ -14,7 +14,7 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 
-Claim = Literal["bitwise", "rounding", "lossy"]
+Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
 
 

@@ -145,6 +145,7 @@ class Space:
         is_other = (changed and not same) or request.settings != self.request.settings
         if plan.claim == "lossy":
             return "nothing"
+        is_other = is_other or plan.claim == "training"
         return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
 
     def _request_of(self, numbers: Mapping[int, int]) -> Request:
@@ -187,8 +188,9 @@ def space_of(request: Request, keep: Keep) -> Space:
     mode = "training" if training else "inference"
     names, options = [], []
     for kind in OPTIMIZATIONS:
-        changes_outputs = kind().claim == "lossy"
-        if kind.name in given or kind.needs not in ("any", mode) or (changes_outputs and keep != "nothing"):
+        claim = kind().claim
+        too_much = (claim == "lossy" and keep != "nothing") or (claim == "training" and keep == "outputs")
+        if kind.name in given or kind.needs not in ("any", mode) or too_much:
             continue
         names.append(kind.name)
         options.append((None, *_OPTIONS.get(kind.name, ({},))))
