@@ -78,7 +78,7 @@ class Space:
         alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
         known = {}
         for place in self._places():
-            changes = [change for change in enumerate(place) if change[1]]
+            changes = _changes(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             known[place] = Candidate(self._request_of(dict(changes)), keeps)
         return known
@@ -109,15 +109,13 @@ class Space:
 
     def _going_with(self, begun: Place) -> list[int]:
         """Of the next dimension."""
-        numbers = range(len(self.options[len(begun)]))
-        return [number for number in numbers if not number or self._goes_together((*begun, number))]
+        alone, apart, changes = self._keeps_alone, self._kept_apart, _changes(begun)
+        new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
+        fitting = (each for each in new if each in alone and not any((change, each) in apart for change in changes))
+        return [0, *(number for _, number in fitting)]
 
-    def _goes_together(self, begun: Place) -> bool:
-        changes = [change for change in enumerate(begun) if change[1]]
-        alone, apart = self._keeps_alone, self._kept_apart
-        return all(change in alone for change in changes) and not any(
-            pair in apart for pair in combinations(changes, 2)
-        )
+    def _goes_together(self, place: Place) -> bool:
+        return all(number in self._going_with(place[:at]) for at, number in enumerate(place))
 
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
@@ -179,6 +177,10 @@ class Space:
         while len(everything) < len(self.options):
             everything = (*everything, max(self._going_with(everything)[:2]))
         yield from (nothing, *alone, everything)
+
+
+def _changes(place: Place) -> list[_Change]:
+    return [change for change in enumerate(place) if change[1]]
 
 
 def space_of(request: Request, keep: Keep) -> Space:
