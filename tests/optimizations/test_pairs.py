@@ -1,4 +1,4 @@
-"""Every pair that goes together, in the order of application, on two small models: outputs as claimed, undone to the bit.
+"""Every pair that goes together, in the order of application, on two small models: as claimed, and undone to the bit.
 
 What changes the outputs is held against itself alone, so that whatever the other one breaks shows.
 """
