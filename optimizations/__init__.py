@@ -1,7 +1,7 @@
 """Memory optimizations, one idea a file. Each file needs torch and nothing else, so it can be copied into a script.
 
-`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels and feed-forwards
-before the weights are cast, casts before the blocks that run them again, and gradients last.
+`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters and
+feed-forwards before the weights are cast, casts before the blocks that run them again, and gradients last.
 """
 
 from __future__ import annotations
@@ -13,15 +13,19 @@ from typing import ClassVar, Literal, Protocol
 
 from torch import nn
 
+from optimizations.activation_offload import ActivationOffload
 from optimizations.allocator_settings import AllocatorSettings
 from optimizations.attention_backend import AttentionBackend
 from optimizations.checkpointing import Checkpointing
 from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
+from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
 from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.weight_offload import WeightOffload
 
 
 class Optimization(Protocol):
@@ -38,11 +42,12 @@ class Optimization(Protocol):
 
     # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
     # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
+    # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
     # a knob `micro_batches`, which a run sets to what its workload makes.
 
     @property
-    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
-        """How equal the outputs stay."""
+    def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
+        """How equal the outputs stay; with `training` up to rounding for the same weights, but those go another way."""
 
     @property
     def environment(self) -> Mapping[str, str]:
@@ -61,13 +66,17 @@ class Optimization(Protocol):
 OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     AllocatorSettings,
     AttentionBackend,
+    Lora,
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
     LayerwiseCasting,
+    WeightOffload,
     Checkpointing,
+    ActivationOffload,
     FlatGradients,
     OptimizerInBackward,
+    EightBitStates,
 )
 _PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+import torch
 from torch import nn
 
 from memviz.errors import UsageError
@@ -71,9 +72,16 @@ def sizes_of(model: nn.Module) -> dict[str, int]:
 
 
 def check(plan: Plan, model: nn.Module) -> None:
-    """Each optimization says whether it goes with this model, before a device holds anything of it."""
-    for optimization in plan.optimizations:
-        optimization.check(model, training=plan.workload.training)
+    """Each optimization says whether it goes with this model, before a device holds anything of it.
+
+    One that trains other weights is looked at by those that are applied after it, so it is there for a moment.
+    """
+    with ExitStack() as undo:
+        undo.enter_context(torch.random.fork_rng(devices=[]))
+        for optimization in plan.optimizations:
+            optimization.check(model, training=plan.workload.training)
+            if getattr(optimization, "trains_others", False):
+                undo.callback(optimization.apply(model))
 
 
 def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:

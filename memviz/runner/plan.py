@@ -15,7 +15,7 @@ from memviz.runner.workloads import Workload, workload_named
 from memviz.runner.workloads.configured import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
 
-Claim = Literal["bitwise", "rounding", "lossy"]
+Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
 
 

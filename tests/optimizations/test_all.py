@@ -45,13 +45,17 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
     assert names == [
         "allocator_settings",
         "attention_backend",
+        "lora",
         "chunked_cross_entropy",
         "split_feed_forward",
         "chunked_feed_forward",
         "layerwise_casting",
+        "weight_offload",
         "checkpointing",
+        "activation_offload",
         "flat_gradients",
         "optimizer_in_backward",
+        "eight_bit_states",
     ]
     for given in permutations(["users_own", "checkpointing", "attention_backend", "flat_gradients"]):
         notes: list[str] = []
@@ -108,7 +112,7 @@ def test_each_has_what_a_command_line_and_a_page_show(kind):
         choices = each.metadata.get("choices", ())
         assert not choices or each.default in choices
     made = kind()
-    assert made.claim in ("bitwise", "rounding", "lossy") and isinstance(dict(made.environment), dict)
+    assert made.claim in ("bitwise", "rounding", "training", "lossy") and isinstance(dict(made.environment), dict)
 
 
 @each_class

@@ -34,6 +34,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "chunked_cross_entropy": ({"tokens": "1024"},),
     "chunked_feed_forward": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
+    "weight_offload": ({"granularity": "block"}, {"granularity": "leaf"}, {"granularity": "model"}),
     "checkpointing": (
         {"every": "1"},
         {"every": "2"},
@@ -77,7 +78,7 @@ class Space:
         alone, as_it_is = self._keeps_alone, self._keeps(()) or "outputs"
         known = {}
         for place in self._places():
-            changes = [change for change in enumerate(place) if change[1]]
+            changes = _changes(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
             known[place] = Candidate(self._request_of(dict(changes)), keeps)
         return known
@@ -108,15 +109,13 @@ class Space:
 
     def _going_with(self, begun: Place) -> list[int]:
         """Of the next dimension."""
-        numbers = range(len(self.options[len(begun)]))
-        return [number for number in numbers if not number or self._goes_together((*begun, number))]
+        alone, apart, changes = self._keeps_alone, self._kept_apart, _changes(begun)
+        new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
+        fitting = (each for each in new if each in alone and not any((change, each) in apart for change in changes))
+        return [0, *(number for _, number in fitting)]
 
-    def _goes_together(self, begun: Place) -> bool:
-        changes = [change for change in enumerate(begun) if change[1]]
-        alone, apart = self._keeps_alone, self._kept_apart
-        return all(change in alone for change in changes) and not any(
-            pair in apart for pair in combinations(changes, 2)
-        )
+    def _goes_together(self, place: Place) -> bool:
+        return all(number in self._going_with(place[:at]) for at, number in enumerate(place))
 
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
@@ -144,6 +143,7 @@ class Space:
         is_other = (changed and not same) or request.settings != self.request.settings
         if plan.claim == "lossy":
             return "nothing"
+        is_other = is_other or plan.claim == "training"
         return "outputs" if not is_other else "training" if plan.workload.training else "nothing"
 
     def _request_of(self, numbers: Mapping[int, int]) -> Request:
@@ -179,6 +179,10 @@ class Space:
         yield from (nothing, *alone, everything)
 
 
+def _changes(place: Place) -> list[_Change]:
+    return [change for change in enumerate(place) if change[1]]
+
+
 def space_of(request: Request, keep: Keep) -> Space:
     plan = plan_of(request)
     training = plan.workload.training
@@ -186,8 +190,9 @@ def space_of(request: Request, keep: Keep) -> Space:
     mode = "training" if training else "inference"
     names, options = [], []
     for kind in OPTIMIZATIONS:
-        changes_outputs = kind().claim == "lossy"
-        if kind.name in given or kind.needs not in ("any", mode) or (changes_outputs and keep != "nothing"):
+        claim = kind().claim
+        too_much = (claim == "lossy" and keep != "nothing") or (claim == "training" and keep == "outputs")
+        if kind.name in given or kind.needs not in ("any", mode) or too_much:
             continue
         names.append(kind.name)
         options.append((None, *_OPTIONS.get(kind.name, ({},))))

@@ -193,7 +193,7 @@ class _Comparison:
             # What two runs agree on to the bit needs no second curve.
             losses = (first, first if _same(ran, again) else self._curve(make, steps))
         # Where outputs are claimed to the bit, gradients may still be added up in another type.
-        rounds = self.claim == "rounding" or (self.claim == "bitwise" and self.step.training)
+        rounds = self.claim in ("rounding", "training") or (self.claim == "bitwise" and self.step.training)
         exact = self._in_float64(self.reference) if rounds else None
         weights = moved_weights(self.reference, self.rests) if fits(self.reference) else {}
         with holding(self.reference, weights):
@@ -266,7 +266,7 @@ class _Comparison:
         self.progress("layers")
         recorder = LayerRecorder(self.reference, self.step.device)
         forward = replace(self.step, training=False)
-        alone = Alone(self.step.device, exactly=self.claim == "rounding", arithmetic=self.arithmetic)
+        alone = Alone(self.step.device, exactly=self.claim in ("rounding", "training"), arithmetic=self.arithmetic)
         with recorder.recording():
             forward.run(self.reference)
         with self._changed() as changed:

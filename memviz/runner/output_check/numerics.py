@@ -23,11 +23,12 @@ from memviz.runner.output_check.layers import LayerDifference, Rounding
 from memviz.runner.output_check.rounding_bounds import MARGIN, one_rounding, unit_roundoff
 from memviz.runner.output_check.signal import Signal
 
-Claim = Literal["bitwise", "rounding", "lossy"]
+Claim = Literal["bitwise", "rounding", "training", "lossy"]
 
 CLAIMS = {
     "bitwise": "bitwise equal output",
     "rounding": "equal output up to rounding",
+    "training": "equal output up to rounding for the same weights",
     "lossy": "no more loss than its type of storage explains",
 }
 BUG = "This is a bug, not rounding."
@@ -130,7 +131,7 @@ def judge(numerics: Numerics) -> Verdict:
     wrong = _broken(numerics, places)
     if wrong is not None:
         return wrong
-    decide = {"bitwise": _bitwise, "rounding": _rounding, "lossy": _lossy}[numerics.claim]
+    decide = {"bitwise": _bitwise, "rounding": _rounding, "training": _rounding, "lossy": _lossy}[numerics.claim]
     verdict = decide(numerics, places)
     return verdict if verdict.finding else _of_before(numerics, places) or verdict
 

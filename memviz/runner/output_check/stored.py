@@ -23,8 +23,11 @@ Types = dict[str, torch.dtype]
 
 
 def stored_types(reference: nn.Module, changed: nn.Module) -> Types:
-    """Weights that the changed model keeps in a coarser type than the reference, by name."""
-    ours = {name: parameter.dtype for name, parameter in changed.named_parameters()}
+    """Weights that the changed model keeps in a coarser type than the reference, by the reference's name.
+
+    A layer that something was wrapped around, as adapters are, is the wrapper's `base`.
+    """
+    ours = {name.replace(".base.", "."): parameter.dtype for name, parameter in changed.named_parameters()}
     return {
         name: ours[name]
         for name, parameter in reference.named_parameters()

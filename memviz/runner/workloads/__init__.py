@@ -9,14 +9,21 @@ from collections.abc import Mapping
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import nearest, with_knobs
+from memviz.runner.workloads.bert import Bert
 from memviz.runner.workloads.cogvideox import CogVideoX
 from memviz.runner.workloads.feed_forward import FeedForwardStack
 from memviz.runner.workloads.flux import Flux
 from memviz.runner.workloads.gpt2 import Gpt2
+from memviz.runner.workloads.hunyuan_video import HunyuanVideo
 from memviz.runner.workloads.llama import Llama
 from memviz.runner.workloads.ltx_video import LtxVideo
 from memviz.runner.workloads.own import is_own, own_workload
+from memviz.runner.workloads.qwen3 import Qwen3
+from memviz.runner.workloads.sdxl import Sdxl
 from memviz.runner.workloads.transformer_block import TransformerBlock
+from memviz.runner.workloads.vae import Vae
+from memviz.runner.workloads.vit import Vit
+from memviz.runner.workloads.wan import Wan
 from memviz.runner.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "Workload", "workload_named"]
@@ -26,8 +33,15 @@ WORKLOADS: tuple[type[Workload], ...] = (
     LtxVideo,
     Flux,
     CogVideoX,
+    Wan,
+    HunyuanVideo,
+    Sdxl,
+    Vae,
     Gpt2,
     Llama,
+    Qwen3,
+    Bert,
+    Vit,
     TransformerBlock,
 )
 """In the order in which they are shown."""

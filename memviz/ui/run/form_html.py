@@ -16,12 +16,14 @@ _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "
 _MOST_FIRST = 6
 _USUAL = (
     *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
+    *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
     *("layerwise_casting", "flat_gradients", "attention_backend"),
 )
 """Optimizations that stand first, in this order."""
 _CLAIMS = {
     "bitwise": "Same output, bit for bit.",
     "rounding": "Same output up to rounding.",
+    "training": "Same output for the same weights; training goes another way.",
     "lossy": "The output changes: lossy.",
 }
 _OPTIMIZERS = {

@@ -1,4 +1,4 @@
-"""GPT-2 and Llama: attention without a mask gives what transformers gives by itself, and the loss is theirs."""
+"""GPT-2, Llama and Qwen3: attention without a mask gives what transformers gives by itself, and the loss is theirs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("name", ["gpt2", "llama"])
+BOTH = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
 
 
 def seeded(workload):

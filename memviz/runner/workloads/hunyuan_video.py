@@ -1,0 +1,123 @@
+"""HunyuanVideo's transformer through diffusers' own class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+
+_CHANNELS = 16
+_POOLED = 768
+_FRAMES_PER_LATENT, _PIXELS_PER_LATENT, _PATCH = 4, 8, 2
+_GUIDANCE = 6000.0
+
+
+@dataclass(frozen=True)
+class HunyuanVideo(FromConfiguration):
+    name: ClassVar[str] = "hunyuan_video"
+    title: ClassVar[str] = "HunyuanVideo transformer"
+    sentence: ClassVar[str] = "Makes video: 20 blocks that treat text and video apart, then 40 that treat them as one."
+    together: ClassVar[dict[str, tuple[str, ...]]] = {
+        "resolution": ("height", "width"),
+        "video": ("frames", "height", "width"),
+    }
+    depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")
+
+    batch: int = knob(1, "videos at once", least=1)
+    frames: int = knob(33, "frames of the video: 1 more than a multiple of 4", least=1)
+    height: int = knob(320, "of the video: a multiple of 16", unit="pixels", least=1)
+    width: int = knob(512, "of the video: a multiple of 16", unit="pixels", least=1)
+    text_tokens: int = knob(256, "tokens of the prompt, padding included", least=1)
+    double_layers: int = knob(20, "blocks with text and video apart; the published model has 20", least=1)
+    single_layers: int = knob(40, "blocks with text and video as one; the published model has 40", least=1)
+    heads: int = knob(24, "attention heads of 128 channels; the published model has 24", least=1)
+    text_width: int = knob(4096, "channels of the text encoder's output", least=1)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        why = "the autoencoder folds 4 frames after the first into one latent"
+        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
+        why = "the autoencoder and the patches fold 16 pixels a side into one token"
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
+
+    @property
+    def latents(self) -> tuple[int, int, int]:
+        """Frames, height and width after the autoencoder."""
+        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
+        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
+
+    @property
+    def tokens(self) -> int:
+        """Of the video alone."""
+        frames, height, width = self.latents
+        return frames * (height // _PATCH) * (width // _PATCH)
+
+    def _model(self) -> nn.Module:
+        from diffusers import HunyuanVideoTransformer3DModel
+
+        model: nn.Module = HunyuanVideoTransformer3DModel(
+            in_channels=_CHANNELS,
+            out_channels=_CHANNELS,
+            num_attention_heads=self.heads,
+            num_layers=self.double_layers,
+            num_single_layers=self.single_layers,
+            text_embed_dim=self.text_width,
+            pooled_projection_dim=_POOLED,
+        )
+        return model
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
+        here, guidance = (self.batch, self.text_tokens), torch.full((self.batch,), _GUIDANCE, device="cpu")
+        return {
+            "hidden_states": draw.normal(self.batch, _CHANNELS, *self.latents, dtype=dtype),
+            "timestep": draw.whole(1000, self.batch),
+            "encoder_hidden_states": draw.normal(*here, self.text_width, dtype=dtype),
+            "encoder_attention_mask": draw.made(here, torch.int64, lambda: torch.ones(here, dtype=torch.int64)),
+            "pooled_projections": draw.normal(self.batch, _POOLED, dtype=dtype),
+            "guidance": draw.made((self.batch,), dtype, lambda: guidance),
+        }
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output[0].mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            frames=min(self.frames, 5),
+            height=min(self.height, 64),
+            width=min(self.width, 96),
+            text_tokens=min(self.text_tokens, 16),
+            double_layers=min(self.double_layers, 2),
+            single_layers=min(self.single_layers, 4),
+            heads=min(self.heads, 3),
+            text_width=min(self.text_width, 128),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        layers = f"{self.double_layers} + {self.single_layers} layers"
+        video = f"{self.frames} x {self.height} x {self.width}"
+        tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
+        return f"{layers}, {plural(self.batch, 'video')} of {video} ({tokens})"

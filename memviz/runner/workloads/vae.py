@@ -1,0 +1,106 @@
+"""Stable Diffusion's autoencoder through diffusers' own class: as a whole, or the half that makes pictures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+
+_CHANNELS = 4
+_PIXELS_PER_LATENT = 8
+_LEVELS = 4
+_PARTS = ("decoder", "whole")
+
+
+@dataclass(frozen=True)
+class Vae(FromConfiguration):
+    name: ClassVar[str] = "vae"
+    title: ClassVar[str] = "Stable Diffusion autoencoder"
+    sentence: ClassVar[str] = "Turns latents into pictures: few weights, and convolutions over every pixel."
+    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    depths: ClassVar[tuple[str, ...]] = ()
+
+    part: str = knob("decoder", "what runs: latents to pictures, or pictures to pictures", choices=_PARTS)
+    batch: int = knob(1, "pictures at once", least=1)
+    height: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
+    width: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
+    channels: int = knob(128, "channels at full size; the published model has 128", least=32)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        why = "the autoencoder folds 8 pixels a side into one"
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_LATENT, why=why)
+        check_multiple("channels", self.channels, 32, why="its norms have 32 groups")
+
+    def _model(self) -> nn.Module:
+        from diffusers import AutoencoderKL
+
+        widths = tuple(self.channels * factor for factor in (1, 2, 4, 4))
+        model: nn.Module = AutoencoderKL(
+            in_channels=3,
+            out_channels=3,
+            down_block_types=("DownEncoderBlock2D",) * _LEVELS,
+            up_block_types=("UpDecoderBlock2D",) * _LEVELS,
+            block_out_channels=widths,
+            layers_per_block=2,
+            latent_channels=_CHANNELS,
+            sample_size=max(self.height, self.width),
+        )
+        return model if self.part == "whole" else Decoder(model)
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
+        if self.part == "whole":
+            return {"sample": draw.normal(self.batch, 3, self.height, self.width, dtype=dtype)}
+        sides = self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
+        return {"latents": draw.normal(self.batch, _CHANNELS, *sides, dtype=dtype)}
+
+    def loss(self, output: Any) -> Tensor:
+        picture = output[0] if isinstance(output, dict | tuple) else output
+        mean: Tensor = picture.square().mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            height=min(self.height, 64),
+            width=min(self.width, 64),
+            channels=32,
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        return f"{self.part}, {plural(self.batch, 'picture')} of {self.height} x {self.width}"
+
+
+class Decoder(nn.Module):
+    """The half of an autoencoder that a pipeline runs last, under the names that it has there."""
+
+    def __init__(self, whole: Any) -> None:
+        super().__init__()
+        self.post_quant_conv = whole.post_quant_conv
+        self.decoder = whole.decoder
+
+    def forward(self, latents: Tensor) -> Tensor:
+        picture: Tensor = self.decoder(self.post_quant_conv(latents))
+        return picture

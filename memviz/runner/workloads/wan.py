@@ -1,0 +1,130 @@
+"""Wan 2.1's text-to-video transformer through diffusers' own class, in two published sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
+    DTYPES,
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+
+_CHANNELS = 16
+_FRAMES_PER_LATENT, _PIXELS_PER_LATENT, _PATCH = 4, 8, 2
+_HEAD = 128
+
+
+@dataclass(frozen=True)
+class _PublishedWan:
+    heads: int
+    layers: int
+    inner: int
+
+
+_SIZES = {"1.3b": _PublishedWan(12, 30, 8960), "14b": _PublishedWan(40, 40, 13824)}
+
+
+@dataclass(frozen=True)
+class Wan(FromConfiguration):
+    name: ClassVar[str] = "wan"
+    title: ClassVar[str] = "Wan 2.1 transformer"
+    sentence: ClassVar[str] = "Makes video: long sequences of video that attend to each other and look at the text."
+    together: ClassVar[dict[str, tuple[str, ...]]] = {
+        "resolution": ("height", "width"),
+        "video": ("frames", "height", "width"),
+    }
+
+    size: str = knob("1.3b", "which published model", choices=tuple(_SIZES))
+    batch: int = knob(1, "videos at once", least=1)
+    frames: int = knob(81, "frames of the video: 1 more than a multiple of 4", least=1)
+    height: int = knob(480, "of the video: a multiple of 16", unit="pixels", least=1)
+    width: int = knob(832, "of the video: a multiple of 16", unit="pixels", least=1)
+    text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
+    layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 40", least=1)
+    narrow: int = knob(1, "divides heads and inner channels", choices=(1, 2, 4))
+    text_width: int = knob(4096, "channels of the text encoder's output", least=1)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        why = "the autoencoder folds 4 frames after the first into one latent"
+        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
+        why = "the autoencoder and the patches fold 16 pixels a side into one token"
+        for name, value in (("height", self.height), ("width", self.width)):
+            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
+
+    @property
+    def latents(self) -> tuple[int, int, int]:
+        """Frames, height and width after the autoencoder."""
+        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
+        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
+
+    @property
+    def tokens(self) -> int:
+        """Of the video alone."""
+        frames, height, width = self.latents
+        return frames * (height // _PATCH) * (width // _PATCH)
+
+    @property
+    def _published(self) -> _PublishedWan:
+        return _SIZES[self.size]
+
+    def _model(self) -> nn.Module:
+        from diffusers import WanTransformer3DModel
+
+        model: nn.Module = WanTransformer3DModel(
+            num_attention_heads=self._published.heads // self.narrow,
+            attention_head_dim=_HEAD,
+            in_channels=_CHANNELS,
+            out_channels=_CHANNELS,
+            text_dim=self.text_width,
+            ffn_dim=self._published.inner // self.narrow,
+            num_layers=self.layers or self._published.layers,
+        )
+        return model
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
+        return {
+            "hidden_states": draw.normal(self.batch, _CHANNELS, *self.latents, dtype=dtype),
+            "timestep": draw.whole(1000, self.batch),
+            "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
+        }
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output[0].mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            frames=min(self.frames, 5),
+            height=min(self.height, 64),
+            width=min(self.width, 96),
+            text_tokens=min(self.text_tokens, 16),
+            layers=min(self.layers or self._published.layers, 4),
+            narrow=4,
+            text_width=min(self.text_width, 128),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        layers = plural(self.layers or self._published.layers, "layer")
+        video = f"{self.frames} x {self.height} x {self.width}"
+        tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
+        return f"{self.size}, {layers}, {plural(self.batch, 'video')} of {video} ({tokens})"

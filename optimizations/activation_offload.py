@@ -1,0 +1,191 @@
+"""What autograd keeps for backward waits in host memory, and comes back when backward needs it.
+
+Every tensor that a forward pass of the model saves is copied to pinned host memory and let go on the device; backward
+copies it back where it is used. Weights stay, and so does what is smaller than `least_mib`, whose copies would cost
+more time than they save memory. What to know before using it:
+
+* It pays where activations make the peak. Where the loss does, or the optimizer, it moves bytes for nothing.
+* Whatever is saved by several operators is copied once. Copies run on the stream that computes, not beside it.
+* Inside checkpointed blocks nothing is saved; what is moved there are the inputs of the blocks.
+* What a loss outside of the model saves stays on the device.
+* `most_gib` bounds the host memory: beyond it tensors stay where they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+
+@dataclass(frozen=True)
+class ActivationOffload:
+    """`undo = ActivationOffload().apply(model)`; `host_bytes(model)` says what waits on the host now and at most."""
+
+    least_mib: float = field(
+        default=1.0, metadata={"help": "smaller tensors stay on the device", "unit": "MiB", "least": 0}
+    )
+    most_gib: float = field(
+        default=0.0, metadata={"help": "host memory at most; 0 is no bound", "unit": "GiB", "least": 0}
+    )
+
+    name: ClassVar[str] = "activation_offload"
+    title: ClassVar[str] = "Activations wait on the host"
+    sentence: ClassVar[str] = (
+        "Copies what is kept for backward to host memory and back. Costs the time of both copies over the bus."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+
+    def __post_init__(self) -> None:
+        for knob in fields(self):
+            if getattr(self, knob.name) < 0:
+                raise ValueError(f"{knob.name} is {getattr(self, knob.name)}; the least is 0.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Bits come back as they went."""
+        return "bitwise"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if not training:
+            raise ValueError("Inference keeps nothing for backward: there is nothing to move. Train, or leave it out.")
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        if _moving(model) is not None:
+            raise ValueError("What this model keeps waits on the host already: undo that first.")
+        moving = _Moving(self)
+        undo = contextlib.ExitStack()
+        undo.callback(model.register_forward_pre_hook(moving.enter).remove)
+        undo.callback(model.register_forward_hook(moving.leave, always_call=True).remove)
+        return undo.close
+
+    def code(self) -> str:
+        return f"from optimizations.activation_offload import ActivationOffload\n\nundo = {self!r}.apply(model)"
+
+
+@dataclass(frozen=True)
+class HostBytes:
+    now: int
+    most: int
+
+
+def host_bytes(model: nn.Module) -> HostBytes:
+    """What of the model's activations waits in host memory."""
+    moving = _moving(model)
+    if moving is None:
+        raise ValueError("This model keeps its activations on the device: apply ActivationOffload first.")
+    return HostBytes(moving.waiting, moving.most)
+
+
+def _moving(model: nn.Module) -> _Moving | None:
+    hooks = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    return next((hook for hook in hooks if isinstance(hook, _Moving)), None)
+
+
+_Layout = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype, int]
+
+
+class _Moving:
+    """Between the device and the host, for one model."""
+
+    def __init__(self, knobs: ActivationOffload) -> None:
+        self.knobs = knobs
+        self.waiting = self.most = 0
+        self.entered: list[saved_tensors_hooks] = []
+        self.stays: set[int] = set()
+        """Storages of weights."""
+        self.known: dict[int, tuple[weakref.ref[Any], dict[_Layout, weakref.ref[_Waits]]]] = {}
+        """By storages that are alive: which of their tensors were copied already."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the model begins with nothing moved."""
+        return _Moving, (self.knobs,)
+
+    def enter(self, model: nn.Module, _: Any) -> None:
+        self.stays = {_storage_of(each) for each in (*model.parameters(), *model.buffers())}
+        hooks = saved_tensors_hooks(self.to_host, _to_device)
+        self.entered.append(hooks)
+        hooks.__enter__()
+
+    def leave(self, *_: Any) -> None:
+        if self.entered:
+            self.entered.pop().__exit__()
+
+    def to_host(self, saved: Tensor) -> Tensor | _Waits:
+        size = saved.numel() * saved.element_size()
+        is_small = size < max(self.knobs.least_mib * _MIB, 1)
+        if is_small or _is_on_host(saved) or _storage_of(saved) in self.stays:
+            return saved
+        copied = self._copies_of(saved)
+        layout = int(saved.storage_offset()), tuple(saved.shape), saved.stride(), saved.dtype, saved._version
+        there = copied[layout]() if layout in copied else None
+        if there is None:
+            if self.knobs.most_gib and self.waiting + size > self.knobs.most_gib * _GIB:
+                return saved
+            there = _Waits(saved)
+            copied[layout] = weakref.ref(there)
+            self._count(size)
+            weakref.finalize(there, self._count, -size)
+        return there
+
+    def _copies_of(self, saved: Tensor) -> dict[_Layout, weakref.ref[_Waits]]:
+        storage, key = saved.untyped_storage(), _storage_of(saved)
+        reference, copied = self.known.get(key, (None, {}))
+        if reference is None or reference() is None:
+            copied = {}
+            self.known[key] = weakref.ref(storage, lambda gone: self._forget(key, gone)), copied
+        return copied
+
+    def _forget(self, key: int, gone: weakref.ref[Any]) -> None:
+        if key in self.known and self.known[key][0] is gone:
+            del self.known[key]
+
+    def _count(self, size: int) -> None:
+        self.waiting += size
+        self.most = max(self.most, self.waiting)
+
+
+class _Waits:
+    """A tensor's copy on the host, and the one that came back while anybody uses that."""
+
+    def __init__(self, saved: Tensor) -> None:
+        self.device = saved.device
+        self.back: weakref.ref[Tensor] | None = None
+        with torch.no_grad():
+            # Not torch.empty: what is transposed must come back transposed, or other kernels would run on it.
+            self.host = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
+            if self.host.is_meta or not saved.is_meta:
+                self.host.copy_(saved, non_blocking=True)
+
+
+def _to_device(packed: Tensor | _Waits) -> Tensor:
+    if not isinstance(packed, _Waits):
+        return packed
+    back = None if packed.back is None else packed.back()
+    if back is None:
+        back = torch.empty_like(packed.host, device=packed.device)
+        if back.is_meta or not packed.host.is_meta:
+            back.copy_(packed.host, non_blocking=True)
+        packed.back = weakref.ref(back)
+    return back
+
+
+def _is_on_host(tensor: Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _storage_of(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)

@@ -1,0 +1,181 @@
+"""Low-rank adapters (LoRA): all weights are frozen, and beside chosen layers two narrow matrices are trained instead.
+
+A layer's output gets `up(down(x)) * alpha / rank` added, `down` to `rank` channels and `up` back from them. So there
+are gradients and optimizer states for two narrow matrices a layer, and autograd need not keep the inputs that only
+gradients of frozen weights would want. `up` begins as zero: at first the model gives what it gave. What to know:
+
+* What is trained is not the model's own weights: it is another training, which learns less.
+* An adapted layer stands as `Adapted` in the place of the old one, which is its `base`; undo puts the old ones back and
+  lets the adapters go. `merge(model)` adds them to the weights first.
+* Adapted are linear layers (and GPT-2's Conv1D) inside of the repeated blocks, `only` those whose name has the pattern.
+* Adapters have the dtype of their layer, or fp32 beside weights in fewer than 16 bits.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Lora:
+    """`undo = Lora(rank=16).apply(model)`, then make the optimizer of the weights that require a gradient."""
+
+    rank: int = field(default=16, metadata={"help": "channels between the two matrices", "least": 1, "says": "rank {}"})
+    alpha: float = field(default=16.0, metadata={"help": "what is added is scaled by alpha / rank"})
+    only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
+
+    name: ClassVar[str] = "lora"
+    title: ClassVar[str] = "Train adapters (LoRA)"
+    sentence: ClassVar[str] = (
+        "Freezes all weights and trains two narrow matrices beside each linear layer of the blocks. "
+        "Gradients and optimizer states are for those only; what is trained is another model."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {
+        "split_feed_forward": "it reads the matrices of a feed-forward and would miss what adapters add to them.",
+    }
+    needs: ClassVar[Literal["any", "training", "inference"]] = "training"
+    trains_others: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.rank < 1:
+            raise ValueError(f"rank is {self.rank}; the least is 1.")
+        try:
+            re.compile(self.only)
+        except re.error as error:
+            raise ValueError(f"only={self.only!r} is not a regular expression: {error}.") from None
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """The first outputs are the same. What is learnt is not."""
+        return "lossy"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if not training:
+            raise ValueError("Inference trains nothing: train, or leave the adapters out.")
+        self._chosen(model)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        chosen = self._chosen(model)
+        trained = [each for each in model.parameters() if each.requires_grad]
+        places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
+        for each in trained:
+            each.requires_grad_(False)
+        adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
+        for owner, last, layer in places:
+            owner._modules[last] = adapted[layer]
+
+        def undo() -> None:
+            for owner, last, layer in places:
+                owner._modules[last] = layer
+            for each in trained:
+                each.requires_grad_()
+
+        return undo
+
+    def code(self) -> str:
+        return f"from optimizations.lora import Lora\n\nundo = {self!r}.apply(model)"
+
+    def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
+        """Layers to adapt, each with all its names."""
+        if any(isinstance(module, Adapted) for module in model.modules()):
+            raise ValueError("This model has adapters already: undo that first.")
+        found: dict[nn.Module, list[str]] = {}
+        for name, module in _linear_layers(model):
+            if re.search(self.only, name):
+                found.setdefault(module, []).append(name)
+        if not found:
+            names = ", ".join(name for name, _ in _linear_layers(model)) or "none"
+            raise ValueError(f"No linear layer has {self.only!r} in its name; in the blocks there are: {names[:400]}.")
+        return found
+
+
+class Adapted(nn.Module):
+    """A layer with an adapter beside it."""
+
+    def __init__(self, base: nn.Module, rank: int, alpha: float) -> None:
+        super().__init__()
+        wide, narrow = _sizes(base)
+        weight: Any = base.weight
+        dtype = weight.dtype if weight.is_floating_point() and weight.element_size() > 1 else torch.float32
+        self.base = base
+        self.lora_down = nn.Linear(narrow, rank, bias=False, device=weight.device, dtype=dtype)
+        self.lora_up = nn.Linear(rank, wide, bias=False, device=weight.device, dtype=dtype)
+        self.scale = alpha / rank
+        with torch.no_grad():
+            self.lora_down.weight.normal_(std=1 / math.sqrt(narrow))
+            self.lora_up.weight.zero_()
+        self.train(base.training)
+
+    @property
+    def weight(self) -> Any:
+        """What a module that asks for its layer's dtype or device reads."""
+        return self.base.weight
+
+    @property
+    def bias(self) -> Any:
+        return self.base.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.base(x)
+        added: Tensor = self.lora_up(self.lora_down(x.to(self.lora_down.weight.dtype)))
+        return output + (added * self.scale).to(output.dtype)
+
+
+@torch.no_grad()
+def merge(model: nn.Module) -> None:
+    """Adds what the adapters have learnt to the weights, and begins them anew."""
+    for module in model.modules():
+        if isinstance(module, Adapted):
+            product = module.lora_up.weight.float() @ module.lora_down.weight.float() * module.scale
+            weight: Any = module.base.weight
+            weight += (product if isinstance(module.base, nn.Linear) else product.t()).to(weight.dtype)
+            module.lora_up.weight.zero_()
+
+
+def _sizes(layer: Any) -> tuple[int, int]:
+    """Channels that come out and channels that go in. GPT-2's Conv1D has its matrix the other way round."""
+    if isinstance(layer, nn.Linear):
+        return layer.out_features, layer.in_features
+    narrow, wide = layer.weight.shape
+    return wide, narrow
+
+
+def _linear_layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Of the repeated blocks, or of the whole model where there are none; under every name that they have."""
+    inside = {module for block in _listed_in(model) for module in block.modules()}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if (not inside or module in inside) and _is_linear(module):
+            yield name, module
+
+
+def _is_linear(module: nn.Module) -> bool:
+    kind = type(module)
+    return kind is nn.Linear or (kind.__name__ == "Conv1D" and getattr(module.weight, "ndim", 0) == 2)
+
+
+def _places(model: nn.Module, names: list[str]) -> Iterator[tuple[nn.Module, str]]:
+    for name in names:
+        owner, _, last = name.rpartition(".")
+        yield model.get_submodule(owner), last
+
+
+def _listed_in(module: nn.Module) -> Iterator[nn.Module]:
+    """Entries of lists of two or more modules that have modules inside."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        large = [child for child in module if any(True for _ in child.children())]
+        if len(large) > 1:
+            yield from large
+            return
+    for child in module.children():
+        yield from _listed_in(child)

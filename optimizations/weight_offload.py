@@ -1,0 +1,214 @@
+"""Weights wait in host memory and are on the device only while the module that they belong to computes.
+
+`granularity` says how much comes at once: `leaf` single layers (sequential offloading: least memory, most copies),
+`block` the repeated blocks of the model, some of them as a group, and `model` all of it, between its forward passes.
+Nothing is computed otherwise. What to know before using it:
+
+* It is for inference: autograd would keep the weights of every module on the device until backward.
+* Every forward pass copies all weights over the bus, 1 GiB in 40 ms or so, before each module computes: copies do not
+  run beside the computation.
+* With `block` what lies outside of the blocks stays on the device: embeddings, norms, the head.
+* Host memory is pinned, in one piece a weight, and PyTorch rounds each piece up to a power of two. `most_gib` bounds
+  the weights that wait there: modules beyond it stay on the device.
+* Weights are read where their module is called. A module that reads those of another finds them on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+_PIECES = ("block", "leaf", "model")
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class WeightOffload:
+    """`undo = WeightOffload("leaf").apply(model)`; `host_bytes(model)` says how much waits on the host."""
+
+    granularity: str = field(
+        default="block",
+        metadata={"help": "what comes to the device as one piece", "choices": _PIECES, "says": "weights come {}-wise"},
+    )
+    group: int = field(default=1, metadata={"help": "with blocks: so many after each other as one", "least": 1})
+    most_gib: float = field(
+        default=0.0, metadata={"help": "weights that wait on the host at most; 0 is no bound", "unit": "GiB"}
+    )
+
+    name: ClassVar[str] = "weight_offload"
+    title: ClassVar[str] = "Weights wait on the host"
+    sentence: ClassVar[str] = (
+        "Weights lie in pinned host memory and come to the device just while their module computes. "
+        "Every forward pass copies them over the bus."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {
+        "layerwise_casting": "each puts a weight back to where it last was, and they would take it from each other.",
+    }
+    needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+
+    def __post_init__(self) -> None:
+        if self.granularity not in _PIECES:
+            raise ValueError(f"granularity is {self.granularity!r}; it is one of {', '.join(_PIECES)}.")
+        if self.group < 1 or self.most_gib < 0:
+            raise ValueError("group is 1 or more, most_gib is 0 or more.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Bits come as they went."""
+        return "bitwise"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if training:
+            raise ValueError(
+                "Autograd keeps the weights that backward needs on the device, so nothing would be saved: run "
+                "inference, or leave weights on the host out."
+            )
+        if _unit_of(model) is not None or any(_unit_of(module) is not None for module in model.modules()):
+            raise ValueError("Weights of this model wait on the host already: undo that first.")
+        if not any(True for _ in self._pieces(model)):
+            raise ValueError(
+                "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
+                "class that have modules inside: choose granularity=leaf or model."
+            )
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        self.check(model, training=False)
+        units = self._units(model)
+        undo = contextlib.ExitStack()
+        for unit in units:
+            undo.callback(unit.restore)
+        for weight in {weight for unit in units for weight in unit.weights}:
+            weight.rest()
+        for unit in units:
+            for module in unit.modules:
+                undo.callback(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
+                undo.callback(module.register_forward_hook(unit.leave, always_call=True).remove)
+        return undo.close
+
+    def code(self) -> str:
+        return f"from optimizations.weight_offload import WeightOffload\n\nundo = {self!r}.apply(model)"
+
+    def _units(self, model: nn.Module) -> list[_Unit]:
+        """As many as may wait on the host, from the first on."""
+        units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
+        for modules in self._pieces(model):
+            own = dict.fromkeys(each for module in modules for each in module.parameters())
+            new = [each for each in own if each not in weights]
+            size = sum(each.numel() * each.element_size() for each in new)
+            if self.most_gib and waiting + size > self.most_gib * _GIB:
+                continue
+            waiting += size
+            weights.update({each: _Weight(each) for each in new})
+            units.append(_Unit(modules, [weights[each] for each in own]))
+        return units
+
+    def _pieces(self, model: nn.Module) -> Iterator[list[nn.Module]]:
+        if self.granularity == "model":
+            yield [model]
+        elif self.granularity == "leaf":
+            yield from ([module] for module in _readers(model))
+        else:
+            blocks = list(dict.fromkeys(_listed_in(model)))
+            for start in range(0, len(blocks), self.group):
+                yield blocks[start : start + self.group]
+
+
+def host_bytes(model: nn.Module) -> int:
+    """Of the weights that wait in host memory while they do not compute."""
+    units = {unit for module in model.modules() if (unit := _unit_of(module)) is not None}
+    weights = {weight for unit in units for weight in unit.weights}
+    return sum(weight.parameter.numel() * weight.parameter.element_size() for weight in weights)
+
+
+class _Weight:
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self.parameter = parameter
+        self.device = parameter.device
+        self.host: Tensor | None = None
+        self.users = 0
+
+    def rest(self) -> None:
+        self.parameter.data = self.host = _on_host(self.parameter.data)
+
+    def come(self) -> None:
+        self.users += 1
+        if self.users == 1:
+            # As it is now: it may have been loaded or converted since.
+            self.host = self.parameter.data
+            self.parameter.data = _on_device(self.host, self.device)
+
+    def go(self) -> None:
+        self.users -= 1
+        if not self.users and self.host is not None:
+            self.parameter.data = self.host
+
+    def restore(self) -> None:
+        if self.host is not None:
+            self.parameter.data = _on_device(self.parameter.data, self.device)
+            self.host = None
+
+
+class _Unit:
+    """Modules whose weights come and go together: with the first of them that is called, until the last is done."""
+
+    def __init__(self, modules: list[nn.Module], weights: list[_Weight]) -> None:
+        self.modules, self.weights = modules, weights
+        self.here = False
+
+    def enter(self, module: nn.Module, _: Any) -> None:
+        if not self.here:
+            self.here = True
+            for weight in self.weights:
+                weight.come()
+
+    def leave(self, module: nn.Module, *_: Any) -> None:
+        if self.here and module is self.modules[-1]:
+            self.here = False
+            for weight in self.weights:
+                weight.go()
+
+    def restore(self) -> None:
+        for weight in self.weights:
+            weight.restore()
+
+
+def _unit_of(module: nn.Module) -> _Unit | None:
+    hooks = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
+    return next((hook for hook in hooks if isinstance(hook, _Unit)), None)
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    host = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda)
+    return host.copy_(tensor)
+
+
+def _on_device(tensor: Tensor, device: torch.device) -> Tensor:
+    return tensor.to(device, non_blocking=True)
+
+
+def _readers(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules that own weights; and those whose forward was replaced by one that may read those of its layers."""
+    if "forward" in vars(module) or any(True for _ in module.parameters(recurse=False)):
+        yield module
+    for child in module.children():
+        yield from _readers(child)
+
+
+def _listed_in(module: nn.Module) -> Iterator[nn.Module]:
+    """Entries of the outermost lists of alike modules that have modules inside."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        large = [child for child in module if any(True for _ in child.children())]
+        if len(large) > 1 and len({type(child) for child in large}) == 1:
+            yield from large
+            return
+    for child in module.children():
+        yield from _listed_in(child)

@@ -1,0 +1,160 @@
+"""Optimizer states in 8 bits: near what they were, a byte a number between steps, and training that still learns."""
+
+from __future__ import annotations
+
+import copy
+import io
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.runner.fit.space import space_of
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from optimizations.eight_bit_states import EightBitStates, Packed
+from tests.optimizations.memory import Memory
+from tests.optimizations.tiny import Case, gpt2, stack
+
+SMALL = EightBitStates(least=1)
+
+
+@pytest.mark.parametrize("shape", [(256,), (1000,), (33, 77), (3,)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_numbers_come_back_within_a_step_of_their_blocks_scale(shape, dtype):
+    torch.manual_seed(0)
+    numbers = torch.randn(shape).mul(torch.logspace(-3, 3, shape[-1])).to(dtype)
+    back = Packed.of(numbers, is_signed=True).unpacked()
+    assert (back.shape, back.dtype, back.stride()) == (numbers.shape, dtype, numbers.stride())
+    blocks = nn.functional.pad(numbers.float().flatten(), (0, -numbers.numel() % 256)).view(-1, 256)
+    largest = blocks.abs().amax(1).repeat_interleave(256)[: numbers.numel()].view(shape)
+    # d(share) = 2 sqrt(share) d(code) with half a step of 1/127, and half a step more squared.
+    share = (numbers.float().abs() / largest).clamp(max=1)
+    allowed = largest * (share.sqrt() / 127 + 0.25 / 127**2) * (1.0 + 1e-3) + numbers.float().abs() * 2**-8
+    assert ((back.float() - numbers.float()).abs() <= allowed).all()
+    assert (back * numbers >= 0).all()
+
+
+def test_averages_of_squares_keep_their_orders_of_magnitude_and_never_become_zero():
+    numbers = torch.logspace(-14, 0, 256)
+    back = Packed.of(numbers, is_signed=False).unpacked()
+    assert (back > 0).all()
+    large = numbers > 1e-6
+    torch.testing.assert_close(back[large], numbers[large], rtol=0.27, atol=0)
+    assert Packed.of(torch.zeros(300), is_signed=False).unpacked().count_nonzero() == 0
+
+
+def test_what_is_packed_in_pieces_is_packed_alike(monkeypatch):
+    from optimizations import eight_bit_states
+
+    numbers = torch.randn(5 * 256 + 7)
+    whole = Packed.of(numbers, is_signed=True)
+    monkeypatch.setattr(eight_bit_states, "_PIECE", 512)
+    pieces = Packed.of(numbers, is_signed=True)
+    assert torch.equal(whole.codes, pieces.codes) and torch.equal(whole.scales, pieces.scales)
+    assert torch.equal(whole.unpacked(), pieces.unpacked())
+
+
+def test_a_transposed_state_comes_back_transposed():
+    numbers = torch.randn(40, 30).t()
+    back = Packed.of(numbers, is_signed=True).unpacked()
+    assert back.stride() == numbers.stride()
+    torch.testing.assert_close(back, numbers, rtol=0.2, atol=0.02)
+
+
+def losses(case: Case, steps: int, **how) -> list[float]:
+    optimizer = torch.optim.AdamW(case.model.parameters(), lr=3e-3, **how)
+    found = []
+    for _ in range(steps):
+        torch.manual_seed(0)
+        loss = case.loss(case.model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"fused": True}, {"amsgrad": True}], ids=str)
+def test_training_learns_as_it_did_and_not_to_the_bit(how):
+    plain, ours = gpt2(), gpt2()
+    undo = SMALL.apply(ours.model)
+    expected, found = losses(plain, 25, **how), losses(ours, 25, **how)
+    undo()
+    assert found[:1] == expected[:1] and found != expected
+    assert expected[-1] < 0.9 * expected[0]
+    assert found[-1] == pytest.approx(expected[-1], rel=0.1)
+
+
+def test_states_rest_in_bytes_gradients_stay_and_undone_they_are_numbers_again():
+    case, other = stack(), stack()
+    undo = EightBitStates(least=200).apply(case.model)
+    optimizer = torch.optim.AdamW([*case.model.parameters(), *other.model.parameters()])
+    for each in (case, other):
+        each.loss(each.model).backward()
+    gradients = [each.grad for each in case.model.parameters()]
+    optimizer.step()
+    assert all(one.grad is theirs for one, theirs in zip(case.model.parameters(), gradients, strict=True))
+    state = optimizer.state[case.model.blocks[0].up.weight]
+    assert [type(each) for each in state.values()] == [torch.Tensor, Packed, Packed]
+    assert isinstance(optimizer.state[case.model.blocks[0].up.bias]["exp_avg"], torch.Tensor)
+    assert isinstance(optimizer.state[other.model.blocks[0].up.weight]["exp_avg"], torch.Tensor)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    copy.deepcopy(optimizer).load_state_dict(torch.load(file, weights_only=False))
+    undo()
+    assert all(isinstance(each, torch.Tensor) for state in optimizer.state.values() for each in state.values())
+    optimizer.step()
+
+
+def test_what_cannot_be_stepped_so_is_refused():
+    case = stack()
+    undo = SMALL.apply(case.model)
+    optimizer = torch.optim.LBFGS(case.model.parameters())
+    case.loss(case.model).backward()
+    with pytest.raises(ValueError, match="LBFGS may need all states at once"):
+        optimizer.step(lambda: case.loss(case.model))
+    undo()
+    with pytest.raises(ValueError, match="no optimizer"):
+        SMALL.check(case.model, training=False)
+
+
+def test_between_steps_a_state_is_a_byte_and_a_64th():
+    width = 1024
+    model = nn.Sequential(*(nn.Linear(width, width, bias=False, device="meta") for _ in range(4)))
+    weights = 4 * width * width * 4
+    undo = EightBitStates().apply(model)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with Memory() as memory:
+        memory.note(list(model.parameters()))
+        for each in model.parameters():
+            each.grad = torch.empty_like(each)
+        optimizer.step()
+    undo_bytes = memory.allocated - 2 * weights
+    numbers = 4 * width * width
+    assert undo_bytes == 2 * numbers + 2 * numbers // 256 * 4
+    # At the most two wide states of one weight, what its step takes, and what packing takes of one.
+    assert memory.peak_allocated < 2 * weights + 2 * numbers + 6 * 4 * width * width
+    undo()
+
+
+def test_a_predicted_step_remembers_less():
+    settings, runs = {"layers": "12", "sequence": "64"}, []
+    for chosen in ((), (("eight_bit_states", {}),)):
+        request = Request("llama", settings, chosen, optimizer="adamw-for-loop", numerics=False)
+        runs.append(predict(plan_of(request), lambda _: None).run)
+    plain, ours = (run.peak_allocated_bytes / run.weights_bytes for run in runs)
+    # Weights, gradients and two states of the weights' width; or states of half that.
+    assert plain > 4
+    assert plain - ours > 0.5
+
+
+def test_fit_tries_it_where_training_may_change():
+    request = Request("gpt2", {"layers": "1", "narrow": "4"}, optimizer="adamw")
+    keeps = {keep: "eight_bit_states" in space_of(request, keep).names for keep in ("outputs", "training", "nothing")}
+    assert keeps == {"outputs": False, "training": True, "nothing": True}
+    space = space_of(request, "training")
+    chosen = [way for way in space.candidates.values() if "eight_bit_states" in dict(way.request.optimizations)]
+    assert {way.keeps for way in chosen} == {"training"}

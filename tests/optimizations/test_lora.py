@@ -1,0 +1,151 @@
+"""Adapters: at first the same model, then only they learn, and gradients and states are theirs alone."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.runner.output_check.small_twin import numerics_of
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from optimizations.chunked_feed_forward import ChunkedFeedForward
+from optimizations.layerwise_casting import LayerwiseCasting
+from optimizations.lora import Adapted, Lora, merge
+from tests.optimizations.tiny import bert, flux, gpt2, llama, ltx, stack, vit
+
+CASES = [bert, flux, gpt2, llama, ltx, stack, vit]
+all_cases = pytest.mark.parametrize("case", CASES, ids=lambda each: each.__name__)
+
+
+def trained(case, steps: int = 3) -> None:
+    optimizer = torch.optim.AdamW([each for each in case.model.parameters() if each.requires_grad], lr=0.002)
+    for _ in range(steps):
+        torch.manual_seed(0)
+        case.loss(case.model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loss_of(case) -> torch.Tensor:
+    torch.manual_seed(0)
+    with torch.no_grad():
+        return case.loss(case.model)
+
+
+@all_cases
+def test_at_first_it_is_the_same_model_then_adapters_learn_and_undone_it_is_the_model_it_was(case):
+    made = case()
+    weights = {name: each.detach().clone() for name, each in made.model.named_parameters()}
+    classes = [type(each) for each in made.model.modules()]
+    before = loss_of(made)
+    undo = Lora(rank=4).apply(made.model)
+    assert torch.equal(loss_of(made), before)
+    names = {name for name, each in made.model.named_parameters() if each.requires_grad}
+    assert names == {name for name, _ in made.model.named_parameters() if ".lora_" in name}
+    trained(made)
+    assert loss_of(made) < before
+    undo()
+    assert [type(each) for each in made.model.modules()] == classes
+    assert all(torch.equal(each, weights[name]) for name, each in made.model.named_parameters())
+    assert all(each.requires_grad for each in made.model.parameters())
+    assert torch.equal(loss_of(made), before)
+
+
+@all_cases
+def test_merged_into_the_weights_it_computes_what_it_learnt(case):
+    made = case()
+    made.model.eval()
+    undo = Lora(rank=4, alpha=8.0).apply(made.model)
+    trained(made)
+    learnt = loss_of(made)
+    merge(made.model)
+    undo()
+    torch.testing.assert_close(loss_of(made), learnt, rtol=1e-4, atol=1e-5)
+
+
+def test_what_is_adapted_is_named_and_lies_in_the_blocks():
+    case = llama()
+    undo = Lora(only="(q|v)_proj").apply(case.model)
+    adapted = [name for name, each in case.model.named_modules() if isinstance(each, Adapted)]
+    assert adapted == [f"model.layers.{n}.self_attn.{which}_proj" for n in range(4) for which in "qv"]
+    assert not isinstance(case.model.lm_head, Adapted)
+    undo()
+    Lora(rank=2).apply(gpt2().model)
+    with pytest.raises(ValueError, match="in the blocks there are: model.layers.0.self_attn.q_proj"):
+        Lora(only="nothing").check(case.model, training=True)
+    Lora().apply(case.model)
+    with pytest.raises(ValueError, match="adapters already"):
+        Lora().check(case.model, training=True)
+
+
+def test_a_layer_with_two_names_is_adapted_once():
+    shared = nn.Linear(4, 4)
+    model = nn.ModuleDict({"one": shared, "other": shared})
+    undo = Lora(rank=2).apply(model)
+    assert model["one"] is model["other"]
+    assert sum(each.numel() for each in model.parameters() if each.requires_grad) == 16
+    undo()
+    assert model["one"] is shared is model["other"]
+
+
+def test_a_copy_learns_by_itself():
+    case = stack(dropout=0.0)
+    undo = Lora(rank=4).apply(case.model)
+    twin = copy.deepcopy(case.model)
+    before = loss_of(case)
+    undo()
+    trained(type(case)(twin, case.loss))
+    assert torch.equal(loss_of(case), before)
+    assert loss_of(type(case)(twin, case.loss)) < before
+
+
+def test_beside_weights_in_eight_bits_adapters_have_more():
+    case = llama()
+    undo_lora = Lora(rank=4).apply(case.model)
+    undo = LayerwiseCasting().apply(case.model)
+    kinds = {each.dtype for name, each in case.model.named_parameters() if "layers" in name and "norm" not in name}
+    assert kinds == {torch.float8_e4m3fn, torch.float32}
+    before = loss_of(case)
+    trained(case)
+    assert loss_of(case) < before
+    undo()
+    undo_lora()
+
+
+def test_pieces_of_a_feed_forward_meet_its_adapters():
+    whole, pieces = llama(), llama()
+    for each in (whole, pieces):
+        torch.manual_seed(3)
+        Lora(rank=4).apply(each.model)
+    ChunkedFeedForward(tokens=3).apply(pieces.model)
+    for each in (whole, pieces):
+        trained(each)
+    torch.testing.assert_close(loss_of(pieces), loss_of(whole))
+
+
+def test_a_predicted_step_has_gradients_and_states_of_the_adapters_only():
+    settings, runs = {"layers": "2", "sequence": "64"}, []
+    for chosen in ((), (("lora", {"rank": "8"}),)):
+        request = Request("llama", settings, chosen, optimizer="adamw-for-loop", numerics=False)
+        runs.append(predict(plan_of(request), lambda _: None).run)
+    plain, ours = runs
+    # Of each of 2 layers: queries and outputs, keys and values with fewer heads, and the three of the feed-forward.
+    adapters = 2 * 8 * (2 * (2048 + 2048) + 2 * (2048 + 512) + 3 * (2048 + 8192))
+    assert ours.parameters - plain.parameters == adapters
+    assert plain.peak_allocated_bytes > 4 * plain.weights_bytes
+    assert ours.peak_allocated_bytes < 1.3 * plain.weights_bytes
+
+
+@pytest.mark.parametrize("beside", [(), (("layerwise_casting", {}),), (("optimizer_in_backward", {}),)])
+def test_what_comes_after_it_sees_the_adapters_and_the_outputs_are_as_claimed(beside):
+    settings = {"layers": "2", "sequence": "64"}
+    request = Request("llama", settings, (("lora", {}), *beside), optimizer="adamw", numerics=False)
+    plan = plan_of(request)
+    assert predict(plan, lambda _: None).run.peak_allocated_bytes > 0
+    numerics = numerics_of(plan, lambda _: None, "predicted")
+    assert numerics is not None
+    assert numerics["verdict"]["ok"] is True, numerics["verdict"]

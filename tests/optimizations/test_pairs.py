@@ -1,0 +1,184 @@
+"""Every pair that goes together, in the order of application, on two small models: as claimed, and undone to the bit.
+
+What changes the outputs is held against itself alone, so that whatever the other one breaks shows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from optimizations import OPTIMIZATIONS, Optimization, activation_offload, apply_all, check_together, weight_offload
+from optimizations.activation_offload import ActivationOffload
+from optimizations.attention_backend import AttentionBackend
+from optimizations.checkpointing import Checkpointing
+from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
+from optimizations.chunked_feed_forward import ChunkedFeedForward
+from optimizations.eight_bit_states import EightBitStates
+from optimizations.flat_gradients import FlatGradients
+from optimizations.lora import Lora
+from optimizations.split_feed_forward import SplitFeedForward
+from tests.optimizations.tiny import Case, flux, llama, ltx
+from tests.optimizations.whole import WIDTH, Whole
+
+SMALL: dict[str, Optimization] = {
+    each.name: each
+    for each in (
+        *(AttentionBackend("math"), Lora(rank=2), ChunkedCrossEntropy(tokens=3), SplitFeedForward(splits=2)),
+        *(ChunkedFeedForward(tokens=3), Checkpointing(every=2), ActivationOffload(least_mib=0.0)),
+        *(FlatGradients(micro_batches=1), EightBitStates(least=1)),
+    )
+}
+"""Cut so small that they have an effect on a small model."""
+
+
+def whole() -> Case:
+    torch.manual_seed(0)
+    x = torch.randn(2, 6, WIDTH)
+    return Case(Whole(), lambda model: model(x).square().mean())
+
+
+CASES: tuple[Callable[[], Case], ...] = (llama, whole, ltx, flux)
+
+
+def goes_together(pair: tuple[type[Optimization], type[Optimization]]) -> bool:
+    try:
+        check_together([kind() for kind in pair])
+    except ValueError:
+        return False
+    return {kind.needs for kind in pair} != {"training", "inference"}
+
+
+PAIRS = [pair for pair in combinations(OPTIMIZATIONS, 2) if goes_together(pair)]
+
+
+@pytest.fixture(autouse=True)
+def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one device here: activations are copied all the same, and weights at rest have the other sign."""
+    monkeypatch.setattr(activation_offload, "_is_on_host", lambda tensor: False)
+    monkeypatch.setattr(weight_offload, "_on_host", lambda tensor: -tensor)
+    monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: -tensor)
+
+
+@dataclass(frozen=True)
+class Results:
+    numbers: dict[str, Tensor]
+
+    def differ(self, other: Results) -> list[str]:
+        assert self.numbers.keys() == other.numbers.keys()
+        return [name for name, each in self.numbers.items() if not torch.equal(each, other.numbers[name])]
+
+
+def results(case: Case, *, training: bool) -> Results:
+    """The loss; in training its gradients too, and the weights after two steps, which are taken back."""
+    torch.manual_seed(7)
+    if not training:
+        with torch.no_grad():
+            return Results({"loss": case.loss(case.model.eval())})
+    case.model.train().zero_grad()
+    loss = case.loss(case.model)
+    loss.backward()
+    numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
+    numbers = {"loss": loss.detach(), **{name: each.clone() for name, each in numbers.items()}}
+    before = [(each, each.detach().clone()) for each in case.model.parameters()]
+    optimizer = torch.optim.SGD([each for each in case.model.parameters() if each.requires_grad], 0.05, momentum=0.9)
+    for _ in range(2):
+        case.model.zero_grad()
+        case.loss(case.model).backward()
+        optimizer.step()
+    names = dict(case.model.named_parameters())
+    numbers |= {f"weight {name}": each.detach().clone() for name, each in names.items() if each.requires_grad}
+    assert any(not torch.equal(each, value) for each, value in before)
+    for each, value in before:
+        each.data = value
+    case.model.zero_grad()
+    return Results(numbers)
+
+
+def made(make: Callable[[], Case]) -> Case:
+    """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
+    case = make()
+    for each in case.model.parameters():
+        each.data = each.data.to(torch.float8_e4m3fn).to(each.dtype)
+    return case
+
+
+def changed(case: Case, chosen: list[Optimization], *, training: bool) -> Results:
+    torch.manual_seed(3)
+    undo = apply_all(case.model, chosen)
+    try:
+        return results(case, training=training)
+    finally:
+        undo()
+
+
+def takes(case: Case, chosen: list[Optimization], *, training: bool) -> bool:
+    undo: list[Callable[[], None]] = []
+    try:
+        for each in chosen:
+            each.check(case.model, training=training)
+            undo.append(each.apply(case.model))
+    except ValueError:
+        return False
+    finally:
+        for back in reversed(undo):
+            back()
+    return True
+
+
+def compare(ours: Results, expected: Results, claim: str) -> None:
+    if claim == "bitwise":
+        assert ours.differ(expected) == []
+        return
+    near = {"rtol": 2e-2, "atol": 1e-3} if claim == "training" else {"rtol": 1e-4, "atol": 1e-5}
+    torch.testing.assert_close(ours.numbers, expected.numbers, **near)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters()}
+
+
+CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activation_offload", "flat_gradients")} | {
+    ("chunked_cross_entropy", "layerwise_casting"),
+    *(("layerwise_casting", name) for name in ("optimizer_in_backward", "eight_bit_states")),
+}
+"""What is cast cannot be trained, and whatever these do is for training; with adapters between them they go."""
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name} and {pair[1].name}")
+def test_together_they_keep_what_they_claim(pair: tuple[Any, Any]) -> None:
+    chosen = [SMALL.get(kind.name, kind()) for kind in pair]
+    training = any(kind.needs == "training" for kind in pair)
+    models = [make for make in CASES if takes(made(make), chosen, training=training)][:2]
+    assert bool(models) != ((pair[0].name, pair[1].name) in CANNOT_TRAIN)
+    for make in models:
+        case = made(make)
+        weights, plain = weights_of(case.model), results(case, training=training)
+        lossy = [each for each in chosen if each.claim == "lossy"]
+        order = ("bitwise", "rounding", "training")
+        others = [each.claim for each in chosen if each.claim != "lossy"]
+        claim = max(others, key=order.index, default="bitwise")
+        ours = changed(case, chosen, training=training)
+        expected = changed(case, lossy, training=training) if lossy else plain
+        compare(ours, expected, claim)
+        after = weights_of(case.model)
+        assert all(torch.equal(each, after[name]) for name, each in weights.items())
+        assert results(case, training=training).differ(plain) == []
+        assert not any({"forward", "_loss_function"} & set(vars(module)) for module in case.model.modules())
+
+
+def test_what_cannot_train_goes_with_adapters_between() -> None:
+    names = {name for pair in CANNOT_TRAIN for name in pair}
+    rest = [kind for kind in OPTIMIZATIONS if kind.name in names - {"eight_bit_states", "flat_gradients"}]
+    chosen = [SMALL.get(kind.name, kind()) for kind in rest]
+    case = made(llama)
+    lora = SMALL["lora"]
+    casting = next(each for each in chosen if each.name == "layerwise_casting")
+    expected = changed(case, [lora, casting], training=True)
+    compare(changed(case, [lora, *chosen], training=True), expected, "rounding")

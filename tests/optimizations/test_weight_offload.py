@@ -1,0 +1,142 @@
+"""Weights on the host: there is nothing to compute with while they rest, and the outputs are the same to the bit."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.runner.workloads import workload_named
+from optimizations import weight_offload
+from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.weight_offload import WeightOffload, host_bytes
+from tests.optimizations.tiny import bert, flux, gpt2, llama, ltx, stack, vit
+from tests.optimizations.whole import Whole
+
+CASES = [bert, flux, gpt2, llama, ltx, stack, vit]
+WAYS = [WeightOffload(), WeightOffload(group=3), WeightOffload("leaf"), WeightOffload("model")]
+
+
+@pytest.fixture
+def wrong_on_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one device here: so weights at rest have the other sign, and whoever reads them there gets it wrong."""
+    monkeypatch.setattr(weight_offload, "_on_host", lambda tensor: -tensor)
+    monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: -tensor)
+
+
+def output(model: nn.Module, loss) -> torch.Tensor:
+    with torch.no_grad():
+        return loss(model.eval())
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: each.detach().clone() for name, each in model.named_parameters(remove_duplicate=False)}
+
+
+@pytest.mark.usefixtures("wrong_on_the_host")
+@pytest.mark.parametrize("case", CASES, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.granularity} {way.group}")
+def test_outputs_are_the_same_to_the_bit_and_so_are_weights_undone(case, way):
+    made = case()
+    before, expected = weights_of(made.model), output(made.model, made.loss)
+    undo = way.apply(made.model)
+    at_rest = weights_of(made.model)
+    assert any(not torch.equal(each, at_rest[name]) for name, each in before.items())
+    for _ in range(2):
+        assert torch.equal(output(made.model, made.loss), expected)
+        assert all(torch.equal(each, at_rest[name]) for name, each in weights_of(made.model).items())
+    undo()
+    assert all(torch.equal(each, before[name]) for name, each in weights_of(made.model).items())
+    assert not any(each._forward_hooks or each._forward_pre_hooks for each in made.model.modules())
+    assert torch.equal(output(made.model, made.loss), expected)
+
+
+@pytest.mark.usefixtures("wrong_on_the_host")
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.granularity} {way.group}")
+def test_a_forward_that_reads_its_layers_weights_finds_them(way):
+    model, x = Whole(), torch.randn(2, 5, 16)
+    SplitFeedForward(4).apply(model)
+    with torch.no_grad():
+        expected = model(x)
+        way.apply(model)
+        assert torch.equal(model(x), expected)
+
+
+@pytest.mark.usefixtures("wrong_on_the_host")
+def test_after_a_failed_forward_pass_the_next_one_is_right():
+    case = stack()
+    expected = output(case.model, case.loss)
+    undo = WeightOffload("leaf").apply(case.model)
+    with pytest.raises(RuntimeError):
+        case.model(torch.randn(3, 5))
+    assert torch.equal(output(case.model, case.loss), expected)
+    undo()
+    assert torch.equal(output(case.model, case.loss), expected)
+
+
+@pytest.mark.usefixtures("wrong_on_the_host")
+def test_a_copy_has_weights_and_a_host_of_its_own():
+    case = stack()
+    expected = output(case.model, case.loss)
+    undo = WeightOffload().apply(case.model)
+    twin = copy.deepcopy(case.model)
+    undo()
+    for each in case.model.parameters():
+        each.data.zero_()
+    assert torch.equal(output(twin, case.loss), expected)
+
+
+def test_the_bound_keeps_the_last_blocks_on_the_device():
+    case = stack()
+    block = sum(each.nbytes for each in case.model.blocks[0].parameters())
+    for blocks, bound in ((5, 0.0), (3, 3.5), (1, 1.0)):
+        undo = WeightOffload(most_gib=bound * block / (1 << 30)).apply(case.model)
+        assert host_bytes(case.model) == blocks * block
+        undo()
+    assert host_bytes(case.model) == 0
+
+
+def test_tied_weights_are_counted_once():
+    case = llama(tie_word_embeddings=True)
+    WeightOffload("leaf").apply(case.model)
+    assert host_bytes(case.model) == sum(each.nbytes for each in case.model.parameters())
+
+
+def test_what_would_save_nothing_is_refused():
+    with pytest.raises(ValueError, match="Autograd keeps the weights"):
+        WeightOffload().check(stack().model, training=True)
+    with pytest.raises(ValueError, match="No blocks were found"):
+        WeightOffload().check(nn.Linear(2, 2), training=False)
+    model = stack().model
+    WeightOffload("leaf").apply(model)
+    with pytest.raises(ValueError, match="already"):
+        WeightOffload().check(model, training=False)
+
+
+def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
+    settings = {"double_layers": "2", "single_layers": "4"}
+
+    def run(*chosen: tuple[str, dict[str, str]]):
+        return predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
+
+    plain, block, group, leaf, whole = (
+        run(*(() if knobs is None else (("weight_offload", knobs),)))
+        for knobs in (None, {}, {"group": "3"}, {"granularity": "leaf"}, {"granularity": "model"})
+    )
+    with torch.device("meta"):
+        model = workload_named("flux", settings).build()
+    double, single = (
+        sum(each.nbytes for each in blocks[0].parameters())
+        for blocks in (model.transformer_blocks, model.single_transformer_blocks)
+    )
+    assert plain.weights_bytes - leaf.host_bytes == 0
+    assert block.host_bytes == 2 * double + 4 * single == group.host_bytes
+    assert plain.peak_allocated_bytes - block.peak_allocated_bytes > double + 3 * single
+    assert block.peak_allocated_bytes < group.peak_allocated_bytes < plain.peak_allocated_bytes
+    assert leaf.peak_allocated_bytes < block.peak_allocated_bytes
+    assert whole.peak_allocated_bytes > 0.99 * plain.peak_allocated_bytes
