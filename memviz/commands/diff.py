@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -22,6 +23,7 @@ from memviz.commands.command import (
     print_table,
     printable,
 )
+from memviz.commands.diff_markdown import markdown
 from memviz.errors import UsageError
 from memviz.headlines.as_json import compared_json
 from memviz.headlines.compare import compare
@@ -93,16 +95,27 @@ def _allowed(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
 
-def _grew_too_much(found: Changes, allowed: tuple[float, str]) -> bool:
+def _grown(found: Changes, allowed: tuple[float, str] | None) -> list[int]:
+    """Numbers of the traces whose peak is higher than the baseline's by more than allowed."""
+    if allowed is None:
+        return []
     number, kind = allowed
     most = number * found.moments[0].live_bytes if kind == "share" else number
-    grown = [i for i in range(1, len(found.moments)) if found.delta(i) > most]
+    return [i for i in range(1, len(found.moments)) if found.delta(i) > most]
+
+
+def _say_grown(found: Changes, grown: Sequence[int]) -> None:
     for i in grown:
         print(
             f"memviz: the peak of {found.moments[i].source} grew by {_change(found, i)}, more than allowed",
             file=sys.stderr,
         )
-    return bool(grown)
+
+
+def _link(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s()<>\\]+", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no address such as https://host/page")
+    return text
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -116,15 +129,26 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="end with status 1 if a peak is higher than the first by more",
     )
     add_json(parser)
+    parser.add_argument("--markdown", action="store_true", help="write a comment for a pull request")
+    parser.add_argument("--link", type=_link, metavar="URL", help="where the comment leads to")
 
 
 def _run(args: argparse.Namespace) -> int:
     if len(args.files) < 2:
         raise UsageError("diff takes two files or more: the baseline first.")
+    if args.json and args.markdown:
+        raise UsageError("--json or --markdown, not both.")
     sides, top = _pairs([open_trace(path) for path in args.files], args.device), args.top or None
     found = changes(sides, args.by, with_kinds=False)
-    print_json(compared_json(sides, found, top)) if args.json else _print(sides, found, top)
-    return GREW if args.max_growth and _grew_too_much(found, args.max_growth) else 0
+    grown = _grown(found, args.max_growth)
+    if args.json:
+        print_json(compared_json(sides, found, top))
+    elif args.markdown:
+        print(markdown(sides, found, grown=grown, link=args.link))
+    else:
+        _print(sides, found, top)
+    _say_grown(found, grown)
+    return GREW if grown else 0
 
 
 COMMAND = Command("diff", "From one peak to another: what holds more, what less.", _add_arguments, _run)
