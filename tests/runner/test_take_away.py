@@ -58,7 +58,10 @@ def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pyt
     for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
         monkeypatch.setenv(name, "")
     knobs_on = CHANGED.get(kind.name, {}) if knobs else {}
-    request = Request("transformer_block", {}, ((kind.name, knobs_on),), optimizer="adamw")
+    training = kind.needs != "inference"
+    settings = {"mode": "training" if training else "inference"}
+    optimizer: Any = "adamw" if training else "none"
+    request = Request("llama", settings, ((kind.name, knobs_on),), optimizer=optimizer)
     code = code_of(plan_of(request).optimizations)
     case = llama()
     names: dict[str, Any] = {"model": case.model, "torch": torch}
