@@ -9,6 +9,7 @@ from memviz.analysis.as_json import diff_json
 from memviz.analysis.comparing.changes import Changes, telling
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.comparing.setting_differences import setting_differences
+from memviz.analysis.findings.as_json import findings_json
 from memviz.analysis.overview import overview
 from memviz.analysis.summary import summary
 from memviz.headlines.compare import compare
@@ -18,11 +19,12 @@ from memviz.trace.model import DeviceTrace, Trace
 
 
 def summary_json(trace: Trace, devices: Sequence[DeviceTrace] | None = None) -> dict[str, Any]:
-    """Of these devices, or of all; each with its headline."""
+    """Of these devices, or of all; each with its headline and its findings."""
     chosen = trace.devices if devices is None else tuple(devices)
     found = summary(trace, chosen)
     for row, device in zip(found["devices"], chosen, strict=True):
         row["headline"] = headline_json(explore(overview(trace, device)))
+        row["findings"] = findings_json(trace, device)["findings"]
     return found
 
 

@@ -9,11 +9,12 @@ from memviz.analysis.actions.edit import Again, Earlier, Edit, edited
 from memviz.analysis.actions.layers import Layer, LayeredStep, layered_steps
 from memviz.analysis.findings.facts import Facts
 from memviz.analysis.purpose.phase_spans import PhaseSpan
+from memviz.analysis.purpose.python_calls import call_over, python_stacks
 from memviz.trace.model import Ints8
 from memviz.units import count_text
 
 ASSUMPTIONS = (
-    "Within a layer's forward everything it keeps now lives until the layer is done.",
+    "Within a layer's forward what it keeps now lives until the function that made it is over, or until the layer is.",
     "In the backward each layer's forward is run once more, with its temporaries, before the layer's own backward: "
     "about 30 % more work.",
     "Only layers that come from the same lines, one after the other, are checkpointed, and only where the trace shows "
@@ -34,13 +35,23 @@ def checkpoint_edit(facts: Facts, steps: tuple[LayeredStep, ...]) -> Edit:
     earlier: list[tuple[Ints8, Ints8]] = []
     again: list[tuple[Ints8, ...]] = []
     for step in steps:
-        earlier += [(layer.kept, np.full(len(layer.kept), layer.past)) for layer in step.layers]
+        earlier += [(layer.kept, _let_go(facts, layer)) for layer in step.layers]
         if step.backward is not None:
             begins = _recomputed_at(facts, step, step.backward)
             pairs = zip(step.layers, begins, strict=True)
             again += [_recomputed(facts, layer, begin) for layer, begin in pairs if begin < facts.count]
     made_again = Again(*(np.concatenate(column) for column in zip(*again, strict=True))) if again else Edit().again
     return Edit(Earlier(*(np.concatenate(column) for column in zip(*earlier, strict=True))), made_again)
+
+
+def _let_go(facts: Facts, layer: Layer) -> Ints8:
+    """The event before which each of what a layer keeps is let go where nothing is kept for a backward: when the
+    function that holds it is over, as later stacks show. What the function hands on stays until the layer is done."""
+    rows, made = facts.rows, layer.made
+    depths = python_stacks(facts.trace).code_depth
+    over = call_over(facts.trace, rows.start[made], rows.stack[made], layer.past, depths)
+    is_handed_on = over == np.append(rows.start[made][1:], layer.past)
+    return np.where(is_handed_on, layer.past, over)[np.searchsorted(made, layer.kept)]
 
 
 def _recomputed_at(facts: Facts, step: LayeredStep, backward: PhaseSpan) -> list[int]:

@@ -49,6 +49,9 @@ class PythonStacks:
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Of the innermost and of the outermost call of a module, -1 for none. The module's function is behind it."""
         self.site_depth = self._site_depths(trace, first_in_stack(stacks, kinds == FrameKind.USER), depth_of)
+        own_or_library = (kinds == FrameKind.USER) | (kinds == FrameKind.LIBRARY)
+        self.code_depth = self._site_depths(trace, first_in_stack(stacks, own_or_library), depth_of)
+        """Of the innermost function that is not torch's."""
 
     def _module_depths(self, stacks: Stacks, calls: ModuleCalls, depth_of: Ints8) -> tuple[Ints8, Ints8]:
         by_torch = calls.by_torch[stacks.indices]
@@ -155,19 +158,21 @@ def python_stacks(trace: Trace) -> PythonStacks:
     return kept(trace, python_stacks, lambda: PythonStacks(trace))
 
 
-def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int) -> Ints8:
+def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints8:
     """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
 
-    The call is that of the innermost module; outside of modules that of the user's own function.
+    The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
+    stack of the trace another one, from the outermost in.
     """
     known = python_stacks(trace)
+    depths = known.call_depth if depths is None else depths
     over = np.full(len(allocs), never)
     seen = np.flatnonzero(stack != NO_STACK)
     if not len(seen):
         return over
     of_seen = stack[seen]
     # Small numbers are compared faster, and no stack is that deep.
-    depth = np.minimum(known.call_depth, _NEVER_OPEN).astype(np.int16)[of_seen]
+    depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
     go_on = known.calls_that_go_on(of_seen[:-1], of_seen[1:])
     go_on = np.minimum(go_on - known.is_repeated(of_seen), _NEVER_OPEN).astype(np.int16)
     later = np.append(allocs[seen[1:]], never)

@@ -22,7 +22,7 @@ def line(number: int) -> list[dict[str, Any]]:
     return [NATIVE, frame("forward", "/p/model.py", number), CALL, MAIN]
 
 
-NORM, WIDE, SUM, HEAD = line(10), line(11), line(12), line(20)
+NORM, WIDE, THROWN, SUM, HEAD = line(10), line(11), line(12), line(13), line(20)
 WEIGHTS, LOGITS, SCRATCH, GRADIENT = 9 << 30, 8 << 30, 7 << 30, 6 << 30
 
 
@@ -37,7 +37,7 @@ def network(*, steps: int = 1, upto: int | None = None) -> Trace:
     for _ in range(steps):
         for layer in range(LAYERS):
             events += [alloc(address(layer, 0), 10 * MiB, frames=NORM), alloc(address(layer, 1), 40 * MiB, frames=WIDE)]
-            events += [alloc(address(layer, 2), 5 * MiB, frames=WIDE), *free(address(layer, 2), 5 * MiB)]
+            events += [alloc(address(layer, 2), 5 * MiB, frames=THROWN), *free(address(layer, 2), 5 * MiB)]
             events += [alloc(address(layer, 3), 8 * MiB, frames=SUM)]
         events += [alloc(LOGITS, 20 * MiB, frames=HEAD), alloc(SCRATCH, MiB, frames=BACKWARD), *free(SCRATCH, MiB)]
         events += free(LOGITS, 20 * MiB)
@@ -75,6 +75,30 @@ def test_a_checkpointed_layer_keeps_what_it_hands_on_and_makes_the_rest_again():
     assert live.tolist() == [(50 + layer * 8 + 50 + 3) * MiB for layer in reversed(range(LAYERS))]
     # Nothing is lost on the way.
     assert after.end_bytes == before.end_bytes
+
+
+def test_what_a_function_holds_ends_with_it_and_what_it_hands_on_with_the_layer():
+    """Within the layer a function makes 40 MiB, then 8 MiB that it returns; 10 MiB are the layer's own."""
+    inner = [NATIVE, frame("mix", "/p/model.py", 30), frame("forward", "/p/model.py", 11), CALL, MAIN]
+    handed_on = [NATIVE, frame("mix", "/p/model.py", 31), *inner[2:]]
+    events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
+    for layer in range(2):
+        for place, (size, stack) in enumerate(((10, NORM), (40, inner), (8, handed_on), (1, SUM))):
+            events.append(alloc(address(layer, place), size * MiB, frames=stack))
+    events += [alloc(SCRATCH, MiB, frames=BACKWARD), *free(SCRATCH, MiB)]
+    for layer in (1, 0):
+        for place, size in ((3, 1), (2, 8), (1, 40), (0, 10)):
+            events += free(address(layer, place), size * MiB)
+    trace = trace_of(events)
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    changed = made.trace.devices[0]
+    rows = lifetimes(changed)
+    first = [changed.events.address.tolist().index(address(0, place)) for place in range(4)]
+    ends = {int(rows.address[row]): int(rows.end[row]) for row in range(1, 5)}
+    # The 40 MiB go before the sum is made, all else of the layer behind it.
+    assert first[2] < ends[address(0, 1)] < first[3]
+    assert all(first[3] < ends[address(0, place)] for place in (0, 2))
 
 
 def test_every_step_is_checkpointed():

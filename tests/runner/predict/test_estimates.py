@@ -20,8 +20,8 @@ from sample_traces import gpt
 CARD, RELEASE = card_named("A10"), (2, 13)
 NEAR = 0.03
 """Of the peak of live bytes."""
-RESERVED_NEAR = 0.06
-"""When what a checkpointed layer makes in its forward is freed is not in the trace, and decides what is reserved."""
+RESERVED_NEAR = 0.05
+"""What is reserved comes in segments, and one of 20 MiB is much of a small peak."""
 
 
 @pytest.fixture(params=[(128, 512), (8192, 512)], ids=["layers outweigh the head", "the head outweighs layers"])
