@@ -17,14 +17,19 @@ from memviz.units import bytes_text, count_text, percent_text
 
 _MUCH = 0.2
 """Of the peak."""
+_WAIT = {True: "wait for the backward", False: "wait for a backward, which this recording does not reach"}
 
 
 def activations(facts: Facts) -> Iterator[Finding]:
     event = facts.line.peak_event
-    if event < 0 or not any(span.doing == Doing.BACKWARD for span in facts.phases.spans):
+    if event < 0:
         return
     rows = live_rows(facts.device, event)
     rows = rows[facts.has_purpose(Category.ACTIVATION)[rows]]
+    has_backward = any(span.doing == Doing.BACKWARD for span in facts.phases.spans)
+    if not has_backward:
+        # A recording that ends, or ran out of memory, before it. What a forward lets go by itself waits for nothing.
+        rows = rows[facts.rows.end[rows] == len(facts.device.events)]
     size = int(facts.rows.size[rows].sum())
     if size < max(_MUCH * facts.line.peak_bytes, 1):
         return
@@ -34,7 +39,7 @@ def activations(facts: Facts) -> Iterator[Finding]:
         FindingKind.ACTIVATIONS,
         size,
         f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations that "
-        f"wait for the backward{_in_layers(facts, rows)}.",
+        f"{_WAIT[has_backward]}{_in_layers(facts, rows)}.",
         "Checkpoint layers, so that they are made again in the backward, or work in half the precision.",
         rows,
         event,

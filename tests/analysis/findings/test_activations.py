@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+from memviz.analysis.findings.finding import FindingKind
+from memviz.analysis.lifetimes import lifetimes
+from tests.analysis.findings.steps import GRADIENT, HIDDEN, OTHER, Loop, MiB, of_kind
+from tests.analysis.training import BACKWARD, FORWARD
+
+LARGE = 12
+
+
+def test_what_a_backward_lets_go_waits_for_it():
+    loop = Loop()
+    for _ in range(2):
+        loop.forward().make(LARGE, 60, FORWARD).make(GRADIENT, 100, BACKWARD).end(LARGE, 60)
+        loop.end(OTHER, 20).end(HIDDEN, 20).step().without_gradient()
+    (finding,) = of_kind(loop.trace(), FindingKind.ACTIVATIONS)
+    assert finding.sentence.endswith("that wait for the backward.")
+    assert finding.bytes == 100 * MiB
+
+
+def test_a_recording_that_ends_before_its_backward_says_that_it_does_not_reach_it():
+    loop = Loop().forward()
+    for metadata in loop.events[-2:]:
+        metadata["user_metadata"] = "activation"
+    trace = loop.trace()
+    (finding,) = of_kind(trace, FindingKind.ACTIVATIONS)
+    assert finding.bytes == 40 * MiB
+    assert "wait for a backward, which this recording does not reach" in finding.sentence
+    assert lifetimes(trace.devices[0]).address[finding.rows].tolist() == [HIDDEN, OTHER]
+
+
+def test_what_a_forward_lets_go_by_itself_waits_for_nothing():
+    loop = Loop().forward()
+    for metadata in loop.events[-2:]:
+        metadata["user_metadata"] = "activation"
+    loop.end(HIDDEN, 20).end(OTHER, 20)
+    assert of_kind(loop.trace(), FindingKind.ACTIVATIONS) == []
