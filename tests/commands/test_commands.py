@@ -15,6 +15,7 @@ import pytest
 
 from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
+from memviz.units import delta_text
 from tests.real import FOLDER, expected, real_files, requires_real
 from tests.second_process import memviz
 from tests.traces import alloc, event, frame, free, snapshot
@@ -264,8 +265,10 @@ def test_estimates_say_what_each_action_saves() -> None:
     checkpoint = first["estimates"][0]
     before, after = checkpoint["peak_live_bytes"]
     assert (before, before - after) == (2055700488, 1008205824)
+    before, after = checkpoint["peak_reserved_bytes"]
     told = memviz("findings", sample, "--estimates").stdout
-    assert "checkpoint 8 layers, an estimate from the trace: −962 MiB live, −898 MiB reserved at the peaks" in told
+    changes = f"−962 MiB live, {delta_text(after - before)} reserved at the peaks"
+    assert f"checkpoint 8 layers, an estimate from the trace: {changes}" in told
 
 
 def test_where_nothing_stands_out_it_says_so(tmp_path: Path) -> None:
