@@ -26,6 +26,7 @@ from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload
+from optimizations.weight_quantization import WeightQuantization
 
 
 class Optimization(Protocol):
@@ -70,6 +71,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
+    WeightQuantization,
     LayerwiseCasting,
     WeightOffload,
     Checkpointing,

@@ -147,8 +147,11 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activation_offload", "flat_gradients")} | {
     ("chunked_cross_entropy", "layerwise_casting"),
     *(("layerwise_casting", name) for name in ("optimizer_in_backward", "eight_bit_states")),
+    ("chunked_cross_entropy", "weight_quantization"),
+    *(("weight_quantization", name) for name in ("checkpointing", "activation_offload", "flat_gradients")),
+    *(("weight_quantization", name) for name in ("optimizer_in_backward", "eight_bit_states")),
 }
-"""What is cast cannot be trained, and whatever these do is for training; with adapters between them they go."""
+"""What is quantized or cast cannot be trained, and these are for training; with adapters between them they go."""
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name} and {pair[1].name}")
@@ -173,12 +176,14 @@ def test_together_they_keep_what_they_claim(pair: tuple[Any, Any]) -> None:
         assert not any({"forward", "_loss_function"} & set(vars(module)) for module in case.model.modules())
 
 
-def test_what_cannot_train_goes_with_adapters_between() -> None:
+@pytest.mark.parametrize("storing", ["layerwise_casting", "weight_quantization"])
+def test_what_cannot_train_goes_with_adapters_between(storing: str) -> None:
     names = {name for pair in CANNOT_TRAIN for name in pair}
-    rest = [kind for kind in OPTIMIZATIONS if kind.name in names - {"eight_bit_states", "flat_gradients"}]
+    names -= {"eight_bit_states", "flat_gradients", "layerwise_casting", "weight_quantization"} - {storing}
+    rest = [kind for kind in OPTIMIZATIONS if kind.name in names]
     chosen = [SMALL.get(kind.name, kind()) for kind in rest]
     case = made(llama)
     lora = SMALL["lora"]
-    casting = next(each for each in chosen if each.name == "layerwise_casting")
-    expected = changed(case, [lora, casting], training=True)
+    stored = next(each for each in chosen if each.name == storing)
+    expected = changed(case, [lora, stored], training=True)
     compare(changed(case, [lora, *chosen], training=True), expected, "rounding")

@@ -17,7 +17,7 @@ _MOST_FIRST = 6
 _USUAL = (
     *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
     *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
-    *("layerwise_casting", "flat_gradients", "attention_backend"),
+    *("layerwise_casting", "weight_quantization", "flat_gradients", "attention_backend"),
 )
 """Optimizations that stand first, in this order."""
 _CLAIMS = {

@@ -1,0 +1,215 @@
+"""Linear layers whose weights rest as whole numbers of 8 or 4 bits, with a scale for each group of inputs.
+
+A weight is its code times its group's scale, which is the group's largest weight over 127 (or 7). A layer unpacks its
+matrix when it is called, multiplies in the dtype that it always had, and lets it go: less memory for weights, nothing
+faster. Backward unpacks again, so in training with adapters no unpacked matrix is kept. What to know before using it:
+
+* Weights are rounded to the nearest code, without a look at any data. 8 bits are hardly seen in the outputs; 4 are.
+* Only layers inside of the repeated blocks, since heads and embeddings suffer most; `only` and `skip` say which.
+* Trained weights are refused: freeze them and train adapters, which come before this.
+* The weights as they were wait in host memory, so that undo brings them back. With `keep=False` they are gone, and undo
+  gives what the codes stand for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn import functional as F
+
+_PIECE = 1 << 24
+"""Numbers that are packed at once, so that what that takes itself stays small."""
+
+
+@dataclass(frozen=True)
+class WeightQuantization:
+    """`undo = WeightQuantization(bits=4).apply(model)`, for inference or beside adapters."""
+
+    bits: int = field(default=8, metadata={"help": "of a weight", "choices": (8, 4), "says": "weights in {} bits"})
+    group: int = field(
+        default=128, metadata={"help": "inputs that share a scale; all of a row where it does not divide", "least": 2}
+    )
+    only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
+    skip: str = field(default="lora_", metadata={"help": "no layers whose name this pattern is found in"})
+    keep: bool = field(default=True, metadata={"help": "keep the weights as they were in host memory, for undo"})
+
+    name: ClassVar[str] = "weight_quantization"
+    title: ClassVar[str] = "Weights in 8 or 4 bits"
+    sentence: ClassVar[str] = (
+        "Weights of linear layers rest as whole numbers with a scale for each group, and are unpacked when their layer "
+        "computes. They are rounded, and training needs adapters."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {
+        "split_feed_forward": "it reads the matrices of a feed-forward, and there are codes instead.",
+        "layerwise_casting": "both store the same weights in fewer bits.",
+        "weight_offload": "codes are no parameters, and only those would move.",
+    }
+    needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+
+    def __post_init__(self) -> None:
+        if self.bits not in (8, 4):
+            raise ValueError(f"bits is {self.bits}; it is 8 or 4.")
+        if self.group < 2:
+            raise ValueError(f"group is {self.group}; the least is 2.")
+        for knob in (self.only, self.skip):
+            try:
+                re.compile(knob)
+            except re.error as error:
+                raise ValueError(f"{knob!r} is not a regular expression: {error}.") from None
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        return "lossy"
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        trained = [name for name, layer in self._chosen(model).items() if layer.weight.requires_grad]
+        if training and trained:
+            raise ValueError(
+                f"{len(trained)} of the layers are trained, {trained[0]} the first, and whole numbers take no "
+                "gradient: freeze them with requires_grad_(False) and train adapters, or run inference."
+            )
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        chosen = self._chosen(model)
+        quantized = {layer: Quantized(layer, self.bits, self.group) for layer in chosen.values()}
+        kept = {layer: layer.weight.detach().cpu() for layer in quantized} if self.keep else {}
+        for name, layer in chosen.items():
+            _put(model, name, quantized[layer])
+        for layer in quantized:
+            layer.weight.data = layer.weight.data.new_empty(0)
+
+        def undo() -> None:
+            for layer, packed in quantized.items():
+                weight = packed.unpacked()
+                layer.weight.data = kept[layer].to(weight.device) if layer in kept else weight
+            for name, layer in chosen.items():
+                _put(model, name, layer)
+
+        return undo
+
+    def code(self) -> str:
+        return f"from optimizations.weight_quantization import WeightQuantization\n\nundo = {self!r}.apply(model)"
+
+    def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
+        """By every name that they have."""
+        if any(isinstance(module, Quantized) for module in model.modules()):
+            raise ValueError("Weights of this model are whole numbers already: undo that first.")
+        inside = {module for block in _listed_in(model) for module in block.modules()}
+        found = {
+            name: module
+            for name, module in model.named_modules(remove_duplicate=False)
+            if type(module) is nn.Linear and (not inside or module in inside)
+        }
+        chosen = {
+            name: layer
+            for name, layer in found.items()
+            if re.search(self.only, name) and not (self.skip and re.search(self.skip, name))
+        }
+        replaced = next((name for name, layer in chosen.items() if "forward" in vars(layer)), None)
+        if replaced is not None:
+            raise ValueError(f"The forward of {replaced} is replaced, and might read its weight: undo that first.")
+        if not chosen:
+            raise ValueError(f"There is no linear layer to quantize; in the blocks there are {', '.join(found)[:400]}.")
+        return chosen
+
+
+class Quantized(nn.Module):
+    """Stands in the place of a linear layer, with codes for its weights."""
+
+    codes: Tensor
+    scales: Tensor
+
+    def __init__(self, layer: nn.Linear, bits: int, group: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features, self.bits = layer.in_features, layer.out_features, bits
+        self.group = group if layer.in_features % group == 0 else layer.in_features
+        if bits == 4 and self.group % 2:
+            raise ValueError(f"Two codes of 4 bits share a byte, and {layer.in_features} inputs are not even.")
+        weight, self.dtype = layer.weight.detach(), layer.weight.dtype
+        width = layer.in_features * bits // 8
+        codes = torch.empty(self.out_features, width, dtype=torch.uint8, device=weight.device)
+        scales = torch.empty(self.out_features, layer.in_features // self.group, dtype=self.dtype, device=weight.device)
+        rows = max(1, _PIECE // layer.in_features)
+        for start in range(0, self.out_features, rows):
+            piece = slice(start, start + rows)
+            codes[piece], scales[piece] = _packed(weight[piece], self.group, bits)
+        self.register_buffer("codes", codes)
+        self.register_buffer("scales", scales)
+        self.bias = layer.bias
+        self.train(layer.training)
+
+    @property
+    def weight(self) -> Tensor:
+        """For whoever asks for its dtype, its device or its shape. It is made anew each time."""
+        return self.unpacked()
+
+    def unpacked(self) -> Tensor:
+        codes = self.codes
+        if self.bits == 4:
+            codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
+        weight = codes.to(self.dtype).sub_(_middle(self.bits))
+        return weight.unflatten(1, (-1, self.group)).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return, no-untyped-call]
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
+        return output if self.bias is None else output + self.bias
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
+
+
+class _Product(torch.autograd.Function):
+    """Keeps the layer and neither its input nor its matrix for backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: Quantized) -> Tensor:
+        ctx.layer = layer
+        return F.linear(x, layer.unpacked())
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_output: Tensor) -> tuple[Tensor, None]:
+        return of_output @ ctx.layer.unpacked(), None
+
+
+def _middle(bits: int) -> int:
+    """The code of zero."""
+    return 1 << (bits - 1)
+
+
+def _packed(weight: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
+    most = _middle(bits) - 1
+    groups = weight.to(torch.float32).unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
+    # Rounded first, as it will be when the weights are unpacked.
+    scales = (groups.abs().amax(-1) / most).to(weight.dtype)
+    steps = scales.to(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    codes = (groups / steps).round_().clamp_(-most, most).add_(_middle(bits)).to(torch.uint8).flatten(1)
+    if bits == 4:
+        codes = codes[:, ::2] | codes[:, 1::2] << 4
+    return codes, scales
+
+
+def _put(model: nn.Module, name: str, module: nn.Module) -> None:
+    owner, _, last = name.rpartition(".")
+    model.get_submodule(owner)._modules[last] = module
+
+
+def _listed_in(module: nn.Module) -> Iterator[nn.Module]:
+    """Entries of lists of two or more modules that have modules inside."""
+    if isinstance(module, nn.ModuleList | nn.Sequential):
+        large = [child for child in module if any(True for _ in child.children())]
+        if len(large) > 1:
+            yield from large
+            return
+    for child in module.children():
+        yield from _listed_in(child)

@@ -1,0 +1,130 @@
+"""Weights in 8 and 4 bits: as near as the codes allow, as small as they say, and adapters learn beside them."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from optimizations.lora import Lora
+from optimizations.weight_quantization import Quantized, WeightQuantization
+from tests.optimizations.tiny import bert, flux, llama, ltx, vit
+
+both = pytest.mark.parametrize("bits", [8, 4])
+
+
+@both
+@pytest.mark.parametrize(("group", "inputs"), [(32, 64), (128, 96), (2, 8)])
+def test_each_weight_is_within_half_a_step_of_its_groups_scale(bits, group, inputs):
+    torch.manual_seed(0)
+    layer = nn.Linear(inputs, 10)
+    packed = Quantized(layer, bits, group)
+    groups = layer.weight.detach().unflatten(1, (-1, min(group, inputs)))
+    step = groups.abs().amax(-1, keepdim=True) / (127 if bits == 8 else 7)
+    apart = (packed.unpacked().unflatten(1, (-1, min(group, inputs))) - groups).abs()
+    assert (apart <= step / 2 * (1 + 1e-5)).all()
+    assert apart.max() > 0.25 * step.max()
+
+
+@both
+def test_weights_that_codes_can_hold_come_back_to_the_bit_whatever_the_pieces(bits, monkeypatch):
+    from optimizations import weight_quantization
+
+    most = 127 if bits == 8 else 7
+    layer = nn.Linear(64, 33, bias=False)
+    layer.weight.data = torch.randint(-most, most + 1, (33, 64)) * 0.25
+    layer.weight.data[:, ::32] = most * 0.25
+    whole = Quantized(layer, bits, 32)
+    assert torch.equal(whole.unpacked(), layer.weight)
+    monkeypatch.setattr(weight_quantization, "_PIECE", 640)
+    assert torch.equal(Quantized(layer, bits, 32).codes, whole.codes)
+
+
+@both
+def test_it_computes_with_these_weights_and_hands_gradients_on(bits):
+    layer, x = nn.Linear(32, 8), torch.randn(5, 32, requires_grad=True)
+    packed = Quantized(layer, bits, 16)
+    expected = F.linear(x, packed.unpacked(), layer.bias)
+    output = packed(x)
+    torch.testing.assert_close(output, expected)
+    output.square().sum().backward()
+    gradient, x.grad = x.grad, None
+    expected.square().sum().backward()
+    torch.testing.assert_close(gradient, x.grad)
+
+
+@pytest.mark.parametrize("case", [bert, flux, llama, ltx, vit], ids=lambda each: each.__name__)
+def test_models_stay_near_and_come_back_to_the_bit(case):
+    made = case()
+    model = made.model.eval().requires_grad_(False)
+    weights = {name: each.clone() for name, each in model.named_parameters()}
+    with torch.no_grad():
+        expected = made.loss(model)
+        undo = WeightQuantization(group=16).apply(model)
+        assert any(isinstance(each, Quantized) for each in model.modules())
+        ours = made.loss(model)
+        undo()
+        assert torch.equal(made.loss(model), expected)
+    assert ours != expected
+    torch.testing.assert_close(ours, expected, rtol=0.05, atol=1e-3)
+    assert {name: each.shape for name, each in model.named_parameters()} == {n: w.shape for n, w in weights.items()}
+    assert all(torch.equal(each, weights[name]) for name, each in model.named_parameters())
+
+
+def test_without_what_was_kept_undo_gives_what_the_codes_stand_for():
+    case = llama()
+    WeightQuantization(bits=4, keep=False).apply(case.model.requires_grad_(False))()
+    layer = case.model.model.layers[0].mlp.up_proj
+    again = copy.deepcopy(layer)
+    assert torch.equal(Quantized(again, 4, 128).unpacked(), layer.weight)
+    assert layer.weight.unique().numel() <= 15 * 64
+
+
+def test_the_rest_of_the_model_stays_as_it_is_and_trained_weights_are_refused():
+    case = llama()
+    with pytest.raises(ValueError, match="whole numbers take no gradient"):
+        WeightQuantization().check(case.model, training=True)
+    WeightQuantization(only="mlp").apply(case.model)
+    names = [name for name, each in case.model.named_modules() if isinstance(each, Quantized)]
+    assert names == [f"model.layers.{n}.mlp.{which}_proj" for n in range(4) for which in ("gate", "up", "down")]
+    with pytest.raises(ValueError, match="already"):
+        WeightQuantization().check(case.model, training=False)
+
+
+@both
+def test_adapters_beside_them_learn_and_no_matrix_is_kept_for_backward(bits):
+    case = llama()
+    Lora(rank=4).apply(case.model)
+    WeightQuantization(bits=bits, group=16).apply(case.model)
+    optimizer = torch.optim.AdamW([each for each in case.model.parameters() if each.requires_grad], lr=0.01)
+    kept: list[torch.Size] = []
+    losses = []
+    for _ in range(4):
+        with torch.autograd.graph.saved_tensors_hooks(lambda each: kept.append(each.shape) or each, lambda each: each):
+            loss = case.loss(case.model)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0]
+    # Those of queries and outputs, and of keys and values; the head's is (32, 64) as a feed-forward's would be.
+    assert {(32, 32), (32, 16)}.isdisjoint(map(tuple, kept))
+
+
+def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
+    settings = {"double_layers": "2", "single_layers": "4"}
+    peaks = {}
+    for bits in (None, "8", "4"):
+        chosen = () if bits is None else (("weight_quantization", {"bits": bits}),)
+        peaks[bits] = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
+    weights = peaks[None].weights_bytes
+    saved = {bits: peaks[None].peak_allocated_bytes - run.peak_allocated_bytes for bits, run in peaks.items() if bits}
+    # Of two bytes a weight one and a 64th are left, or a half and a 64th; the largest matrix is unpacked for a while.
+    assert 0.40 * weights < saved["8"] < 0.49 * weights
+    assert 0.62 * weights < saved["4"] < 0.74 * weights
