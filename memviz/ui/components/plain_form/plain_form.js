@@ -3,6 +3,7 @@
 import { Component, el, mounting, nearest } from "../base.js";
 
 const REST_MS = 250;
+const MOST_READ = (1 << 20) + 1;
 const narrow = matchMedia("(max-width: 1000px)");
 
 /** @typedef {HTMLInputElement & Pick<HTMLSelectElement, "selectedIndex" | "selectedOptions">} Field */
@@ -23,6 +24,8 @@ class PlainForm extends Component {
     this.root = this.form;
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
+    this.form.addEventListener("change", (event) => this.chosen(/** @type {HTMLInputElement} */ (event.target)));
+    this.form.addEventListener("drop", (event) => this.dropped(event));
     this.form.addEventListener("click", (event) => this.clicked(event));
     narrow.addEventListener("change", () => this.fold());
   }
@@ -99,6 +102,28 @@ class PlainForm extends Component {
     for (const other of this.fields()) if (other.dataset.fills === field.name) other.value = "";
     clearTimeout(this.resting);
     this.resting = setTimeout(() => this.tell.input(this.values()), REST_MS);
+  }
+
+  /** A file's text goes into the field that it is for; the file itself goes nowhere.
+   * @param {HTMLInputElement} field */
+  chosen(field) {
+    const into = this.field(field.dataset.reads);
+    if (into && field.files?.[0]) this.read(field.files[0], into);
+  }
+
+  /** @param {DragEvent} event */
+  dropped(event) {
+    const into = nearest(event, "[data-dropped]");
+    const file = event.dataTransfer?.files[0];
+    if (!into || !file) return;
+    event.preventDefault();
+    this.read(file, /** @type {Field} */ (/** @type {unknown} */ (into)));
+  }
+
+  /** @param {File} file @param {Field} into */
+  async read(file, into) {
+    into.value = await file.slice(0, MOST_READ).text();
+    this.changed(into);
   }
 
   /** @param {MouseEvent} event */
