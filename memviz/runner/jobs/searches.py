@@ -101,6 +101,11 @@ class Searches:
         search = self._known.get(id)
         return None if search is None else search.wait(newer_than, wait)
 
+    def newest_of(self, owner: str) -> SearchStatus | None:
+        """So that somebody who comes back to the page finds what they left searching."""
+        theirs = [search.status for search in list(self._known.values()) if owner and search.owner == owner]
+        return theirs[-1] if theirs else None
+
     def cancel(self, id: str) -> None:
         search = self._known.get(id)
         if search is not None:

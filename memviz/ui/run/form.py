@@ -42,6 +42,8 @@ class FormFields:
     options: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
     numerics: bool = True
+    search: Mapping[str, str | bool] = field(default_factory=dict)
+    """What is said of a search for the way that fits."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         options={name: str(fields[name]) for name in _OPTIONS if name in fields},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
+        search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
 
 

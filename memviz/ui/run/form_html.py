@@ -9,6 +9,7 @@ from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
+from memviz.ui.run.fit_form import fit_fields_html
 from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
 from memviz.units import bytes_text, count_text
 
@@ -79,6 +80,7 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
         _where(form, listing),
         _optimizer(form),
         _step(form),
+        fit_fields_html(form.search),
         head,
         *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
     ]
