@@ -48,7 +48,11 @@ def fit_fields_html(fields: Mapping[str, Any]) -> Html:
         _menu("fit:keep", "What must stay", _KEEPS, fields),
         _menu("fit:largest", "And then look for", _LARGEST, fields),
         tag("label", grid, tag("span", "Map batch × sequence the way that is found"), class_="mv-check"),
-        tag("p", tag("button", "Find it", type="button", class_="mv-quiet", data_act="fit"), class_="mv-buttons"),
+        tag(
+            "p",
+            tag("button", "Find it", type="button", class_="mv-quiet", data_act="fit", data_act_above=True),
+            class_="mv-buttons",
+        ),
         class_="mv-more mv-fit-fields",
     )
 

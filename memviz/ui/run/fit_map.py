@@ -18,7 +18,7 @@ def map_html(grid: Mapping[str, Any]) -> Html:
         tag("h2", "Batch × sequence, the way that is found", class_="mv-h2"),
         tag(
             "p",
-            "Columns are batches. The last column is the border: that batch fits, and one more does not.",
+            "GiB reserved without a limit, by batch. The last column is the border: that fits, and one more does not.",
             class_="mv-soft",
         ),
         tag(

@@ -130,5 +130,5 @@ def _legend(ways: Sequence[Way], usable: int) -> Html:
     parts = [tag("span", tag("i", class_=f"mv-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
     if any(not way["fits"] for way in ways):
         parts.append(tag("span", tag("i", class_=f"mv-key mv-is-{kinds[0]}"), "does not fit"))
-    parts.append(tag("span", tag("i", class_="mv-key-line"), "front: nothing is cheaper and smaller"))
+    parts.append(tag("span", tag("i", class_="mv-key-line"), f"the front of what {_KEEPS[front(ways).keeps]}"))
     return tag("figcaption", *parts)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memviz.headlines.fit import best, cost_words, fit, front
+from memviz.headlines.fit import best, cost_words, fit, front, rank
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
@@ -39,7 +39,7 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
     if status is None or (status.failed and not status.ways):
         return Html("")
     ways = status.ways
-    number = chosen if chosen is not None and 0 <= chosen < len(ways) else best(ways)
+    number = chosen if chosen is not None and 0 <= chosen < len(ways) else _shown(ways)
     progress = Html("") if status.is_over else tag("i", class_="mv-working")
     below = Html("") if number is None else _way(number, ways[number], opening)
     grid = (status.answer or {}).get("grid")
@@ -52,6 +52,11 @@ def fit_html(status: SearchStatus | None, usable_bytes: int, chosen: int | None,
         map_html(grid) if grid and grid["rows"] else Html(""),
         class_="mv-fit",
     )
+
+
+def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
+    """The best, or where nothing fits what takes least of those that nothing is better than."""
+    return best(ways) if best(ways) is not None else next(reversed(front(ways).numbers), None)
 
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
@@ -68,27 +73,34 @@ def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
 
 
 def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
-    """The front in words, for whoever does not look at points."""
-    rows = [
+    """The front in words; and every way, for points may lie on each other."""
+    drawn = front(ways).numbers
+    every = sorted(range(len(ways)), key=lambda number: (rank(ways[number]), number))
+    return joined(
+        _rows(ways, drawn, "The front, cheapest first", "mv-table mv-fit-front"),
         tag(
-            "tr",
-            tag(
-                "td",
-                tag(
-                    "button",
-                    cut(str(ways[n]["label"])),
-                    type="button",
-                    class_="mv-link",
-                    data_act="way",
-                    data_number=str(n),
-                ),
-            ),
-            tag("td", rounded(ways[n]["peak_reserved_bytes"]), class_="mv-number"),
-            tag("td", cost_words(ways[n])),
-            tag("td", "fits" if ways[n]["fits"] else "does not fit"),
-        )
-        for n in front(ways).numbers
-    ]
-    heads = ("The front, cheapest first", "Reserved", "Cost", "")
+            "details",
+            tag("summary", f"All {count_text(len(ways))} ways that run"),
+            _rows(ways, every, "Cheapest first", "mv-table mv-fit-front"),
+            class_="mv-more mv-fit-all",
+        ),
+    )
+
+
+def _rows(ways: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str, kind: str) -> Html:
+    heads = (title, "Reserved", "Cost", "")
     head = [tag("th", words, scope="col", class_="mv-number" if at == 1 else None) for at, words in enumerate(heads)]
-    return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_="mv-table mv-fit-front")
+    rows = [_row(number, ways[number]) for number in numbers]
+    return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_=kind)
+
+
+def _row(number: int, way: Mapping[str, Any]) -> Html:
+    label = cut(str(way["label"]))
+    name = tag("button", label, type="button", class_="mv-link", data_act="way", data_number=str(number))
+    return tag(
+        "tr",
+        tag("td", name),
+        tag("td", rounded(way["peak_reserved_bytes"]), class_="mv-number"),
+        tag("td", cost_words(way)),
+        tag("td", "fits" if way["fits"] else "does not fit"),
+    )
