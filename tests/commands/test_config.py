@@ -60,12 +60,7 @@ def test_a_way_that_fits_is_found_for_it(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(config.parent / "cache"))
     arguments = ["--set", "mode=inference", "--set", "sequence=64", "--card", "T4", "--processes", "1", "--json"]
-    assert main(["fit", str(config), *arguments, "--largest", "batch", "--grid"]) == 0
+    assert main(["fit", str(config), *arguments, "--largest", "batch"]) == 0
     answer = json.loads(capsys.readouterr().out)
     assert answer["chosen"]["fits"] and answer["chosen"]["keeps"] == "outputs"
     assert answer["largest"]["knob"] == "batch" and answer["largest"]["next_fails"]
-    # What is cached goes back under pressure, so of such small blocks there may be several borders close together.
-    borders = {row["sequence"]: row["largest_batch"] for row in answer["grid"]["rows"]}
-    assert abs(borders[64] - answer["largest"]["value"]) <= borders[64] // 50
-    assert list(borders) == [16, 32, 64, 128, 256]
-    assert sorted(borders.values(), reverse=True) == list(borders.values())
