@@ -175,6 +175,11 @@ class _InForce:
 _in_force = _InForce()
 
 
+def let_go_of_kernels() -> None:
+    """For a process whose models are gone and were not undone: what it runs next chooses as it would by itself."""
+    _in_force.hold([])
+
+
 def _dtype(model: nn.Module) -> torch.dtype:
     """That of most of its weights."""
     sizes: Counter[torch.dtype] = Counter({torch.float32: 0})

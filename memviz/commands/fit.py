@@ -32,6 +32,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "nothing, so that weights may be stored in fewer bits (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--largest", choices=("batch", "sequence"), help="how large it may get the way that is chosen")
+    parser.add_argument("--grid", action="store_true", help="map batch x sequence that way, with the border exact")
     parser.add_argument(
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
         help="that steps after backward (default: %(default)s, gradients add up)",
@@ -58,8 +59,9 @@ def _run(args: argparse.Namespace) -> int:
                 predictor,
                 keep=args.keep,
                 largest=args.largest or "",
+                grid=args.grid,
                 tell=best.tell,
-                tell_largest=lambda value: progress(f"{args.largest} {count_text(value)} ..."),
+                tell_largest=lambda value: progress(f"{args.largest or 'sequence'} {count_text(value)} ..."),
             )
     finally:
         progress("")
@@ -121,6 +123,7 @@ def _print(answer: FitAnswer) -> None:
         print(f"{way_label(chosen)} fits in {room}: {bytes_text(chosen.peak_reserved_bytes)} reserved, predicted.")
         print(_kept(chosen))
     _print_largest(answer)
+    _print_grid(answer)
     print()
     _print_front(answer)
     print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
@@ -145,6 +148,28 @@ def _print_largest(answer: FitAnswer) -> None:
     knob, found = answer.largest
     after = f"{count_text(found.value + 1)} does not fit" if found.next_fails else "nothing larger was refused"
     print(f"The largest {knob} this way is {count_text(found.value)}; {after}.")
+
+
+def _print_grid(answer: FitAnswer) -> None:
+    if answer.grid is None or not answer.grid.rows:
+        return
+    print(
+        "\nGiB reserved without a limit, by sequence and batch; with ! it does not fit. The last column is the border."
+    )
+    batches = answer.grid.batches
+    rows = [
+        [
+            count_text(row.sequence),
+            *(_cell(row.peaks.get(batch), batch <= row.largest) for batch in batches),
+            count_text(row.largest),
+        ]
+        for row in answer.grid.rows
+    ]
+    print_table(["sequence", *map(count_text, batches), "largest batch"], rows, left=1)
+
+
+def _cell(peak: int | None, fits: bool) -> str:
+    return "" if peak is None else f"{peak / (1 << 30):.1f}{'' if fits else '!'}"
 
 
 def _print_front(answer: FitAnswer) -> None:

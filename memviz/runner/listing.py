@@ -14,14 +14,20 @@ from memviz.runner.knobs import described
 from memviz.runner.predict.cards import CARD_KINDS, KnownCard
 from memviz.runner.predict.held_against import is_recorded
 from memviz.runner.workloads import WORKLOADS
+from memviz.runner.workloads.configured import ConfiguredModel
 from memviz.runner.workloads.own import program_rows
 from optimizations import OPTIMIZATIONS
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
-    """`programs` are the owner's own files: each function that makes a model stands before our workloads."""
+    """`programs` are the owner's own files: each function that makes a model stands before our workloads; any
+    model by its config.json stands last."""
     return {
-        "workloads": [*(row for file in programs for row in program_rows(file)), *(_row(kind) for kind in WORKLOADS)],
+        "workloads": [
+            *(row for file in programs for row in program_rows(file)),
+            *(_row(kind) for kind in WORKLOADS),
+            _row(ConfiguredModel),
+        ],
         "optimizations": [
             {**_row(kind), "needs": kind.needs, "claim": kind().claim, "not_with": dict(kind.not_with)}
             for kind in OPTIMIZATIONS

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,9 +15,19 @@ from memviz.runner.run_device import RunDevice
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Trace
 from optimizations import apply_all
+from optimizations.attention_backend import let_go_of_kernels
 
 Tell = Callable[[str], None]
 """Told each phase as it begins, in words."""
+
+
+@contextmanager
+def kernels_of_its_own() -> Iterator[None]:
+    """A run's choice of kernels holds for the process, and ends with the run: the next one has none of it."""
+    try:
+        yield
+    finally:
+        let_go_of_kernels()
 
 
 def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.Module:

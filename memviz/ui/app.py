@@ -74,6 +74,7 @@ STYLES = (
     "compare/compare.css",
     "what_if/what_if.css",
     "run/run.css",
+    "run/fit.css",
 )
 """In this order; the tokens that all others read are in the first."""
 COMPONENTS: tuple[type[Component], ...] = (
@@ -207,6 +208,7 @@ class _Page:
             None, js=_TO_THE_TOP
         )
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
+        self.run.fit_clicked.then(self._open_way, [self.session, self.run.state], outputs, **IN_PARTS)
         self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
@@ -273,6 +275,10 @@ class _Page:
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
         session, tab = run.pressed(self.run, current, state, event)
+        return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
+
+    def _open_way(self, current: Session, state: RunState) -> list[Any]:
+        session, tab = run.way_opened(self.run, current, state)
         return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
 
     def _reopen_run(self, current: Session, visitor: str, event: gr.EventData) -> list[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +10,7 @@ from memviz.allocator.context import overhead_on
 from memviz.allocator.what_if import CardMemory
 from memviz.errors import UsageError
 from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
+from memviz.runner.fit.grid import Grid, Predicted, grid_json, grid_of
 from memviz.runner.fit.largest import Largest, largest_that_fits
 from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import Searched, Told, search
@@ -29,6 +30,7 @@ class FitAnswer:
     searched: Searched
     largest: tuple[str, Largest] | None
     """The knob, and its largest value; None where nobody asked, or nothing fits."""
+    grid: Grid | None = None
 
     @property
     def chosen(self) -> TriedWay | None:
@@ -54,12 +56,13 @@ def find_fit(
     *,
     keep: Keep = "outputs",
     largest: str = "",
+    grid: bool = False,
     tell: Told = lambda way, done, of: None,
     tell_largest: Callable[[int], None] = lambda value: None,
 ) -> FitAnswer:
     plan = plan_of(request)
-    if largest:
-        _check_knob(request, largest)
+    for knob in [*filter(None, [largest]), *(LARGEST if grid else ())]:
+        _check_knob(request, knob)
     space = space_of(request, keep)
     searched = search(space, predictor, tell)
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
@@ -67,6 +70,14 @@ def find_fit(
     if largest and answer.chosen is not None:
         found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
         answer = replace(answer, largest=None if found is None else (largest, found))
+    if grid and answer.chosen is not None:
+        asks = asking(answer.chosen.candidate.request, predictor)
+        answer = replace(
+            answer,
+            grid=grid_of(
+                asks, knob_value(answer.chosen.candidate.request, "sequence"), card.usable_bytes, tell_largest
+            ),
+        )
     return answer
 
 
@@ -80,18 +91,32 @@ def _check_knob(request: Request, name: str) -> None:
 def _largest(
     request: Request, knob: str, usable: int, predictor: Predictor, tell: Callable[[int], None]
 ) -> Largest | None:
-    def ask(value: int) -> tuple[bool, int] | None:
+    predicted = asking(request, predictor)
+
+    def fits(value: int) -> tuple[bool, int] | None:
         tell(value)
-        asked = replace(request, settings={**request.settings, knob: str(value)})
+        return predicted({knob: value})
+
+    return largest_that_fits(fits, usable, knob_value(request, knob))
+
+
+def asking(request: Request, predictor: Predictor) -> Predicted:
+    """Whether the way fits with knobs of these values, and its peak without a limit; None where they are refused."""
+
+    def predicted(values: Mapping[str, int]) -> tuple[bool, int] | None:
+        turned = replace(request, settings={**request.settings, **{knob: str(n) for knob, n in values.items()}})
         try:
-            plan_of(asked)
+            plan_of(turned)
         except UsageError:
             return None
-        prediction = predictor.one(asked)
+        prediction = predictor.one(turned)
         return None if prediction.refused else (prediction.fits is True, prediction.peak_reserved_bytes)
 
-    first = {each.name: each.default for each in described(plan_of(request).workload)}[knob]
-    return largest_that_fits(ask, usable, first)
+    return predicted
+
+
+def knob_value(request: Request, name: str) -> int:
+    return int({knob.name: knob.default for knob in described(plan_of(request).workload)}[name])
 
 
 # -- for programs
@@ -111,6 +136,7 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "tried": answer.searched.tried,
         "of": answer.searched.of,
         "largest": largest_json(answer),
+        "grid": None if answer.grid is None else grid_json(answer.grid),
     }
 
 

@@ -8,6 +8,7 @@ import os
 import tempfile
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
@@ -21,6 +22,8 @@ _ROOT = Path(__file__).parents[3]
 _SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations")
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
+_MOST_BYTES = 64 << 20
+"""Some fifty thousand: whoever asks for more has them made again."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,8 @@ class KeptPredictions:
         with self._lock, contextlib.suppress(OSError):
             self._known[_key(request)] = prediction
             self._path.parent.mkdir(parents=True, exist_ok=True)
+            if self._path.exists() and self._path.stat().st_size > _MOST_BYTES:
+                return
             line = json.dumps({"key": _key(request), "prediction": asdict(prediction)})
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(line + "\n")
@@ -128,7 +133,9 @@ class Predictor:
         timeout: float | None = None,
         environment: Mapping[str, str] | None = None,
         kept: KeptPredictions | None = None,
+        turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
+        """`turn` is held for each prediction that is made, where others wait for the same machine."""
         self._count = processes or os.cpu_count() or 1
         self._more: dict[str, Any] = {"environment": dict(environment or {})}
         if timeout is not None:
@@ -137,6 +144,7 @@ class Predictor:
         self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
         self._workers: list[Worker | None] = [None] * self._count
         self._lock = threading.Lock()
+        self._turn = turn
         self.made = 0
         """Predictions that were not known before."""
 
@@ -186,6 +194,10 @@ class Predictor:
             raise faults[0]
 
     def _predict(self, place: int, request: Request) -> Prediction:
+        with self._turn():
+            return self._in_turn(place, request)
+
+    def _in_turn(self, place: int, request: Request) -> Prediction:
         worker = self._workers[place]
         if worker is None or not worker.is_alive:
             folder = Path(self._folder.name) / str(place)

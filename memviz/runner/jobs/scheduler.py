@@ -132,6 +132,11 @@ class Scheduler:
         return theirs[-1].status if theirs else None
 
     @property
+    def line(self) -> FairLock:
+        """In which whoever else uses this machine's time stands too."""
+        return self._line
+
+    @property
     def is_busy(self) -> bool:
         return any(not order.status.is_over for order in list(self._orders.values()))
 

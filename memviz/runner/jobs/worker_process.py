@@ -103,6 +103,11 @@ def start_python(arguments: Sequence[str], **streams: Any) -> subprocess.Popen[s
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
 
+def start_module(module: str, errors: IO[bytes], more: Mapping[str, str]) -> subprocess.Popen[str]:
+    """A process that is told what to do line by line, and answers so."""
+    return start_python(["-m", module], stdin=subprocess.PIPE, stderr=errors, env=_environment(more))
+
+
 class _Watch:
     """Ends a process that takes too much memory or time, whether or not somebody reads what it says."""
 
@@ -209,8 +214,7 @@ class Worker:
         self._reader.start()
 
     def _start(self, more: dict[str, str]) -> subprocess.Popen[str]:
-        environment = _environment(more)
-        return start_python(["-m", self.module], stdin=subprocess.PIPE, stderr=self._errors, env=environment)
+        return start_module(self.module, self._errors, more)
 
     def _read(self) -> None:
         assert self._process.stdout is not None

@@ -24,7 +24,7 @@ from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.run import Seconds
-from memviz.runner.step import RunStep, Tell, make_optimizer, prepare, take_steps
+from memviz.runner.step import RunStep, Tell, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.units import bytes_text, count_text
@@ -65,7 +65,8 @@ def _recorded(plan: Plan, tell: Tell, accelerator: Accelerator) -> Outcome:
         with hearing_torch() as warned:
             tell("building the model")
             model = _made(plan, accelerator)
-            with CudaDevice(accelerator=accelerator) as device, keeping_what_was_recorded(device):
+            measured = CudaDevice(accelerator=accelerator)
+            with kernels_of_its_own(), measured as device, keeping_what_was_recorded(device):
                 model = prepare(plan, device, model, tell)
                 trace = take_steps(plan, device, model, tell)
     except Exception as error:
@@ -188,7 +189,7 @@ def _retried(retries: int) -> Iterator[str]:
 
 
 def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple[Seconds, int]:
-    with CudaDevice(accelerator=accelerator, record=False) as device:
+    with kernels_of_its_own(), CudaDevice(accelerator=accelerator, record=False) as device:
         model = prepare(plan, device, _made(plan, accelerator), lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)
         step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer)

@@ -20,7 +20,7 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit
-from memviz.runner.step import Tell, prepare, take_steps
+from memviz.runner.step import Tell, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Trace
 
 
@@ -32,7 +32,8 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
         model = plan.workload.build()
     check(plan, model)
     settings = settings_from_environment(plan.environment)
-    with PredictedDevice(plan.card, settings=settings, release=plan.request.release) as device:
+    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release)
+    with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
             trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=totals.begin)

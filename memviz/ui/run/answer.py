@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from memviz.errors import MemvizError, TraceError
+from memviz.allocator.context import overhead_on
+from memviz.errors import MemvizError, TraceError, UsageError
 from memviz.runner.jobs.kept_runs import KeptRuns, default_folder
 from memviz.runner.jobs.order import OrderStatus, Variant
 from memviz.runner.jobs.scheduler import Scheduler
+from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
 from memviz.runner.run import load_run
@@ -33,6 +36,9 @@ _MOST_CHOSEN = 512
 """Orders of which a choice is remembered."""
 
 
+_BETWEEN_PICTURES = 0.7
+
+
 def refused(asked: RunRequests, variant: Variant) -> RunRequests:
     """With what a run or an estimate was refused for, at its field."""
     if variant.what != "refused":
@@ -47,6 +53,12 @@ class RunState:
     fields: Mapping[str, Any] = field(default_factory=dict)
     """As the browser told them."""
     order: str = ""
+    search: str = ""
+    """For the way that fits, where that is shown."""
+    way: int | None = None
+    """The one of its ways that was chosen."""
+    opening: str = ""
+    """The order whose trace is to be opened as soon as it is done."""
     story: str = ""
     drawn: int = 0
     """Version of the form."""
@@ -73,6 +85,13 @@ class RunAnswers:
             most_waiting=known.waiting,
             patience=known.patience_seconds,
         )
+        self.searches = Searches(
+            self.scheduler.line,
+            seconds=known.seconds,
+            patience=known.patience_seconds,
+            memory=known.memory_bytes,
+            most=known.searches,
+        )
         self.estimates = Estimates(known.estimate_seconds, known.memory_bytes)
         self.tables = PublishedTables()
         self.pictures = RunPictures()
@@ -82,6 +101,7 @@ class RunAnswers:
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def close(self) -> None:
+        self.searches.close()
         self.scheduler.close()
         self.estimates.scheduler.close()
 
@@ -114,6 +134,40 @@ class RunAnswers:
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
         return self.scheduler.submit(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
+
+    def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
+        self.estimates.stop_all()
+        return self.searches.submit(order, visitor)
+
+    def follow_search(self, id: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[SearchStatus]:
+        """Its changes, no more often than they can be looked at."""
+        status, seen = self.searches.status(id), -1
+        while status is not None and is_there():
+            if status.version != seen:
+                yield status
+            if status.is_over:
+                return
+            time.sleep(_BETWEEN_PICTURES)
+            seen = status.version
+            status = self.searches.status(id, newer_than=seen, wait=1.0)
+
+    def timeline_of(self, id: str, number: int, visitor: str) -> OrderStatus:
+        """One of the ways that a search found, run for what it would show; UsageError where it is gone."""
+        status = self.searches.status(id)
+        if status is None or not 0 <= number < len(status.ways):
+            raise UsageError("This search is gone. Search again.")
+        way = status.ways[number]
+        chosen = tuple((change["name"], _texts(change)) for change in way["optimizations"])
+        settings = {key: str(value) for key, value in way["settings"].items()}
+        request = replace(
+            status.order.request, optimizations=chosen, optimizer=way["optimizer"], settings=settings, numerics=False
+        )
+        return self.begin(RunRequests((request,), (str(way["label"]),)), visitor)
+
+    def usable_bytes(self, card: str) -> int:
+        """Of a card of the listing, less what its CUDA context takes at most."""
+        memory = next((row["memory_bytes"] for row in self.listing()["cards"] if row["name"] == card), 0)
+        return max(0, int(memory) - overhead_on(card))
 
     def follow(self, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
         """Each change of an order, until it is over, its owner has begun another, or nobody is there to see it."""
@@ -172,6 +226,10 @@ class RunAnswers:
             if known is not None and known.about == trace.about:
                 return session.choosing(each.key)
         return session.with_opened(open_trace(self.store, trace))
+
+
+def _texts(change: Mapping[str, str]) -> dict[str, str]:
+    return {knob: text for knob, text in change.items() if knob != "name"}
 
 
 def _named(trace: Trace, name: str) -> Trace:

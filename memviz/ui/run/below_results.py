@@ -116,12 +116,12 @@ def _take_away(variants: Sequence[Variant], chosen: int) -> Html:
     run = each.run
     if run is None:
         return Html("")
-    parts = [_code(f"On the command line: {cut(each.label)}", run.command)]
+    parts = [code_html(f"On the command line: {cut(each.label)}", run.command)]
     if run.code:
-        parts.insert(0, _code(f"In your own script: {cut(each.label)}", run.code))
+        parts.insert(0, code_html(f"In your own script: {cut(each.label)}", run.code))
     return tag("section", *parts, class_="mv-take-away", aria_live="polite")
 
 
-def _code(title: str, text: str) -> Html:
+def code_html(title: str, text: str) -> Html:
     copy = tag("button", "Copy", type="button", data_mv_copy=text)
     return tag("div", tag("p", tag("span", title), copy), tag("pre", text), class_="mv-code-block")

@@ -14,6 +14,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.runner.request import Request
+from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
 
 MOST_UNASKED = 8
@@ -30,6 +31,8 @@ class FormFields:
     """What stands in the form. Texts of knobs that nobody touched are absent: the listing has their defaults."""
 
     workload: str = ""
+    config: str = ""
+    """The text of a config.json, where that is the workload."""
     knobs: Mapping[str, str] = field(default_factory=dict)
     chosen: tuple[str, ...] = ()
     """Optimizations that are switched on."""
@@ -39,6 +42,8 @@ class FormFields:
     options: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
     numerics: bool = True
+    search: Mapping[str, str | bool] = field(default_factory=dict)
+    """What is said of a search for the way that fits."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
     known = workload if _row(listing["workloads"], workload) else listing["workloads"][0]["name"]
     return FormFields(
         workload=known,
+        config=str(fields.get("config", "")),
         knobs={key[2:]: _spelled(value) for key, value in fields.items() if key.startswith("w:")},
         chosen=tuple(each["name"] for each in listing["optimizations"] if fields.get(f"o:{each['name']}") is True),
         their_knobs=dict(_theirs(fields)),
@@ -69,6 +75,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         options={name: str(fields[name]) for name in _OPTIONS if name in fields},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
+        search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
 
 
@@ -89,6 +96,9 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     if workload is None:
         return RunRequests(faults={"workload": "There is no such workload."})
     faults = dict([*_conflicts(form, listing), *_wrong_values(form, workload, listing)])
+    config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
+    if wrong:
+        return RunRequests(faults={**faults, "config": wrong})
     if step_faults_of := dict(step_faults(form.options)):
         return RunRequests(faults={**faults, **step_faults_of})
     count = _count(form, workload, listing)
@@ -98,7 +108,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     try:
         sizes = list(_combinations(workload, form.knobs))
         changed = list(_changes(form, listing))
-        base = _request(form)
+        base = replace(_request(form), config=config)
     except UsageError as error:
         return RunRequests(faults={**faults, "run": str(error)})
     varied = [each for each in workload["knobs"] if len({size.get(each["name"]) for size in sizes}) > 1]
@@ -280,7 +290,9 @@ def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:
     """training, inference or both; none where the workload does not let one choose."""
     row = _row(listing["workloads"], form.workload)
     knob = _row(row["knobs"], "mode") if row else None
-    return values_of(knob, form.knobs.get("mode", str(knob["default"]))) if knob else []
+    modes = values_of(knob, form.knobs.get("mode", str(knob["default"]))) if knob else []
+    # LoRA trains too, though not the weights.
+    return ["training" if mode == "lora" else mode for mode in modes]
 
 
 def _row(rows: Any, name: str) -> dict[str, Any] | None:

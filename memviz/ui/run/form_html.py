@@ -7,7 +7,9 @@ from typing import Any
 
 from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
+from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
+from memviz.ui.run.fit_form import fit_fields_html
 from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
 from memviz.units import bytes_text, count_text
 
@@ -77,11 +79,13 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
         tag("label", tag("span", "Workload"), _select("workload", form.workload, names), class_="mv-wide mv-big"),
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
+        config_field_html(form.config) if form.workload == CONFIG else Html(""),
         tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
         _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
         _where(form, listing),
         _optimizer(form),
         _step(form),
+        fit_fields_html(form.search),
         head,
         *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
     ]

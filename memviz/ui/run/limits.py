@@ -23,10 +23,12 @@ class RunLimits:
     """An estimate that takes longer is none: nobody asked for it."""
     waiting: int = 32
     """Visitors at once."""
+    searches: int = 8
+    """For ways that fit, at once: each is a process of its own."""
 
 
 AT_HOME = RunLimits()
-ON_A_SPACE = RunLimits(variants=12, seconds=240.0, estimate_seconds=10.0, waiting=24, patience_seconds=30.0)
+ON_A_SPACE = RunLimits(variants=12, seconds=240.0, estimate_seconds=10.0, waiting=24, patience_seconds=30.0, searches=2)
 
 
 def run_limits(environment: Mapping[str, str] = os.environ) -> RunLimits:

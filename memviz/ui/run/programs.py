@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from memviz.runner.as_json import run_json
 from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.ui.run.answer import RunAnswers
+from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.programs import in_words, sound_answer
 
@@ -50,7 +52,7 @@ class RunEndpoint:
 
         Args:
             workload: A name, as `feed_forward` or `ltx_video`.
-            settings: Its knobs, as {"batch": 2}.
+            settings: Its knobs, as {"batch": 2}; of the workload config.json also `config`, what stands in that file.
             optimizations: What to switch on, as [{"name": "checkpointing", "every": 2}].
             card: A part of a card's name, as RTX 4090.
         """
@@ -89,9 +91,10 @@ async def run_asked(
     names = [each["name"] for each in listing["workloads"]]
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
-    request = Request(
-        workload, _knobs(settings, "settings"), tuple(_chosen(optimizations)), "predict", card or DEFAULT_CARD
-    )
+    # A configuration may have to be fetched.
+    settings, config = await asyncio.to_thread(_apart, workload, settings)
+    knobs, chosen = _knobs(settings, "settings"), tuple(_chosen(optimizations))
+    request = Request(workload, knobs, chosen, "predict", card or DEFAULT_CARD, config=config)
     status = answers.scheduler.submit([request], [""], owner=owner, beside=True)
     try:
         variant = (await _over(answers, status, is_there)).variants[0]
@@ -100,6 +103,17 @@ async def run_asked(
     if variant.run is None or variant.state == "failed":
         raise UnfinishedRun(variant.phase or "It was ended before it was done.")
     return run_json(variant.run)
+
+
+def _apart(workload: str, settings: object) -> tuple[object, str]:
+    """The settings, and the configuration among them where that is the workload."""
+    if workload != CONFIG or not isinstance(settings, Mapping):
+        return settings, ""
+    value = settings.get("config", "")
+    config, wrong = config_of(value if isinstance(value, str) else json.dumps(value))
+    if wrong:
+        raise UsageError(wrong)
+    return {key: each for key, each in settings.items() if key != "config"}, config
 
 
 async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[], bool]) -> OrderStatus:

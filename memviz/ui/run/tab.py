@@ -15,10 +15,13 @@ import gradio as gr
 
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus
+from memviz.runner.jobs.searches import SearchStatus
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.html.markup import Html
 from memviz.ui.run.answer import RunAnswers, RunState, refused
+from memviz.ui.run.fit_form import search_of
+from memviz.ui.run.fit_results import fit_head_html, fit_html
 from memviz.ui.run.form import GENERAL, MOST_UNASKED, RunRequests, changed
 from memviz.ui.run.form_html import cancel_html, estimate_html, form_value, many_html, refused_html
 from memviz.ui.run.kept_runs import kept_value
@@ -32,7 +35,7 @@ from memviz.ui.shell.wiring import IN_PARTS
 
 ID = "run"
 LABEL = "Run"
-_PARTS = ("state", "head", "form", "cancel", "results", "table", "kept")
+_PARTS = ("state", "head", "form", "cancel", "fit", "results", "table", "kept")
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class RunTab:
     head: Panel
     form: PlainForm
     cancel: Panel
+    fit: Panel
     results: Panel
     table: Panel
     kept: PlainForm
@@ -47,6 +51,8 @@ class RunTab:
     visitor: gr.BrowserState
     """A secret by which this browser finds the runs that were kept for it."""
     answers: RunAnswers
+    fit_clicked: Any = None
+    """Gradio's event of a click on a way; what is to be opened then stands in the state."""
 
     @property
     def answer(self) -> list[Any]:
@@ -61,13 +67,13 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
             form = PlainForm(elem_id="run-form")
             cancel = Panel(elem_id="run-cancel")
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
+            fit = Panel(elem_id="run-fit")
             results = Panel(elem_id="run-results")
             table = Panel(elem_id="run-table")
             kept = PlainForm(elem_id="run-kept")
     visitor = gr.BrowserState("", storage_key="memviz-visitor", secret="memviz")
-    parts = RunTab(head, form, cancel, results, table, kept, gr.State(RunState()), visitor, answers)
-    _RunEvents(parts).wire(tab)
-    return parts
+    parts = RunTab(head, form, cancel, fit, results, table, kept, gr.State(RunState()), visitor, answers)
+    return replace(parts, fit_clicked=_RunEvents(parts).wire(tab))
 
 
 class _RunEvents:
@@ -81,7 +87,7 @@ class _RunEvents:
         self.parts = parts
         self.answers = parts.answers
 
-    def wire(self, tab: gr.Tab) -> None:
+    def wire(self, tab: gr.Tab) -> Any:
         parts = self.parts
         asked = [parts.state, parts.visitor]
         tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **IN_PARTS)
@@ -91,6 +97,7 @@ class _RunEvents:
         parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
         parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
+        return parts.fit.click(self._way, asked, parts.answer, **IN_PARTS)
 
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
@@ -98,7 +105,8 @@ class _RunEvents:
         if not state.drawn:
             yield [secret, *_values(head=head_html(None))]
             found = self.answers.scheduler.newest_of(secret)
-            state = replace(state, drawn=1, order=found.id if found else "")
+            searched = self.answers.searches.newest_of(secret)
+            state = replace(state, drawn=1, order=found.id if found else "", search=searched.id if searched else "")
         self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
         yield [
@@ -107,10 +115,16 @@ class _RunEvents:
                 state=state,
                 head=head_html(status),
                 form=self._form(state),
-                results=self._results(status, self.answers.chosen(state.order)),
+                fit=self._fit_value(state),
+                results=""
+                if state.search and status is None
+                else self._results(status, self.answers.chosen(state.order)),
                 kept=self._kept_value(secret),
             ),
         ]
+        if state.search:
+            for part in self._searched(state):
+                yield [gr.skip(), *part]
         if status is not None and not status.is_over:
             for each in self._followed(state, secret):
                 yield [gr.skip(), *each]
@@ -154,6 +168,8 @@ class _RunEvents:
         if act == "story":
             state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)
             yield from self._run(state, visitor)
+        elif act == "fit":
+            yield from self._search(replace(state, fields=fields, story=""), visitor)
         elif act == "run-all":
             yield from self._run(replace(state, fields=fields, story=""), visitor)
         elif act == "run":
@@ -166,17 +182,69 @@ class _RunEvents:
 
     def _cancel(self, state: RunState, visitor: str) -> None:
         self.answers.scheduler.cancel(state.order)
+        self.answers.searches.cancel(state.search)
+
+    # -- the way that fits
+
+    def _search(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
+        _, asked = self.answers.meant(state.fields)
+        try:
+            begun = self.answers.search(search_of(state.fields, asked), visitor)
+        except MemvizError as error:
+            yield _values(state=state, form=self._form(state, refused_html(str(error))))
+            return
+        self.answers.scheduler.leave(state.order)
+        state = replace(state, order="", search=begun.id, way=None, opening="")
+        yield _values(state=state, form=self._form(state), results="", table="")
+        yield from self._searched(state)
+
+    def _searched(self, state: RunState) -> Iterator[list[Any]]:
+        for status in self.answers.follow_search(state.search, presence()):
+            yield _values(
+                head=fit_head_html(status, self._usable(status)),
+                fit=fit_html(status, self._usable(status), state.way),
+                cancel="" if status.is_over else cancel_html(),
+            )
+        yield _values()
+
+    def _usable(self, status: SearchStatus) -> int:
+        return self.answers.usable_bytes(status.order.request.card)
+
+    def _fit_value(self, state: RunState, opening: str = "") -> Html:
+        status = self.answers.searches.status(state.search) if state.search else None
+        return Html("") if status is None else fit_html(status, self._usable(status), state.way, opening)
+
+    def _way(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
+        """A click on a point shows its code; its timeline is predicted anew, and then opened."""
+        data = clicked(event)
+        number = data.get("number", "")
+        state = replace(state, way=int(number) if number.isdigit() else state.way, opening="")
+        yield _values(state=state, fit=self._fit_value(state))
+        if data.get("act") != "timeline" or state.way is None:
+            return
+        try:
+            begun = self.answers.timeline_of(state.search, state.way, visitor)
+        except MemvizError as error:
+            yield _values(fit=self._fit_value(state, str(error)))
+            return
+        last = begun
+        for last in self.answers.follow(begun.id, presence()):
+            yield _values(fit=self._fit_value(state, f"{last.variants[0].phase or 'waiting'} …"))
+        done = last.variants[0].state == "done"
+        words = "" if done else last.variants[0].phase
+        yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, words))
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         _, asked = self.answers.meant(state.fields)
         begun = self._begun(asked, visitor, state)
         if not isinstance(begun, str):
-            state = replace(state, order=begun.id)
+            self.answers.searches.cancel(state.search)
+            state = replace(state, order=begun.id, search="", way=None)
         # What does not go together explains itself where it stands; nothing else is changed.
         words = begun if isinstance(begun, str) else ""
         yield _values(state=state, form=self._form(state, refused_html(words) if words else ""))
         if not isinstance(begun, str):
-            yield _values(table=table_html(state.story, None))
+            yield _values(table=table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
 
     def _begun(self, asked: RunRequests, visitor: str, state: RunState) -> Any:
@@ -252,6 +320,11 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
     if act == "open" and number.isdigit():
         return parts.answers.opened(session, state.order, [int(number)]), "explore"
     return session, ID
+
+
+def way_opened(parts: RunTab, session: Session, state: RunState) -> tuple[Session, str]:
+    """With the trace of the way whose timeline was asked for."""
+    return (parts.answers.opened(session, state.opening, [0]), "explore") if state.opening else (session, ID)
 
 
 def reopened(parts: RunTab, session: Session, visitor: str, event: gr.EventData) -> tuple[Session, str]:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from memviz.errors import MemvizError
+from memviz.runner.plan import plan_of
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.predicted_run import fit_on
+from memviz.runner.predict.predicted_run import fit_on, predict
+from memviz.runner.request import Request
 
 GiB = 1 << 30
 
@@ -24,3 +28,21 @@ def test_what_a_card_keeps_for_itself_is_set_aside_by_kind() -> None:
     assert [each.overhead_bytes for each in found.values()] == [1792 << 20, 512 << 20]
     for name, each in found.items():
         assert each.usable_bytes + each.overhead_bytes == card_named(name).memory_bytes
+
+
+def test_a_choice_of_kernels_ends_with_its_run() -> None:
+    """Many predictions are made in one process, and none may know of the one before."""
+    settings = {"layers": "1", "narrow": "4", "sequence": "256"}
+
+    def peak(*optimizations: tuple[str, dict[str, str]], card: str = "RTX 4090") -> int:
+        request = Request("gpt2", settings, optimizations, card=card)
+        return predict(plan_of(request), lambda phase: None).run.peak_requested_bytes
+
+    before = peak()
+    math = peak(("attention_backend", {"backend": "math"}))
+    assert math > before
+    assert peak() == before
+    with pytest.raises(MemvizError, match="No attention kernel that is switched on"):
+        peak(("attention_backend", {"backend": "flash"}), card="T4")
+    assert peak() == before
+    assert torch.backends.cuda.math_sdp_enabled() and torch.backends.cuda.flash_sdp_enabled()

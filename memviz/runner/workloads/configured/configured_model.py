@@ -170,6 +170,8 @@ def configured_workload(name: str, settings: Mapping[str, str], text: str) -> Co
         if most is not None and max(length, asked.tokens) > most:
             what = "sequence" if length > most else "tokens"
             raise UsageError(f"{what} is {max(length, asked.tokens):,}; this model knows {most:,} positions.")
+        if asked.sequence and makes_from(kind) == "pixel_values" and not hasattr(config, "text_config"):
+            raise UsageError(f"sequence counts tokens, and {kind.__name__} takes images; leave it out.")
         if asked.tokens:
             check_keeps_tokens(kind, config)
     except UsageError as error:

@@ -191,7 +191,7 @@ class Arrivals extends Component {
   /** @param {Event} event */
   changed(event) {
     const { target } = event;
-    if (!(target instanceof HTMLInputElement) || target.type !== "file") return;
+    if (!(target instanceof HTMLInputElement) || target.type !== "file" || !target.closest(TARGETS)) return;
     this.take(event, target.files);
     if (event.defaultPrevented || !isGradios(event)) target.value = "";
   }

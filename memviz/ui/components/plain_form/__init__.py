@@ -3,7 +3,8 @@
 `value` is a dict: `html` is drawn when `version` changes, `faults` go by field to what has `data-fault`, and `parts`,
 made by our views, replace what is inside the elements with `data-part`. So a visitor is never interrupted while typing.
 A select with `data-for` holds usual values for that field. One with `data-fills` says that field's value, the
-`data-usable` of what is chosen, until something else is typed there.
+`data-usable` of what is chosen, until something else is typed there. The text of a file that is chosen where
+`data-reads` names a field, or dropped on one with `data-dropped`, becomes that field's value.
 
 It travels as one text. Of an object Gradio would send the differences from one yield to the next and apply them in
 the page to the very object that it has handed over, and a value that is not drawn yet when `gr.skip()` follows is lost.

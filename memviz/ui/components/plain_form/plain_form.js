@@ -1,8 +1,9 @@
 // @ts-check
 // A form whose HTML is made by memviz/ui, which escapes every text. See __init__.py for its value.
-import { Component, el, mounting, nearest } from "../base.js";
+import { Component, el, latest, mounting, nearest } from "../base.js";
 
 const REST_MS = 250;
+const MOST_READ = (1 << 20) + 1;
 const narrow = matchMedia("(max-width: 1000px)");
 
 /** @typedef {HTMLInputElement & Pick<HTMLSelectElement, "selectedIndex" | "selectedOptions">} Field */
@@ -21,8 +22,11 @@ class PlainForm extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.root = this.form;
+    this.say = latest(this.tell.input);
     this.form.addEventListener("submit", (event) => event.preventDefault());
     this.form.addEventListener("input", (event) => this.changed(/** @type {Field} */ (event.target)));
+    this.form.addEventListener("change", (event) => this.chosen(/** @type {HTMLInputElement} */ (event.target)));
+    this.form.addEventListener("drop", (event) => this.dropped(event));
     this.form.addEventListener("click", (event) => this.clicked(event));
     narrow.addEventListener("change", () => this.fold());
   }
@@ -89,6 +93,8 @@ class PlainForm extends Component {
 
   /** @param {Field} field */
   changed(field) {
+    // A file says nothing by itself; its text does, once it is read.
+    if (field.type === "file") return;
     const chosen = this.field(field.dataset.for);
     if (chosen) {
       chosen.value = field.value === "off" ? "" : field.value;
@@ -98,7 +104,29 @@ class PlainForm extends Component {
     if (filled) filled.value = field.selectedOptions[0].dataset.usable || "";
     for (const other of this.fields()) if (other.dataset.fills === field.name) other.value = "";
     clearTimeout(this.resting);
-    this.resting = setTimeout(() => this.tell.input(this.values()), REST_MS);
+    this.resting = setTimeout(() => this.say(this.values()), REST_MS);
+  }
+
+  /** A file's text goes into the field that it is for; the file itself goes nowhere.
+   * @param {HTMLInputElement} field */
+  chosen(field) {
+    const into = this.field(field.dataset.reads);
+    if (into && field.files?.[0]) this.read(field.files[0], into);
+  }
+
+  /** @param {DragEvent} event */
+  dropped(event) {
+    const into = nearest(event, "[data-dropped]");
+    const file = event.dataTransfer?.files[0];
+    if (!into || !file) return;
+    event.preventDefault();
+    this.read(file, /** @type {Field} */ (/** @type {unknown} */ (into)));
+  }
+
+  /** @param {File} file @param {Field} into */
+  async read(file, into) {
+    into.value = await file.slice(0, MOST_READ).text();
+    this.changed(into);
   }
 
   /** @param {MouseEvent} event */
@@ -106,6 +134,8 @@ class PlainForm extends Component {
     const button = nearest(event, "[data-act]");
     if (!button) return;
     clearTimeout(this.resting);
+    // What comes of it stands at the top, and whoever pressed it may be far below.
+    if (button.hasAttribute("data-act-above")) window.scrollTo({ top: 0 });
     this.tell.click({ ...this.values(), ...button.dataset });
   }
 

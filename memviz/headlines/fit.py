@@ -1,0 +1,117 @@
+"""What a search for the way that fits has come to, of what is known by now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from memviz.headlines.headline import Headline
+from memviz.runner.jobs.searches import SearchStatus
+from memviz.units import bytes_text, count_text, duration_text
+
+_KEEPS = ("outputs", "training", "nothing")
+_KEPT = {
+    "outputs": "Its outputs stay as they are, to the bit or to rounding.",
+    "training": "It trains the same model with another optimizer or number format.",
+    "nothing": "Its outputs change.",
+}
+
+Way = Mapping[str, Any]
+"""As `fit --json` has it."""
+
+
+@dataclass(frozen=True)
+class Front:
+    """Ways of one class that no other of it is better than, cheapest first; by their numbers."""
+
+    keeps: str
+    numbers: tuple[int, ...]
+
+
+def rank(way: Way) -> float:
+    """By which ways are compared: the middle of its seconds, or the work where a card's speed is not known."""
+    cost = way["cost"]
+    if cost["seconds_low"] is None or cost["seconds_high"] is None:
+        return float(cost["flops"] + cost["bytes_moved"] + cost["host_bytes"])
+    return float(cost["seconds_low"] + cost["seconds_high"]) / 2
+
+
+def best(ways: Sequence[Way]) -> int | None:
+    """The number of the cheapest that fits, of the strongest class in which any does."""
+    for keeps in _KEEPS:
+        fitting = [number for number, way in enumerate(ways) if way["fits"] and way["keeps"] == keeps]
+        if fitting:
+            return min(fitting, key=lambda number: (*_order(ways[number]), number))
+    return None
+
+
+def front(ways: Sequence[Way]) -> Front:
+    """Of the class of the best, or of the weakest that was tried."""
+    number = best(ways)
+    weakest = max((way["keeps"] for way in ways), key=_KEEPS.index, default="outputs")
+    keeps = weakest if number is None else ways[number]["keeps"]
+    of_it = sorted((n for n, way in enumerate(ways) if way["keeps"] == keeps), key=lambda n: (*_order(ways[n]), n))
+    found: list[int] = []
+    for n in of_it:
+        if not found or ways[n]["peak_reserved_bytes"] < ways[found[-1]]["peak_reserved_bytes"]:
+            found.append(n)
+    return Front(str(keeps), tuple(found))
+
+
+def _order(way: Way) -> tuple[float, int, int]:
+    changes = sum(len(change) for change in way["optimizations"])
+    return rank(way), way["peak_reserved_bytes"], changes
+
+
+def cost_words(way: Way) -> str:
+    low, high = way["cost"]["seconds_low"], way["cost"]["seconds_high"]
+    if low is None or high is None:
+        return f"{way['cost']['flops'] / 1e12:,.1f} TFLOP a step"
+    return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))} a step, estimated"
+
+
+def fit(status: SearchStatus) -> Headline:
+    number = best(status.ways)
+    if status.failed and number is None:
+        return Headline("No way was found.", status.failed)
+    answer = "Looking for the way that fits." if number is None else _fits(status, status.ways[number])
+    if not status.is_over:
+        return Headline(answer, _under_way(status))
+    if number is None:
+        return _nothing_fits(status)
+    return Headline(answer, f"{_KEPT[status.ways[number]['keeps']]} {_largest(status)}{status.failed}".strip())
+
+
+def _fits(status: SearchStatus, way: Way) -> str:
+    label = str(way["label"])
+    what = "It fits as it is" if label == "baseline" else f"It fits with {label}"
+    so_far = "" if status.is_over else " so far"
+    return f"{what}{so_far}: {bytes_text(way['peak_reserved_bytes'])} reserved."
+
+
+def _under_way(status: SearchStatus) -> str:
+    if status.before:
+        return f"{count_text(status.before)} of others first."
+    if status.value is not None:
+        return f"Trying {status.order.largest or 'sequence'} {count_text(status.value)}."
+    if not status.of:
+        return "The search begins."
+    return f"{count_text(status.done)} of {count_text(status.of)} ways predicted."
+
+
+def _nothing_fits(status: SearchStatus) -> Headline:
+    least = min(status.ways, key=lambda way: int(way["peak_reserved_bytes"]), default=None)
+    if least is None:
+        return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
+    more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
+    said = f"The least is {least['label']}: {bytes_text(least['peak_reserved_bytes'])}."
+    return Headline("Nothing that was tried fits.", f"{said} {more.get(status.order.keep, '')}".strip())
+
+
+def _largest(status: SearchStatus) -> str:
+    found = (status.answer or {}).get("largest")
+    if not found:
+        return ""
+    after = f"{count_text(found['value'] + 1)} does not fit" if found["next_fails"] else "nothing larger was refused"
+    return f"The largest {found['knob']} this way is {count_text(found['value'])}; {after}. "

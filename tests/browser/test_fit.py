@@ -1,0 +1,130 @@
+"""A model of one's own, and the way that fits: pasted or dropped, searched, looked at, cancelled."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.test_run import PAGE, PATIENCE_MS, field, opened, press, row, verdict
+from tests.server import ROOT, started
+
+playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+expect = playwright.expect
+__all__ = ["PATIENCE_MS"]
+
+TINY = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 4096,
+}
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    folder = tmp_path_factory.mktemp("runs")
+    known = {"MEMVIZ_RUNS": str(folder), "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
+    with started(known, 0, ("-c", PAGE), quickly=True) as server:
+        yield server
+
+
+@pytest.fixture
+def tab(page: Any, runs: Any) -> Any:
+    return opened(page, runs.address)
+
+
+def own_model(tab: Any) -> Any:
+    field(tab, "workload").select_option("config.json")
+    area = tab.locator("textarea[name='config']")
+    expect(area).to_be_visible()
+    return area
+
+
+def test_a_configuration_is_chosen_as_a_file_and_run(tab: Any, tmp_path: Path) -> None:
+    own_model(tab)
+    fault = tab.locator("#run-form [data-fault='config']")
+    expect(fault).to_contain_text("Paste a config.json here")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**TINY, "auto_map": {"AutoModel": "own.Model"}}))
+    tab.locator("[data-reads='config']").set_input_files(str(path))
+    expect(fault).to_contain_text("auto_map names code of its own, and none is run")
+    own_model(tab).fill(json.dumps(TINY))
+    expect(fault).to_be_empty()
+    field(tab, "w:sequence").fill("64")
+    field(tab, "w:mode").select_option("lora")
+    press(tab, "Predict")
+    expect(row(tab, 0)).to_contain_text("fits")
+    expect(tab.locator("#run-head")).to_contain_text("LlamaForCausalLM of config.json")
+    expect(tab.locator("#run-head")).to_contain_text("training step of LoRA")
+    expect(verdict(tab)).to_contain_text("reserves")
+
+
+def test_a_file_that_is_dropped_on_the_field_is_read_there(tab: Any) -> None:
+    area = own_model(tab)
+    dropped = """(node, text) => {
+      const held = new DataTransfer();
+      held.items.add(new File([text], "config.json", { type: "application/json" }));
+      node.dispatchEvent(new DragEvent("drop", { dataTransfer: held, bubbles: true, cancelable: true }));
+    }"""
+    area.evaluate(dropped, json.dumps(TINY))
+    expect(area).to_have_value(json.dumps(TINY))
+    expect(tab.locator("#run-form [data-fault='config']")).to_be_empty()
+
+
+def search(tab: Any, **fields: str) -> None:
+    tab.locator("#run-form .mv-fit-fields summary").click()
+    for name, value in fields.items():
+        field(tab, f"fit:{name}").select_option(value)
+    field(tab, "fit:grid").check()
+    press(tab, "Find it")
+
+
+def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_timeline(tab: Any) -> None:
+    tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
+    for name, text in (("sequence", "460000"), ("dim", "1024"), ("layers", "1"), ("batch", "1")):
+        field(tab, f"w:{name}").fill(text)
+    field(tab, "card").select_option("Tesla T4")
+    search(tab, largest="batch")
+    points = tab.locator("#run-fit .mv-point")
+    expect(points.first).to_be_visible()
+    front = tab.locator("#run-fit .mv-fit-front").first
+    expect(front).to_be_visible()
+    tab.locator("#run-fit .mv-point.mv-on-front").last.click()
+    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("split_feed_forward")
+    expect(verdict(tab)).to_contain_text(re.compile(r"It fits with .*: [\d.]+ GiB reserved\. Its outputs stay"))
+    expect(verdict(tab)).to_contain_text("The largest batch this way is 1; 2 does not fit.")
+    assert tab.locator("#run-fit .mv-point:not(.mv-fits)").count() >= 1
+    expect(tab.locator("#run-fit .mv-fit-card")).to_contain_text("the card: 14.49 GiB")
+    expect(tab.locator("#run-fit .mv-fit-map tbody tr")).to_have_count(5)
+    expect(tab.locator("#run-fit .mv-take-away")).to_contain_text("split_feed_forward")
+    # Its point may lie under another; the list of all ways has it too.
+    tab.locator("#run-fit .mv-fit-all summary").click()
+    tab.locator("#run-fit .mv-fit-all [data-number='0']").click()
+    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("baseline ✗ does not fit")
+    expect(tab.locator("#run-fit .mv-take-away")).not_to_contain_text("split_feed_forward")
+    tab.get_by_role("button", name="Open its timeline").click()
+    expect(tab.locator("#traces")).to_contain_text("baseline")
+    expect(tab.locator("#verdict h1")).to_contain_text("The peak is")
+
+
+def test_a_search_can_be_cancelled_and_shows_what_it_found_until_then(tab: Any) -> None:
+    field(tab, "workload").select_option("gpt2")
+    expect(field(tab, "w:sequence")).to_have_value("1024")
+    field(tab, "w:sequence").fill("256")
+    tab.locator("#run-form .mv-more").first.evaluate("(each) => (each.open = true)")
+    field(tab, "w:layers").fill("2")
+    search(tab)
+    expect(tab.locator("#run-fit .mv-point").first).to_be_visible()
+    tab.get_by_role("button", name="Cancel").click()
+    expect(tab.get_by_role("button", name="Cancel")).to_have_count(0)
+    expect(verdict(tab)).to_contain_text("Cancelled.")
+    expect(tab.locator("#run-fit .mv-point").first).to_be_visible()

@@ -1,0 +1,76 @@
+"""What is said of a search: by the same rules as the search itself, and true of what is known by then."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.headlines.fit import best, fit, front
+from memviz.runner.fit.front import TriedWay, cheapest_that_fits, front_of
+from memviz.runner.fit.space import KEEPS, Keep
+from memviz.runner.jobs.searches import SearchOrder, SearchStatus
+from memviz.runner.request import Request
+from tests.runner.fit.ways import way
+
+GiB = 1 << 30
+WAYS = st.lists(
+    st.tuples(st.integers(1, 9), st.integers(1, 9), st.booleans(), st.sampled_from(KEEPS)), min_size=1, max_size=25
+)
+
+
+def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
+    """As `fit --json` has it, without what no sentence needs."""
+    cost = tried.cost
+    return {
+        "label": label,
+        "optimizations": [{"name": name, **knobs} for name, knobs in tried.candidate.request.optimizations],
+        "keeps": tried.candidate.keeps,
+        "fits": tried.fits,
+        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        "cost": {
+            name: getattr(cost, name) for name in ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
+        },
+    }
+
+
+@given(WAYS)
+def test_the_front_and_the_best_are_those_of_the_search(points: list[tuple[int, int, bool, Keep]]) -> None:
+    tried = [way(cost, peak, fits=fits, keeps=keeps) for cost, peak, fits, keeps in points]
+    ways = [told(each) for each in tried]
+    number = best(ways)
+    of_class = [cheapest_that_fits(each for each in tried if each.candidate.keeps == keeps) for keeps in KEEPS]
+    wanted = next((each for each in of_class if each is not None), None)
+    assert (None if number is None else tried[number]) == wanted
+    drawn = front(ways)
+    theirs = front_of(each for each in tried if each.candidate.keeps == drawn.keeps)
+    assert [(tried[n].cost.rank, tried[n].peak_reserved_bytes) for n in drawn.numbers] == [
+        (each.cost.rank, each.peak_reserved_bytes) for each in theirs
+    ]
+
+
+def status(**known: Any) -> SearchStatus:
+    return SearchStatus("id", SearchOrder(Request("feed_forward"), largest="batch"), **known)
+
+
+def test_each_moment_has_its_sentence() -> None:
+    good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
+    assert str(fit(status())) == "Looking for the way that fits. The search begins."
+    assert str(fit(status(before=2))) == "Looking for the way that fits. 2 of others first."
+    assert str(fit(status(ways=(bad,), done=1, of=9))) == "Looking for the way that fits. 1 of 9 ways predicted."
+    assert str(fit(status(ways=(bad, good), done=2, of=9))) == (
+        "It fits with split_feed_forward so far: 20.00 GiB reserved. 2 of 9 ways predicted."
+    )
+    assert str(fit(status(ways=(good,), value=37, of=9))).endswith("Trying batch 37.")
+    answer = {"largest": {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}}
+    assert str(fit(status(ways=(good,), answer=answer))) == (
+        "It fits with split_feed_forward: 20.00 GiB reserved. Its outputs stay as they are, to the bit or to rounding. "
+        "The largest batch this way is 36; 37 does not fit."
+    )
+    assert str(fit(status(ways=(told(way(1, GiB), "baseline"),), answer={}))).startswith("It fits as it is: 1,024 MiB")
+    assert str(fit(status(ways=(bad,), answer={}))) == (
+        "Nothing that was tried fits. The least is split_feed_forward: 30.00 GiB. Let training change too."
+    )
+    assert str(fit(status(failed="There is no workload x."))) == "No way was found. There is no workload x."
+    assert str(fit(status(answer={}))).startswith("Nothing that was tried could run.")

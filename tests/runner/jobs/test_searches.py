@@ -1,0 +1,120 @@
+"""Searches for the way that fits: in turn with everybody's runs, and gone when nobody wants them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from memviz.fair_lock import FairLock
+from memviz.runner.fit.fit import find_fit, fit_json
+from memviz.runner.fit.predictions import KeptPredictions, Predictor
+from memviz.runner.jobs.scheduler import Crowded
+from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
+from memviz.runner.request import Request
+from tests.runner.processes import is_there, wait_until
+
+SMALL = Request("feed_forward", {"layers": "1", "sequence": "256", "dim": "64"}, card="T4", numerics=False)
+LONG = Request("gpt2", {"layers": "2", "sequence": "256"}, card="RTX 4090", numerics=False)
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def line() -> FairLock:
+    return FairLock()
+
+
+@pytest.fixture
+def searches(line: FairLock) -> Iterator[Searches]:
+    made = Searches(line, seconds=240, patience=240, most=1)
+    yield made
+    made.close()
+
+
+def status_of(searches: Searches, id: str) -> SearchStatus:
+    status = searches.status(id)
+    assert status is not None
+    return status
+
+
+def over(searches: Searches, id: str) -> SearchStatus:
+    wait_until(lambda: status_of(searches, id).is_over)
+    return status_of(searches, id)
+
+
+def pid_of(searches: Searches, id: str) -> int:
+    process = searches._known[id]._process
+    assert process is not None
+    return process.pid
+
+
+def test_it_says_what_the_command_says(searches: Searches, cache: Path) -> None:
+    done = over(searches, searches.submit(SearchOrder(SMALL, largest="batch"), "ann").id)
+    assert not done.failed and done.answer is not None
+    with Predictor(processes=1, kept=KeptPredictions(cache / "another")) as predictor:
+        there = fit_json(find_fit(SMALL, predictor, largest="batch"))
+    assert done.answer == there
+    # Two kernels of attention are refused alone, since this model has none.
+    assert (done.done, len(done.ways)) == (there["tried"], there["tried"] - 2)
+    assert there["chosen"] in done.ways
+
+
+def test_it_waits_for_its_turn_and_gives_it_back_between_predictions(searches: Searches, line: FairLock) -> None:
+    with line.turn(owner="bob"):
+        id = searches.submit(SearchOrder(SMALL), "ann").id
+        wait_until(lambda: status_of(searches, id).before == 1)
+        assert not status_of(searches, id).ways
+    wait_until(lambda: bool(status_of(searches, id).ways))
+    with line.turn(owner="bob"):
+        known = len(status_of(searches, id).ways)
+        assert len(status_of(searches, id).ways) <= known + 1
+    assert not over(searches, id).failed
+
+
+def test_a_search_that_is_cancelled_leaves_no_process_and_no_turn(searches: Searches, line: FairLock) -> None:
+    id = searches.submit(SearchOrder(LONG), "ann").id
+    wait_until(lambda: bool(status_of(searches, id).ways))
+    pid = pid_of(searches, id)
+    searches.cancel(id)
+    done = over(searches, id)
+    assert done.failed == "Cancelled." and done.ways
+    wait_until(lambda: not is_there(pid))
+    came = threading.Event()
+    with line.turn(give_up=came.is_set) as mine:
+        assert mine
+
+
+def test_one_that_nobody_looks_at_ends(line: FairLock) -> None:
+    searches = Searches(line, seconds=240, patience=0.0)
+    try:
+        id = searches.submit(SearchOrder(LONG), "ann").id
+        search = searches._known[id]
+        wait_until(lambda: search.status.is_over)
+        assert search.status.failed == "Nobody waited for it any more, so it was ended."
+    finally:
+        searches.close()
+
+
+def test_a_new_one_takes_the_place_of_its_owners_and_others_hear_that_it_is_crowded(searches: Searches) -> None:
+    first = searches.submit(SearchOrder(LONG), "ann").id
+    with pytest.raises(Crowded, match="1 others search already"):
+        searches.submit(SearchOrder(SMALL), "bob")
+    second = searches.submit(SearchOrder(SMALL), "ann").id
+    assert over(searches, first).failed == "Another search was begun instead."
+    assert not over(searches, second).failed
+    newest = searches.newest_of("ann")
+    assert newest is not None and newest.id == second
+
+
+def test_what_cannot_be_searched_is_said_in_words(searches: Searches) -> None:
+    assert (
+        "There is no workload nonesuch."
+        in over(searches, searches.submit(SearchOrder(Request("nonesuch")), "").id).failed
+    )

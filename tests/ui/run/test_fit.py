@@ -1,0 +1,155 @@
+"""The search for the way that fits on the page: its picture, its map, and what the form asks for."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from memviz.errors import UsageError
+from memviz.runner.jobs.searches import SearchOrder, SearchStatus
+from memviz.runner.request import Request
+from memviz.ui.run.fit_form import fit_fields_html, search_of
+from memviz.ui.run.fit_map import map_html
+from memviz.ui.run.fit_picture import picture_html
+from memviz.ui.run.fit_results import fit_head_html, fit_html
+from memviz.ui.run.form import RunRequests
+from tests.headlines.test_fit import told
+from tests.runner.fit.ways import way as tried
+from tests.ui.page import HOSTILE, elements, rows, words
+
+GiB = 1 << 30
+ASKED = RunRequests((Request("gpt2", {"batch": "4"}, (("checkpointing", {}),), on="auto"),), ("Baseline",))
+
+
+def ways() -> tuple[dict[str, Any], ...]:
+    made = [
+        told(tried(1, 30 * GiB, fits=False), "baseline"),
+        told(tried(2, 20 * GiB), "split"),
+        told(tried(4, 10 * GiB), "checkpointing"),
+        told(tried(3, 25 * GiB, fits=False), "worse"),
+    ]
+    return tuple({**way, "command": "python -m memviz run", "code": "undo = x"} for way in made)
+
+
+def places(html: str) -> list[tuple[float, float]]:
+    styles = [each["style"] or "" for each in elements(html, "button", data_act="way") if each.get("style")]
+    return [(float(x), float(y)) for style in styles for x, y in re.findall(r"left:([\d.]+)%;top:([\d.]+)%", style)]
+
+
+def test_every_way_is_a_point_where_its_cost_and_its_peak_are() -> None:
+    html = picture_html(ways(), 24 * GiB, 1)
+    points = places(html)
+    assert len(points) == 4
+    by_cost = sorted(range(4), key=lambda number: points[number][0])
+    assert by_cost == [0, 1, 3, 2]
+    by_peak = sorted(range(4), key=lambda number: -points[number][1])
+    assert by_peak == [2, 1, 3, 0]
+    (card,) = elements(html, "i", class_="mv-fit-card")
+    line = float(re.findall(r"top:([\d.]+)%", card["style"] or "")[0])
+    assert points[3][1] < line < points[1][1]
+    pressed = elements(html, "button", aria_pressed="true")
+    assert [each["data-number"] for each in pressed] == ["1"]
+    # The front and what is chosen can be reached by the keyboard; the rest is in the way there.
+    assert [each["data-number"] for each in elements(html, "button", tabindex="0")] == ["0", "1", "2"]
+
+
+def test_the_front_is_drawn_in_steps_through_its_own_points() -> None:
+    html = picture_html(ways(), 24 * GiB, None)
+    (line,) = elements(html, "polyline")
+    corners = [tuple(map(float, corner.split(","))) for corner in (line["points"] or "").split()]
+    points = places(html)
+    assert corners[0::2] == [points[number] for number in (0, 1, 2)]
+    assert all(
+        corner[0] == after[0] and corner[1] == before[1]
+        for before, corner, after in zip(corners[::2], corners[1::2], corners[2::2], strict=False)
+    )
+
+
+def test_a_name_stays_a_name() -> None:
+    status = SearchStatus(
+        "id", SearchOrder(Request("gpt2")), ways=({**ways()[1], "label": HOSTILE, "code": HOSTILE},), answer={}
+    )
+    html = fit_html(status, 24 * GiB, None)
+    assert "<b>x" not in html and "</script>" not in html
+
+
+def test_while_it_goes_on_the_front_so_far_stands_there_and_the_best_ones_code() -> None:
+    status = SearchStatus("id", SearchOrder(Request("gpt2")), done=4, of=9, ways=ways())
+    html = fit_html(status, 24 * GiB, None)
+    assert "mv-working" in html and "undo = x" in words(html)
+    assert words(html).count("split") and not elements(html, "table")
+    assert "4 of 9 ways predicted" in words(fit_head_html(status, 24 * GiB))
+    over = SearchStatus("id", SearchOrder(Request("gpt2")), ways=ways(), answer={"tried": 4, "of": 9, "grid": None})
+    table = rows(fit_html(over, 24 * GiB, 2))
+    assert [row[0] for row in table[1:4]] == ["baseline", "split", "checkpointing"]
+    assert [row[0] for row in table[5:]] == ["baseline", "split", "worse", "checkpointing"]
+    assert "✗ does not fit" in words(fit_html(over, 24 * GiB, 0)) and "✓ fits" in words(fit_html(over, 24 * GiB, 2))
+
+
+def row(sequence: int, largest: int, **peaks: int) -> dict[str, Any]:
+    by_batch = {name.removeprefix("of_"): peak * GiB for name, peak in peaks.items()}
+    known = {"sequence": sequence, "largest_batch": largest, "next_fails": True}
+    return {**known, "peak_reserved_without_limit_bytes": by_batch}
+
+
+GRID = {
+    "usable_bytes": 10 * GiB,
+    "batches": [1, 2, 4, 8],
+    "rows": [
+        row(64, 5, of_1=1, of_2=3, of_4=9, of_8=18),
+        row(128, 0, of_1=11),
+        # What is cached goes back, so it may fit though it would reserve more without a limit.
+        row(32, 8, of_8=11),
+    ],
+}
+
+
+def test_the_border_is_where_it_stops_fitting_and_not_where_a_colour_ends() -> None:
+    html = map_html(GRID)
+    found = [[each.get("class") for each in elements(f"<tr{row}", "td")] for row in html.split("<tr")[2:]]
+    inside, outside = "mv-within", "mv-over"
+    assert found == [
+        [inside, inside, inside, outside, None],
+        [outside] * 4 + [None],
+        [inside] * 4 + [None],
+    ]
+    assert [row[-1] for row in rows(html)[1:]] == ["5", "none", "8"]
+    assert [row[1:5] for row in rows(html)[1:]] == [
+        ["1.0", "3.0", "9.0", "18.0"],
+        ["11.0", "–", "–", "–"],
+        ["", "", "", "11.0"],
+    ]
+
+
+def test_the_form_asks_for_a_search_of_the_workload_as_it_stands() -> None:
+    order = search_of({"fit:keep": "training", "fit:largest": "batch", "fit:grid": True}, ASKED)
+    assert (order.keep, order.largest, order.grid) == ("training", "batch", True)
+    assert order.request == Request("gpt2", {"batch": "4"}, on="predict", numerics=False)
+    assert search_of({}, ASKED) == SearchOrder(order.request)
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked", "said"),
+    [
+        ({"fit:keep": "everything"}, ASKED, "no such search"),
+        ({"fit:largest": "layers"}, ASKED, "no such search"),
+        ({}, RunRequests(), "Nothing was searched"),
+        (
+            {},
+            RunRequests((Request("gpt2"), Request("gpt2", {"batch": "2"})), ("a", "b")),
+            "give one value for each knob",
+        ),
+    ],
+)
+def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        search_of(fields, asked)
+
+
+def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
+    html = fit_fields_html({"fit:keep": "nothing", "fit:grid": True})
+    chosen = [each["value"] for each in elements(html, "option") if "selected" in each]
+    assert chosen == ["nothing", ""]
+    assert "checked" in elements(html, "input")[0]
