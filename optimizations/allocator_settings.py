@@ -42,7 +42,7 @@ class AllocatorSettings:
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
 
     def __post_init__(self) -> None:
-        unclear = next((each for each in _options(self.conf) if not _OPTION.fullmatch(each)), None)
+        unclear = next((option for option in _options(self.conf) if not _OPTION.fullmatch(option)), None)
         if not self.conf.strip() or unclear is not None:
             raise ValueError(
                 f"{unclear or self.conf!r} is no option of the allocator: write name:value, several with commas, as in "

@@ -100,7 +100,7 @@ class AttentionBackend:
         if device == "cpu":
             return [SDPBackend.MATH] if self.backend == "math" else [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH]
         wanted = ["math"] if self.backend == "math" else [self.backend, "efficient", "math"]
-        return [_KERNELS[each] for each in dict.fromkeys(wanted[:1] if self.strict else wanted)]
+        return [_KERNELS[name] for name in dict.fromkeys(wanted[:1] if self.strict else wanted)]
 
     def code(self) -> str:
         words = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
@@ -148,13 +148,13 @@ class _Switch:
             self.choose(model)
 
     def choose(self, model: nn.Module) -> None:
-        wanted = self.knobs.kernels(next((each.device.type for each in model.parameters()), "cpu"))
+        wanted = self.knobs.kernels(next((parameter.device.type for parameter in model.parameters()), "cpu"))
         if wanted != self.chosen:
             self.chosen = wanted
-            _in_force.hold([*(each for each in _in_force.choices if each is not self), self])
+            _in_force.hold([*(choice for choice in _in_force.choices if choice is not self), self])
 
     def back(self) -> None:
-        _in_force.hold([each for each in _in_force.choices if each is not self])
+        _in_force.hold([choice for choice in _in_force.choices if choice is not self])
 
 
 class _InForce:
@@ -183,8 +183,8 @@ def let_go_of_kernels() -> None:
 def _dtype(model: nn.Module) -> torch.dtype:
     """That of most of its weights."""
     sizes: Counter[torch.dtype] = Counter({torch.float32: 0})
-    for each in model.parameters():
-        sizes[each.dtype] += each.numel() if each.is_floating_point() else 0
+    for parameter in model.parameters():
+        sizes[parameter.dtype] += parameter.numel() if parameter.is_floating_point() else 0
     return sizes.most_common(1)[0][0]
 
 
@@ -202,10 +202,10 @@ def _head_size(module: nn.Module) -> int:
 
 def _not_sdpa(model: nn.Module) -> Iterator[Any]:
     """Models of transformers that compute attention otherwise now; `sdpa_paged` and the like differ in masks alone."""
-    for each in model.modules():
-        config: Any = getattr(each, "config", None)
-        if hasattr(each, "set_attn_implementation") and not config._attn_implementation.startswith("sdpa"):
-            yield each
+    for module in model.modules():
+        config: Any = getattr(module, "config", None)
+        if hasattr(module, "set_attn_implementation") and not config._attn_implementation.startswith("sdpa"):
+            yield module
 
 
 def _diffusers_backend(processor: Any) -> str:
@@ -221,7 +221,7 @@ def _diffusers_backend(processor: Any) -> str:
 
 
 def _refuse_none(model: nn.Module) -> None:
-    if not any(_may_attend(each.forward, type(each), set()) for each in model.modules()):
+    if not any(_may_attend(module.forward, type(module), set()) for module in model.modules()):
         raise ValueError("This model computes no attention, so there is no kernel to choose: leave it out.")
 
 

@@ -127,9 +127,9 @@ class Checkpointing:
         last = max((each[-1] for each in self._skipped()), default=0)
         if last >= len(found):
             raise ValueError(f"skip names block {last}; this model has {len(found)}, numbered 0 to {len(found) - 1}.")
-        if any(hasattr(type(each), "unchecked_class") for each in model.modules()):
+        if any(hasattr(type(module), "unchecked_class") for module in model.modules()):
             raise ValueError("Blocks of this model are checkpointed already: undo that first.")
-        if any(getattr(each, "gradient_checkpointing", False) is True for each in model.modules()):
+        if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
             raise ValueError(
                 "The model checkpoints by itself already, and doing it twice would compute everything three times: "
                 "call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
@@ -196,8 +196,8 @@ def _listed_in(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
 
 def _alike(modules: list[nn.Module]) -> bool:
     """Of one class; or of several that all say that they can be checkpointed, as layers of transformers do."""
-    classes = {getattr(type(each), "unchecked_class", type(each)) for each in modules}
-    return len(classes) == 1 or all(hasattr(each, "gradient_checkpointing") for each in classes)
+    classes = {getattr(type(module), "unchecked_class", type(module)) for module in modules}
+    return len(classes) == 1 or all(hasattr(kind, "gradient_checkpointing") for kind in classes)
 
 
 def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.Module]:
@@ -211,7 +211,7 @@ def _checkpointed(plain: Any, strategy: Checkpointing, number: int) -> type[nn.M
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         make, args, *rest = plain.__reduce_ex__(self, protocol)
         # Files name classes, and this one has no name: it is made again from the one that it stands on.
-        named = tuple(plain if each is type(self) else each for each in args)
+        named = tuple(plain if arg is type(self) else arg for arg in args)
         return _checkpointed_again, (strategy, number, make, named), *rest
 
     told = {"__module__": plain.__module__, "__doc__": plain.__doc__, "unchecked_class": plain}
@@ -277,5 +277,5 @@ def _to_device(packed: tuple[Tensor, torch.device]) -> Tensor:
 def _draws(operator: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
     """Attention with dropout does."""
     schema = getattr(operator, "_schema", None)
-    named = dict(zip([each.name for each in schema.arguments], args, strict=False)) if schema else {}
+    named = dict(zip([argument.name for argument in schema.arguments], args, strict=False)) if schema else {}
     return bool({**named, **kwargs}.get("dropout_p", 0.0))

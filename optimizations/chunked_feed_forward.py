@@ -162,7 +162,7 @@ class _FusedWay(_Way):
         block: Any = self.module
         waits = [_Waits(block.proj_mlp), _Waits(block.act_mlp)]
         last = _FusedInPieces(block, waits, knobs)
-        return [*((each.module, "forward", each) for each in waits), (block.proj_out, "forward", last)]
+        return [*((wait.module, "forward", wait) for wait in waits), (block.proj_out, "forward", last)]
 
 
 class _InPieces:
@@ -205,13 +205,13 @@ class _FusedInPieces:
         plain = type(block.proj_out).forward
 
         def piece(rows: Tensor) -> Tensor:
-            for each in self.waits:
-                each.has_turn = True
+            for wait in self.waits:
+                wait.has_turn = True
             try:
                 inner = block.act_mlp(block.proj_mlp(rows[..., attention_width:]))
             finally:
-                for each in self.waits:
-                    each.has_turn = False
+                for wait in self.waits:
+                    wait.has_turn = False
             result: Tensor = plain(block.proj_out, torch.cat([rows[..., :attention_width], inner], dim=-1))
             return result
 
@@ -240,7 +240,7 @@ def _way(module: nn.Module) -> _Way | None:
 def _is_by_token(module: nn.Module) -> bool:
     """Made of layers that see each token by itself, two of them with matrices."""
     leaves = [each for each in module.modules() if next(each.children(), None) is None]
-    matrices = [each for each in leaves if getattr(getattr(each, "weight", None), "ndim", 0) == 2]
+    matrices = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "ndim", 0) == 2]
     own = any(True for each in module.modules() if each not in leaves for _ in each.parameters(recurse=False))
     return len(matrices) > 1 and not own and all(map(_sees_one_token, leaves))
 
@@ -256,7 +256,10 @@ def _sees_one_token(layer: nn.Module) -> bool:
 def _is_fused(block: Any) -> bool:
     """By the names that diffusers gives. Its forward is cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
     layers = [getattr(block, each, None) for each in ("proj_mlp", "act_mlp", "proj_out")]
-    if not all(isinstance(each, nn.Module) for each in layers) or "SingleTransformerBlock" not in type(block).__name__:
+    if (
+        not all(isinstance(layer, nn.Module) for layer in layers)
+        or "SingleTransformerBlock" not in type(block).__name__
+    ):
         return False
     first, _, last = layers
     wide, narrow = getattr(first, "out_features", 0), getattr(first, "in_features", 0)

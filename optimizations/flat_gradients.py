@@ -209,10 +209,10 @@ class _Sums:
             )
 
     def join_gradients(self) -> Tensor:
-        gradients = {each: each.grad for each in self.places if each.grad is not None}
+        gradients = {place: place.grad for place in self.places if place.grad is not None}
         joined = _cat(self.places, gradients, next(iter(self.places)).dtype)
-        for each in gradients:
-            each.grad = None
+        for gradient in gradients:
+            gradient.grad = None
         return joined
 
     def hand_over(self) -> None:
@@ -238,8 +238,8 @@ class _Sums:
 
     def let_go(self) -> None:
         self.end()
-        for each in self.places:
-            each.__dict__.pop("main_grad", None)
+        for place in self.places:
+            place.__dict__.pop("main_grad", None)
         self.places, self.pieces, self.total, self.replicas = {}, {}, None, None
 
 
@@ -276,14 +276,14 @@ class _Replicas:
 
 
 def _sums_of(model: nn.Module) -> _Sums | None:
-    owners = (getattr(each, "__self__", None) for each in model._forward_pre_hooks.values())
-    return next((each for each in owners if isinstance(each, _Sums)), None)
+    owners = (getattr(hook, "__self__", None) for hook in model._forward_pre_hooks.values())
+    return next((owner for owner in owners if isinstance(owner, _Sums)), None)
 
 
 def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
     """One after the other; zeros for a parameter that took no part, as autograd makes them."""
-    parts = (found[each] if each in found else torch.zeros_like(each, dtype=dtype) for each in places)
-    return torch.cat([each.flatten() for each in parts])
+    parts = (found[place] if place in found else torch.zeros_like(place, dtype=dtype) for place in places)
+    return torch.cat([part.flatten() for part in parts])
 
 
 def _refuse_outer_replicas(model: nn.Module) -> None:
@@ -341,6 +341,6 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
             raise ValueError(f"{name} is {each.dtype}, which a sum in float32 cannot hold; bf16, fp16 and fp32 fit.")
     if len(devices := sorted({str(each.device) for each in trained.values()})) > 1:
         raise ValueError(f"One buffer lies on one device, and this model is on {', '.join(devices)}.")
-    if any(getattr(each, "sparse", False) is True for each in model.modules()):
+    if any(getattr(module, "sparse", False) is True for module in model.modules()):
         raise ValueError("A sparse gradient has no place in a flat buffer: build the embedding with sparse=False.")
     return list(trained.values())

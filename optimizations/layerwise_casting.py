@@ -121,7 +121,7 @@ class LayerwiseCasting:
         for dtype in {each for weight in cast for each in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
         for name, module in self._converted(model, cast).items():
-            if any(each not in cast for each in module.parameters()):
+            if any(parameter not in cast for parameter in module.parameters()):
                 raise ValueError(
                     f"{name} shares a weight that is not cast, so it cannot compute in {self.compute} when the rest "
                     "does not. Convert the model and choose compute=own."
@@ -169,8 +169,8 @@ class LayerwiseCasting:
         storage = _DTYPES[self.storage].itemsize
         costs = []
         for reason, weights in self._sort(model)[1].items():
-            kept = sum(each.numel() * each.element_size() for each in weights)
-            saved = kept - sum(each.numel() for each in weights) * storage
+            kept = sum(weight.numel() * weight.element_size() for weight in weights)
+            saved = kept - sum(weight.numel() for weight in weights) * storage
             costs.append(SkipCost(reason, tuple(dict.fromkeys(weights.values())), kept, saved))
         return tuple(sorted(costs, key=lambda cost: -cost.saved_bytes))
 
@@ -187,7 +187,9 @@ class LayerwiseCasting:
         found = {}
         for name, module in model.named_modules():
             some_or_all = any if _is_leaf(module) else all
-            if (_is_leaf(module) or _reads(module)) and some_or_all(each in cast for each in module.parameters()):
+            if (_is_leaf(module) or _reads(module)) and some_or_all(
+                parameter in cast for parameter in module.parameters()
+            ):
                 found[name] = module
         return found
 
@@ -216,7 +218,7 @@ class LayerwiseCasting:
         found: dict[str, str] = {}
         for path, module in model.named_modules():
             around = found.get(path.rpartition(".")[0], "")
-            named = (each for each in patterns if path and re.search(each, path))
+            named = (pattern for pattern in patterns if path and re.search(pattern, path))
             kinds = (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in classes)
             found[path] = around or next(named, "") or next(kinds, "")
         return found
@@ -317,9 +319,9 @@ class _Unit:
 
     def enter(self, module: nn.Module, args: Any) -> None:
         self.risen.append([])
-        for each in self.weights:
-            each.up()
-            self.risen[-1].append(each)
+        for weight in self.weights:
+            weight.up()
+            self.risen[-1].append(weight)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         for each in self.risen.pop() if self.risen else ():
@@ -345,15 +347,17 @@ def _listed(text: str) -> list[str]:
 
 
 def _is_leaf(module: nn.Module) -> bool:
-    own = [each for each in module._parameters.values() if each is not None]
-    below = (each for child in module.children() for each in child.parameters())
+    own = [parameter for parameter in module._parameters.values() if parameter is not None]
+    below = (parameter for child in module.children() for parameter in child.parameters())
     return any(each.is_floating_point() and each.dim() >= 2 for each in own) and next(below, None) is None
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
     """As Module.to goes through them: those of the modules below first, then the module's own."""
     below = [each for child in module.children() for each in _in_order(child)]
-    return list(dict.fromkeys([*below, *(each for each in module._parameters.values() if each is not None)]))
+    return list(
+        dict.fromkeys([*below, *(parameter for parameter in module._parameters.values() if parameter is not None)])
+    )
 
 
 def _units(
@@ -434,7 +438,7 @@ def _telling(
     found: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
     for module in model.modules():
         if isinstance(getattr(type(module), "dtype", None), property):
-            cast = (weights[each] for each in module.parameters() if each in weights)
+            cast = (weights[parameter] for parameter in module.parameters() if parameter in weights)
             first = next((each for each in cast if str(each.own) == str(module.dtype)), None)
             found |= {} if first is None else {module: (type(module), first)}
     return found
@@ -444,7 +448,7 @@ def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:
     def reduce(self: nn.Module, protocol: Any) -> tuple[Any, ...]:
         make, args, *rest = kind.__reduce_ex__(self, protocol)
         # Files name classes, and this one has no name: it is made again from the one that it stands on.
-        return _telling_again, (first, make, tuple(kind if each is type(self) else each for each in args)), *rest
+        return _telling_again, (first, make, tuple(kind if arg is type(self) else arg for arg in args)), *rest
 
     body = {"dtype": property(lambda _: first.tells()), "told_by": first, "__reduce_ex__": reduce}
     named = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}

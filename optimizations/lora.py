@@ -67,7 +67,7 @@ class Lora:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._chosen(model)
-        trained = [each for each in model.parameters() if each.requires_grad]
+        trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
         for each in trained:
             each.requires_grad_(False)

@@ -94,7 +94,7 @@ class _Steps:
     def hear(self, optimizer: Optimizer) -> None:
         """The newest optimizer of a weight steps it."""
         model = self.model()
-        mine = set() if model is None else {each for each in model.parameters() if each.requires_grad}
+        mine = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
         theirs = {each for group in optimizer.param_groups for each in group["params"]} & mine
         if optimizer in self.taken or not theirs:
             return
@@ -110,7 +110,7 @@ class _Steps:
 
 
 def _let_go(steps: _Steps) -> None:
-    _made.listeners[:] = [each for each in _made.listeners if each is not steps]
+    _made.listeners[:] = [listener for listener in _made.listeners if listener is not steps]
     _made.listen()
     steps.let_go()
 
@@ -123,9 +123,9 @@ class _Taken:
         self.micro_batches = micro_batches
         self.waiting = dict.fromkeys(weights, micro_batches)
         self.hooks: dict[nn.Parameter, Any] = {}
-        for each in weights:
-            leaf: Any = each
-            self.hooks[each] = leaf.register_post_accumulate_grad_hook(self.step)
+        for weight in weights:
+            leaf: Any = weight
+            self.hooks[weight] = leaf.register_post_accumulate_grad_hook(self.step)
 
     def leave(self, weights: set[nn.Parameter]) -> None:
         for each in weights & self.hooks.keys():
@@ -197,8 +197,8 @@ class _Made:
             self.plain = None
 
     def tell(self, optimizer: Optimizer, *_: Any) -> None:
-        for each in tuple(self.listeners):
-            each.hear(optimizer)
+        for listener in tuple(self.listeners):
+            listener.hear(optimizer)
 
 
 _made = _Made()

@@ -101,7 +101,7 @@ class WeightOffload:
         """As many as may wait on the host, from the first on."""
         units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
         for modules in self._pieces(model):
-            own = dict.fromkeys(each for module in modules for each in module.parameters())
+            own = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
             new = [each for each in own if each not in weights]
             size = sum(each.numel() * each.element_size() for each in new)
             if self.most_gib and waiting + size > self.most_gib * _GIB:

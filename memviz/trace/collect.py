@@ -109,9 +109,9 @@ def integers(values: list[Any], what: str) -> Ints8:
 
 
 def _wrapped(values: list[Any], what: str) -> Ints8:
-    if any(not isinstance(each, int) for each in values):
+    if any(not isinstance(value, int) for value in values):
         raise _no_whole_number(what)
-    wrapped = [(each & (2**64 - 1)) - ((each & 2**63) << 1) for each in values if -(2**63) <= each < 2**64]
+    wrapped = [(value & (2**64 - 1)) - ((value & 2**63) << 1) for value in values if -(2**63) <= value < 2**64]
     if what not in ("addr", "address") or len(wrapped) < len(values):
         raise TraceError(f"A value of {what!r} has more than 64 bits.")
     return np.array(array("q", wrapped), dtype=np.int64)
@@ -169,7 +169,9 @@ def _joined(parts: list[Events]) -> Events:
         return no_events()
     if len(parts) == 1:
         return parts[0]
-    return Events(**{each.name: _one_column([getattr(part, each.name) for part in parts]) for each in fields(Events)})
+    return Events(
+        **{field.name: _one_column([getattr(part, field.name) for part in parts]) for field in fields(Events)}
+    )
 
 
 def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:

@@ -61,10 +61,10 @@ class Limits:
     def from_environment(environment: Mapping[str, str] = os.environ) -> Limits:
         """MEMVIZ_MAX_EVENTS=1000000 and so on, one per field, in its own unit."""
         changed: dict[str, int | float] = {}
-        for each in fields(Limits):
-            text = environment.get(_PREFIX + each.name.upper())
+        for field in fields(Limits):
+            text = environment.get(_PREFIX + field.name.upper())
             if text is not None:
-                changed[each.name] = _number(_PREFIX + each.name.upper(), text)
+                changed[field.name] = _number(_PREFIX + field.name.upper(), text)
         return Limits(**changed)  # type: ignore[arg-type]
 
 

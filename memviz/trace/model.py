@@ -340,7 +340,7 @@ class Trace:
 
     @cached_property
     def event_count(self) -> int:
-        return sum(len(each.events) for each in self.devices)
+        return sum(len(device.events) for device in self.devices)
 
     def action_name(self, code: int) -> str:
         if code >= Action.OTHER:

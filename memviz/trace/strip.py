@@ -50,7 +50,7 @@ def strip_paths(trace: Trace) -> Trace:
     stacks = _stacks(trace, short, interner)
     texts = _kept_texts(trace, interner)
     about = replace(trace.about, source=_base(trace.about.source), facts=_facts(trace.about.facts))
-    devices = tuple(_device(each, stacks, texts) for each in trace.devices)
+    devices = tuple(_device(device, stacks, texts) for device in trace.devices)
     frozen = interner.frozen_stacks()
     return replace(trace, devices=devices, stacks=frozen, strings=tuple(interner.strings), about=about)
 
@@ -139,7 +139,7 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     """New number of each text that anything but a frame refers to."""
     used = [each.annotations.name for each in trace.devices]
     used += [column for each in trace.devices for column in (each.events.context, each.events.metadata)]
-    used += [each.module for device in trace.devices for each in _labels(device)]
+    used += [label.module for device in trace.devices for label in _labels(device)]
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
         table[code] = interner.string(trace.strings[code])

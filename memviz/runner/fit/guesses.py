@@ -77,7 +77,7 @@ def _features(sizes: Sequence[int], places: npt.NDArray[np.intp]) -> tuple[Float
     """A column for each term, and how strongly it is held to nothing."""
     single = [places[:, [dimension]] == np.arange(1, size) for dimension, size in enumerate(sizes)]
     pairs = [one[:, :, None] & other[:, None, :] for one, other in combinations(single, 2)]
-    columns = [np.ones((len(places), 1), dtype=bool), *single, *(each.reshape(len(places), -1) for each in pairs)]
+    columns = [np.ones((len(places), 1), dtype=bool), *single, *(pair.reshape(len(places), -1) for pair in pairs)]
     count = 1 + sum(each.shape[1] for each in single)
     features = np.concatenate(columns, axis=1).astype(np.float64)
     small = np.full(features.shape[1], _SMALL_PAIR)

@@ -20,10 +20,10 @@ def charge_events(traces: list[list[Any]], budget: Budget) -> None:
     most = budget.limits.events
     counts: dict[int, int] = {}
     named = 0
-    for each in traces:
-        if id(each) not in counts:
-            counts[id(each)] = row_count(each)
-        named += counts[id(each)]
+    for trace in traces:
+        if id(trace) not in counts:
+            counts[id(trace)] = row_count(trace)
+        named += counts[id(trace)]
         if named > most:
             raise budget.too_large("events")
     budget.charge(_EVENT * named)
@@ -54,4 +54,4 @@ def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str
 
 def row_count(items: list[Any]) -> int:
     """Some may be decoded already, many in one."""
-    return sum(len(each) if isinstance(each, Columns) else 1 for each in items)
+    return sum(len(item) if isinstance(item, Columns) else 1 for item in items)

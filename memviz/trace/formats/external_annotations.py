@@ -47,7 +47,7 @@ def _from_rows(rows: AnnotationRows, interner: Interner) -> tuple[Ints4, Ints8, 
 
 def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints8]:
     """By time, before their names get numbers: written and read again, a name keeps its own."""
-    unordered = integers([whole_of(each, "time_us", 0) for each in rows], "time_us")
+    unordered = integers([whole_of(row, "time_us", 0) for row in rows], "time_us")
     order = np.argsort(unordered, kind="stable")
     by_time = [rows[index] for index in order.tolist()]
     return (

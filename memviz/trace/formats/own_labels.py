@@ -45,18 +45,20 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     modules = [interner.string(each) for each in _list(value, "modules")] or [0]
     table = np.array(modules, dtype=np.int32)
     rows = [each for each in _list(value, "devices") if type(each) is dict]
-    named = [each for each in rows if type(each.get("kind")) is str and type(each.get("device")) is int]
+    named = [row for row in rows if type(row.get("kind")) is str and type(row.get("device")) is int]
     given = {(each["kind"], each["device"]): each for each in named}
-    devices = tuple(_labelled(each, given.get((each.kind, each.device)), table) for each in trace.devices)
+    devices = tuple(_labelled(device, given.get((device.kind, device.device)), table) for device in trace.devices)
     about = _about(trace.about, value.get("about"))
     if about.origin == "predicted" or COUNTED_TIMES in about.facts:
-        devices = tuple(replace(each, is_timed=False) for each in devices)
+        devices = tuple(replace(device, is_timed=False) for device in devices)
     return replace(trace, devices=devices, about=about)
 
 
 def dump(trace: Trace) -> dict[str, Any] | None:
     """The value of KEY for this trace, or None where there is nothing to say."""
-    labelled = [each for each in trace.devices if each.event_labels is not None or each.block_labels is not None]
+    labelled = [
+        device for device in trace.devices if device.event_labels is not None or device.block_labels is not None
+    ]
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None

@@ -80,7 +80,7 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
     for number in sorted(segments.keys() | {i for i, each in enumerate(traces) if each}):
         events = traces[number] if 0 <= number < len(traces) else []
         devices.append(reader.device(number, "gpu", segments.get(number, []), events, annotations.get(number, [])))
-    host_events = [event for each in host_traces for event in each]
+    host_events = [event for host_trace in host_traces for event in host_trace]
     if host_segments or host_events:
         devices.append(reader.device(0, "host", host_segments, host_events, []))
     if not devices:
@@ -135,13 +135,15 @@ class _DeviceReader:
 
     def _segments(self, segments: list[Any]) -> Segments:
         columns = Segments(
-            address=integers([whole_of(each, "address") for each in segments], "address"),
-            size=integers([whole_of(each, "total_size") for each in segments], "total_size"),
-            stream=np.array([self.interner.stream(each.get("stream", 0)) for each in segments], dtype=np.int32),
-            pool=np.array([self.interner.pool(each.get("segment_pool_id", (0, 0))) for each in segments], np.int32),
-            is_large=np.array([each.get("segment_type") == "large" for each in segments], dtype=np.bool_),
-            is_expandable=np.array([each.get("is_expandable") is True for each in segments], dtype=np.bool_),
-            stack=np.array([self.interner.stack(each.get("frames")) for each in segments], dtype=np.int32),
+            address=integers([whole_of(segment, "address") for segment in segments], "address"),
+            size=integers([whole_of(segment, "total_size") for segment in segments], "total_size"),
+            stream=np.array([self.interner.stream(segment.get("stream", 0)) for segment in segments], dtype=np.int32),
+            pool=np.array(
+                [self.interner.pool(segment.get("segment_pool_id", (0, 0))) for segment in segments], np.int32
+            ),
+            is_large=np.array([segment.get("segment_type") == "large" for segment in segments], dtype=np.bool_),
+            is_expandable=np.array([segment.get("is_expandable") is True for segment in segments], dtype=np.bool_),
+            stack=np.array([self.interner.stack(segment.get("frames")) for segment in segments], dtype=np.int32),
         )
         if (columns.size < 0).any() or float(columns.size.sum(dtype=np.float64)) >= LARGEST_SUM:
             raise TraceError("The sizes of its segments are negative or beyond any real memory.")
@@ -191,7 +193,7 @@ def _as_dict(root: Any) -> Mapping[str, Any]:
 
 def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
     charge_events(
-        [each for key in ("device_traces", "host_traces") for each in _traces(snapshot.get(key), key)], budget
+        [trace for key in ("device_traces", "host_traces") for trace in _traces(snapshot.get(key), key)], budget
     )
     segments = [list_of(snapshot, key) for key in ("segments", "host_segments")]
     charge_rows(segments, "segment", budget)
@@ -203,23 +205,23 @@ def _charge(snapshot: Mapping[str, Any], budget: Budget) -> None:
 def _traces(value: Any, key: str) -> list[list[Any]]:
     """One list of events per device; a flat list of events counts as the first device's."""
     rows = list_of({key: value}, key)
-    if len(rows) > _MOST_DEVICES and any(type(each) in (list, tuple) for each in rows):
+    if len(rows) > _MOST_DEVICES and any(type(row) in (list, tuple) for row in rows):
         raise TraceError(f"{key!r} names more than {_MOST_DEVICES} devices.")
-    if rows and not any(type(each) in (list, tuple) for each in rows):
+    if rows and not any(type(row) in (list, tuple) for row in rows):
         return [rows]
-    return [list_of({key: each}, key) for each in rows]
+    return [list_of({key: row}, key) for row in rows]
 
 
 def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
     devices: dict[int, list[Any]] = {}
-    for each in rows:
-        if type(each) is AnnotationRows:
-            for number, own in of_devices(each):
+    for row in rows:
+        if type(row) is AnnotationRows:
+            for number, own in of_devices(row):
                 devices.setdefault(number, []).append(own)
             continue
-        if type(each) is not dict:
-            raise TraceError(f"A segment or annotation is a {type(each).__name__}, not a dict.")
-        devices.setdefault(whole_of(each, "device", 0), []).append(each)
+        if type(row) is not dict:
+            raise TraceError(f"A segment or annotation is a {type(row).__name__}, not a dict.")
+        devices.setdefault(whole_of(row, "device", 0), []).append(row)
     if len(devices) > _MOST_DEVICES:
         raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
     return devices

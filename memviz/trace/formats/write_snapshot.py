@@ -80,11 +80,11 @@ class _Writer:
         """All but the events."""
         trace = self.trace
         root: dict[str, Any] = {"segments": self._segments("gpu")}
-        if any(each.kind == "host" for each in trace.devices):
+        if any(device.kind == "host" for device in trace.devices):
             root["host_segments"] = self._segments("host")
         if trace.settings:
             root["allocator_settings"] = dict(trace.settings)
-        annotations = [row for each in trace.devices for row in self._annotations(each)]
+        annotations = [row for device in trace.devices for row in self._annotations(device)]
         if annotations:
             root["external_annotations"] = annotations
         own = own_labels.dump(trace)
@@ -94,10 +94,10 @@ class _Writer:
 
     def traces(self) -> dict[str, list[Events]]:
         """Events by device number. Devices without events have a list too: PyTorch's page offers no others."""
-        found = {each.device: each.events for each in self.trace.devices if each.kind == "gpu"}
+        found = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
         count = max((number + 1 for number in found if number < _MOST_DEVICES), default=0)
         traces = {"device_traces": [found.get(number, no_events()) for number in range(count)]}
-        host = [each.events for each in self.trace.devices if each.kind == "host"]
+        host = [device.events for device in self.trace.devices if device.kind == "host"]
         return {**traces, "host_traces": host} if host else traces
 
     def chunks(self, events: Events) -> Iterator[list[dict[str, Any]]]:
@@ -133,7 +133,7 @@ class _Writer:
         return [each if each["filename"] or each["line"] else each["name"] for each in self.stacks[stack]]
 
     def _segments(self, kind: str) -> list[dict[str, Any]]:
-        return [row for each in self.trace.devices if each.kind == kind for row in self._device_segments(each)]
+        return [row for device in self.trace.devices if device.kind == kind for row in self._device_segments(device)]
 
     def _device_segments(self, device: DeviceTrace) -> Iterator[dict[str, Any]]:
         segments, pools, streams = device.segments, self.trace.pools, self.trace.streams
@@ -191,7 +191,7 @@ def _stacks(trace: Trace) -> dict[int, list[dict[str, Any]]]:
 
 
 def _keys_in_use(trace: Trace) -> tuple[str, ...]:
-    every = [each.events for each in trace.devices]
+    every = [device.events for device in trace.devices]
     optional = {
         "frames": any((each.stack != NO_STACK).any() for each in every),
         "time_us": any(each.time_us.any() for each in every),

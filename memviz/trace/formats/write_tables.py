@@ -27,7 +27,7 @@ Table = Mapping[str, Iterable[Any]]
 def write_events(trace: Trace, file: TextIO) -> None:
     """One row per event, in the order recorded, device after device."""
     cells = Cells(trace)
-    write_tables(file, (_events(cells, each, rows) for each in trace.devices for rows in slices(each.events)))
+    write_tables(file, (_events(cells, device, rows) for device in trace.devices for rows in slices(device.events)))
 
 
 def write_stacks(trace: Trace, file: TextIO) -> None:

@@ -101,8 +101,8 @@ class Runs:
 
     def new_window(self, buffer: bytes) -> None:
         self._buffer = buffer
-        for each in self._forms.values():
-            each.window = None
+        for form in self._forms.values():
+            form.window = None
 
     def recall(self, number: int) -> Any:
         """What a run has put at this place of the memo; None if nothing."""

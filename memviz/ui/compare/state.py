@@ -50,7 +50,7 @@ class CompareState:
     colour: str = "category"
 
     def number_of_other(self, sides: tuple[Side, ...]) -> int:
-        keys = [each.opened.key for each in sides]
+        keys = [side.opened.key for side in sides]
         return max(keys.index(self.other), 1) if self.other in keys else 1
 
 

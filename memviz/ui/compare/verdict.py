@@ -20,7 +20,7 @@ def compare_verdict_html(said: Headline, settings: Sequence[Setting]) -> Html:
 
 def _settings(settings: Sequence[Setting]) -> Html | str:
     """Allocator settings change what is reserved, so a difference between them belongs beside the figures."""
-    differ = [each for each in settings if each.is_known_to_differ]
+    differ = [setting for setting in settings if setting.is_known_to_differ]
     if not differ:
         return ""
     words = "; ".join(map(_setting, differ[:_MOST_SETTINGS]))

@@ -36,4 +36,4 @@ def _spelled(name: str) -> str:
 
 
 def joined(*children: object) -> Html:
-    return Html("".join(esc(each) for each in children))
+    return Html("".join(esc(child) for child in children))

@@ -138,7 +138,7 @@ def _passing(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Bools:
     passing = np.ones(len(device.events), dtype=np.bool_)
     if wanted.actions:
         among = np.zeros(256, dtype=np.bool_)
-        among[[each for each in wanted.actions if 0 <= each < len(among)]] = True
+        among[[action for action in wanted.actions if 0 <= action < len(among)]] = True
         passing &= among[device.events.action]
     if wanted.text:
         passing &= _at_sites(trace, device, wanted.text) | _within_annotations(trace, device, wanted.text)
@@ -147,7 +147,7 @@ def _passing(trace: Trace, device: DeviceTrace, wanted: EventFilter) -> Bools:
 
 def _at_sites(trace: Trace, device: DeviceTrace, text: str) -> Bools:
     table, part = sites(trace), text.casefold()
-    hit = np.array([part in each.label.casefold() or part in each.key.casefold() for each in table.sites])
+    hit = np.array([part in site.label.casefold() or part in site.key.casefold() for site in table.sites])
     return np.asarray(hit[table.of_stack][stack_of_events(device)], dtype=np.bool_)
 
 
@@ -289,7 +289,10 @@ def list_value(trace: Trace, device: DeviceTrace, key: str, at: int) -> dict[str
         "key": key,
         "at": at,
         "count": len(device.events),
-        "actions": [[each.action, each.name, each.count] for each in action_counts(trace, device)],
+        "actions": [
+            [action_count.action, action_count.name, action_count.count]
+            for action_count in action_counts(trace, device)
+        ],
         "has_times": has_times(device),
         "has_annotations": bool(len(annotated(device).intervals)),
         "many_streams": len(trace.streams) > 1,

@@ -162,9 +162,9 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
         columns,
         at=moment.event,
         most_reserved=timeline(device).reserved_peak_bytes,
-        groups=[[each.name, each.words] for each in groups],
+        groups=[[group.name, group.words] for group in groups],
         sites=labels,
-        meanings=[plain(each) for each in colours.labels],
+        meanings=[plain(label) for label in colours.labels],
         palettes=_palettes(trace, device, colours),
     )
 

@@ -28,7 +28,7 @@ def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
         return pack_times(device)
     if kind == "sites":
         table = sites(trace)
-        return pack_sites(table.of_stack[lifetimes(device).stack], [each.label for each in table.sites])
+        return pack_sites(table.of_stack[lifetimes(device).stack], [site.label for site in table.sites])
     if kind == "lit":
         return pack_rows(
             lit_rows(trace, device, str(request.get("by", "site")), request.get("group")), len(lifetimes(device))

@@ -124,7 +124,7 @@ class RunAnswers:
 
     def _default_card(self) -> str:
         names: list[str] = [each["name"] for each in self.listing()["cards"]]
-        return next((each for each in names if "4090" in each), names[0])
+        return next((name for name in names if "4090" in name), names[0])
 
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
@@ -196,7 +196,7 @@ class RunAnswers:
         if status is None:
             return session
         if numbers is None:
-            chosen = [each for each in status.variants if each.run is not None]
+            chosen = [variant for variant in status.variants if variant.run is not None]
         else:
             chosen = [each for at, each in enumerate(status.variants) if at in numbers]
         keys = []

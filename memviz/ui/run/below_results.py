@@ -22,7 +22,7 @@ def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def _outputs(variants: Sequence[Variant]) -> Html:
     """The noise floor once, then each variant's worst output."""
-    compared = [(each, each.run.numerics) for each in variants if each.run and each.run.numerics]
+    compared = [(variant, variant.run.numerics) for variant in variants if variant.run and variant.run.numerics]
     if not compared:
         return Html("")
     good = [(each, numbers) for each, numbers in compared if numbers.get("outputs")]
@@ -102,11 +102,11 @@ def _plain(value: object) -> float:
 
 
 def _unseen(variants: Sequence[Variant]) -> Html:
-    run = next((each.run for each in variants if each.run is not None), None)
+    run = next((variant.run for variant in variants if variant.run is not None), None)
     if run is None or not run.notes:
         return Html("")
     title = "What a prediction cannot see" if run.mode == "predicted" else "What to know about this measurement"
-    notes = [tag("li", each) for each in run.notes]
+    notes = [tag("li", note) for note in run.notes]
     return tag("section", tag("h2", title, class_="mv-h2"), tag("ul", *notes, class_="mv-unseen"))
 
 

@@ -33,7 +33,7 @@ def _fault(knob: Mapping[str, Any], text: str) -> str:
     values = [each.strip() for each in text.split(",") if each.strip()]
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
-    return next((words for each in values if (words := _wrong(knob, each))), "")
+    return next((words for value in values if (words := _wrong(knob, value))), "")
 
 
 def _wrong(knob: Mapping[str, Any], text: str) -> str:

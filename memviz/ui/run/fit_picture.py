@@ -103,7 +103,7 @@ def _top(scale: _Scale, count: float) -> str:
 def _grid(scale: _Scale) -> list[Html]:
     step = _round_step(scale.most_bytes / _GIB / _FEW_TICKS) * _GIB
     counts = [number * step for number in range(int(scale.most_bytes // step) + 1)]
-    return [tag("i", tag("span", _gib(each)), class_="mv-fit-tick", style=_top(scale, each)) for each in counts]
+    return [tag("i", tag("span", _gib(count)), class_="mv-fit-tick", style=_top(scale, count)) for count in counts]
 
 
 def _gib(count: float) -> str:

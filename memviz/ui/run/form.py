@@ -279,7 +279,7 @@ def place_of(refusal: str, asked: RunRequests) -> str:
         return "run"
     knob = said.split()[0] if said.split() else ""
     if name == asked.requests[0].workload:
-        return f"w:{knob}" if any(knob in each.settings for each in asked.requests) else "knobs"
+        return f"w:{knob}" if any(knob in request.settings for request in asked.requests) else "knobs"
     theirs = next((knobs for each, knobs in asked.requests[-1].optimizations if each == name), None)
     if theirs is None:
         return "run"
@@ -296,4 +296,4 @@ def _modes(form: FormFields, listing: Mapping[str, Any]) -> list[str]:
 
 
 def _row(rows: Any, name: str) -> dict[str, Any] | None:
-    return next((each for each in rows if each["name"] == name), None)
+    return next((row for row in rows if row["name"] == name), None)

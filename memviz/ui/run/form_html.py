@@ -97,10 +97,10 @@ def _place(row: Mapping[str, Any]) -> int:
 
 def _apart(knobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     order = {name: at for at, name in enumerate(_FIRST)}
-    first = sorted((each for each in knobs if each["name"] in order), key=lambda each: order[each["name"]])[
+    first = sorted((knob for knob in knobs if knob["name"] in order), key=lambda each: order[each["name"]])[
         :_MOST_FIRST
     ]
-    return first, [each for each in knobs if each not in first]
+    return first, [knob for knob in knobs if knob not in first]
 
 
 def _fold(words: str, knobs: list[Html]) -> Html:
@@ -195,11 +195,11 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
 def _cards(form: FormFields, cards: Sequence[Mapping[str, Any]]) -> Html:
     """By kind, as each is sold for something."""
     kinds: dict[str, list[Html]] = {}
-    for each in cards:
-        words = f"{each['name'].removeprefix('NVIDIA ')}, {bytes_text(each['memory_bytes'])}"
-        unproven = ", unproven" if each.get("unproven") else ""
-        made = tag("option", f"{words}{unproven}", value=each["name"], selected=each["name"] == form.card)
-        kinds.setdefault(each.get("kind", ""), []).append(made)
+    for card in cards:
+        words = f"{card['name'].removeprefix('NVIDIA ')}, {bytes_text(card['memory_bytes'])}"
+        unproven = ", unproven" if card.get("unproven") else ""
+        made = tag("option", f"{words}{unproven}", value=card["name"], selected=card["name"] == form.card)
+        kinds.setdefault(card.get("kind", ""), []).append(made)
     return tag("select", *(tag("optgroup", *made, label=kind or "Cards") for kind, made in kinds.items()), name_="card")
 
 

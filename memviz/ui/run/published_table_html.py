@@ -42,7 +42,7 @@ def _cells(row: Mapping[str, Any]) -> list[Html]:
     return [
         tag("td", row["case"]),
         tag("td", row["figure"]),
-        *(tag("td", each, class_="mv-number") for each in numbers),
+        *(tag("td", number, class_="mv-number") for number in numbers),
         tag("td", row["note"], class_="mv-soft"),
     ]
 

@@ -38,7 +38,7 @@ def results_html(
     variants = status.variants
     shown = said_of(variants).number if chosen is None or chosen >= len(variants) else chosen
     usable, most_usable = _usable(variants)
-    scale = _HEADROOM * max((most_usable, *(each.run.peak_reserved_bytes for each in variants if each.run)))
+    scale = _HEADROOM * max((most_usable, *(variant.run.peak_reserved_bytes for variant in variants if variant.run)))
     rows = [
         _row(variants, number, _ByteScale(scale or 1, usable, most_usable), is_chosen=number == shown)
         for number in range(len(variants))
@@ -56,7 +56,7 @@ def head_html(status: OrderStatus | None) -> Html:
     if status is None:
         return tag("header", tag("h1", "Run a model here, or predict it for any card.", class_="mv-verdict"))
     said = said_of(status.variants).headline
-    done = sum(each.is_over for each in status.variants)
+    done = sum(variant.is_over for variant in status.variants)
     answer = said.answer or _under_way(status, done)
     facts = _facts(status)
     return tag(
@@ -69,7 +69,7 @@ def head_html(status: OrderStatus | None) -> Html:
 
 def _truth(status: OrderStatus) -> Html:
     """How true the predictions are likely to be: one sentence for all of which the same is to be said."""
-    errors = [each.run.expected_error for each in status.variants if each.run and each.run.expected_error]
+    errors = [variant.run.expected_error for variant in status.variants if variant.run and variant.run.expected_error]
     sentences = dict.fromkeys(error.sentence for error in errors)
     return joined(*(tag("p", sentence, class_="mv-soft mv-truth") for sentence in sentences))
 
@@ -82,7 +82,7 @@ def _under_way(status: OrderStatus, done: int) -> str:
 
 
 def _facts(status: OrderStatus) -> list[tuple[str, str]]:
-    run = next((each.run for each in status.variants if each.run is not None), None)
+    run = next((variant.run for variant in status.variants if variant.run is not None), None)
     if run is None:
         return []
     where = "predicted for" if run.mode == "predicted" else "measured on"
@@ -105,7 +105,7 @@ def _nothing_yet() -> Html:
 
 def _fit_of(variants: Sequence[Variant]) -> Fit | None:
     """The card is the same for all."""
-    return next((each.run.fit for each in variants if each.run and each.run.fit), None)
+    return next((variant.run.fit for variant in variants if variant.run and variant.run.fit), None)
 
 
 def _usable(variants: Sequence[Variant]) -> tuple[int, int]:
@@ -124,7 +124,7 @@ def _legend(variants: Sequence[Variant], status: OrderStatus) -> Html:
         parts.append(tag("span", tag("i", class_="mv-doubt-key", aria_hidden="true"), "how far it may be off"))
     if fit is not None:
         parts.append(tag("span", tag("i", class_="mv-limit-key", aria_hidden="true"), usable_words(fit)))
-    ready = [each for each in status.variants if each.file is not None and each.run is not None]
+    ready = [variant for variant in status.variants if variant.file is not None and variant.run is not None]
     button = tag("button", f"Compare {_all(len(ready))}", type="button", class_="mv-primary", data_act="compare")
     return tag("div", tag("p", *parts), button if len(ready) > 1 else Html(""), class_="mv-run-legend")
 

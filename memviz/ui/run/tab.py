@@ -139,7 +139,7 @@ class _RunEvents:
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """What was refused in the run is marked at its field."""
         form, asked = self.answers.meant(state.fields)
-        bad = [each for each in status.variants if each.what == "refused"]
+        bad = [variant for variant in status.variants if variant.what == "refused"]
         if not bad:
             return gr.skip()
         return form_value(form, refused(asked, bad[0]), self.answers.listing(), version=str(state.drawn))

@@ -94,7 +94,7 @@ def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_ti
         ways=ways(pairs)[:_MOST_WAYS],
         axes=("event", "time") if has_times else ("event",),
         rows=(False, True) if thrift.every_row else (False,),
-        found={each: changes(pairs, each) for each in groupings},
+        found={grouping: changes(pairs, grouping) for grouping in groupings},
         best={other: says_most(pairs, other) for other in range(1, len(sides))},
     )
     first = CompareState(by=by if by in groupings else choices.best[1])

@@ -94,7 +94,7 @@ def _read(name: str) -> str:
 
 
 def _json(document: Document) -> str:
-    panels = [panel_data(each, document.texts) for each in document.panels]
+    panels = [panel_data(panel, document.texts) for panel in document.panels]
     packed = zlib.compress(json.dumps(document.texts.all()).encode("ascii"), _LEVEL)
     whole = {
         **document.data,

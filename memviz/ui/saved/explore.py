@@ -126,7 +126,7 @@ def _details(trace: Trace, device: DeviceTrace, name: str, view: _SavedView, thr
 
 def _zooms(icicle: str) -> list[str]:
     """Where its boxes lead, those of most bytes first: they stand level by level."""
-    return [unescape(each) for each in dict.fromkeys(_ZOOM.findall(icicle))]
+    return [unescape(path) for path in dict.fromkeys(_ZOOM.findall(icicle))]
 
 
 def _panels(
@@ -161,15 +161,15 @@ def _moments_html(moments: list[int], at: int) -> Html:
         with_ways(
             tag(
                 "button",
-                _moment_name(each, moments),
+                _moment_name(moment, moments),
                 type="button",
-                aria_pressed="true" if each == at else "false",
+                aria_pressed="true" if moment == at else "false",
                 data_act="moment",
-                data_mv_at=each,
+                data_mv_at=moment,
             ),
             lambda data: {"at": data["mvAt"], "path": ""},
         )
-        for each in moments
+        for moment in moments
     ]
     switch = tag("div", *buttons, class_="mv-switch", role="group", aria_label="Moments that are kept in this file")
     return tag("div", tag("span", "Kept in this file"), switch, class_="mv-kept-moments")

@@ -96,7 +96,11 @@ class Housekeeping:
         """Lines that were opened and say nothing: each holds one of the few that a server may have."""
         state = getattr(getattr(self._page, "server", None), "server_state", None)
         now = time.monotonic()
-        waiting = {id(each): each for each in list(state.connections) if _says_nothing(each)} if state else {}
+        waiting = (
+            {id(connection): connection for connection in list(state.connections) if _says_nothing(connection)}
+            if state
+            else {}
+        )
         self._silent = {key: self._silent.get(key, now) for key in waiting}
         for key, since in self._silent.items():
             if now - since > _HALF_OPEN_SECONDS:

@@ -55,7 +55,7 @@ def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
         return f"{about} takes {len(names)} values ({', '.join(names)}); {len(inputs)} came."
     if isinstance(error, InvalidPathError):
         return f"{about} takes files that were uploaded here, and no others."
-    kinds = ", ".join(f"{each} ({_KINDS[each]})" if each in _KINDS else each for each in names)
+    kinds = ", ".join(f"{name} ({_KINDS[name]})" if name in _KINDS else name for name in names)
     return f"{about} takes {kinds or 'nothing'}. What came is of another kind."
 
 

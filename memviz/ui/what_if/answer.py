@@ -159,7 +159,7 @@ class WhatIfAnswers:
         return {"head": segments_head_html(event_number, matters=matters), "maps": self._maps(state.key, answer)}
 
     def _maps(self, key: str, answer: Answer) -> dict[str, Any]:
-        return {"maps": [self._map(key, each) for each in map_sides(answer)]}
+        return {"maps": [self._map(key, side) for side in map_sides(answer)]}
 
     def _map(self, key: str, side: MapSide) -> dict[str, Any]:
         name = key if side.is_recording else self.replays.key_of(side.replayed)

@@ -69,7 +69,7 @@ class ParsedQuestion:
 
 def question_of(form: Mapping[str, Any]) -> Question:
     """From a browser: only known fields, only short texts."""
-    values: dict[str, Any] = {each.name: str(form.get(each.name, ""))[:LONGEST].strip() for each in fields(Question)}
+    values: dict[str, Any] = {field.name: str(form.get(field.name, ""))[:LONGEST].strip() for field in fields(Question)}
     values["expandable"] = form.get("expandable") is True
     return Question(**values)
 

@@ -32,7 +32,7 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
         "events": len(device.events),
         "limit": limit,
         "at": at,
-        "names": [each.name for each in replays],
+        "names": [replay.name for replay in replays],
         "stops": _stops(outcome),
         "axes": axes,
     }

@@ -188,7 +188,7 @@ def _more(question: Question) -> Html:
 
 def _release(question: Question) -> Html:
     names = [f"{major}.{minor}" for major, minor in RELEASES]
-    options = [tag("option", f"torch {each}", value=each, selected=each == question.release) for each in names]
+    options = [tag("option", f"torch {name}", value=name, selected=name == question.release) for name in names]
     label = tag("label", tag("code", "allocator rules of"), tag("select", *options, name_="release"))
     return tag("div", label, tag("p", _RELEASE), class_="mv-field")
 

@@ -109,7 +109,7 @@ def _fragmentation(replayed: Replayed) -> str:
 
 def _notes(outcome: WhatIf) -> list[Note]:
     """What must be known to believe this, and nothing about the recording that Explore says."""
-    return [each for each in outcome.replayed.trace.notes if each.code in _OURS]
+    return [note for note in outcome.replayed.trace.notes if note.code in _OURS]
 
 
 def _note(note: Note) -> Html:
