@@ -39,8 +39,7 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.GRADIENTS_IN_FORWARD,
         most,
-        f"{bytes_text(most)} of {word} are live during the forward of {name}, after an optimizer step has "
-        "used them.",
+        f"{bytes_text(most)} of {word} are live during the forward of {name}, after an optimizer step has used them.",
         "Call optimizer.zero_grad(set_to_none=True) right after the step, before the next forward.",
         live,
         span.first,
