@@ -18,6 +18,7 @@ from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.analysis.purpose.phase_spans import phase_spans
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.purpose.told import told
+from memviz.analysis.step_names import noted_step, step_name
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
@@ -100,25 +101,28 @@ def _largest_site(trace: Trace, device: DeviceTrace) -> tuple[str, int]:
 
 
 def _step(trace: Trace, device: DeviceTrace, event: int) -> str:
-    around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
     phases = phase_spans(trace, device)
     place = phases.around(event)
-    if event < 0 or place < 0 and not around:
+    if event < 0:
         return ""
-    # Counted by us, from where the recording begins.
-    recorded = "recorded " if history(device) == "late" else ""
     if place < 0:
-        return f"{recorded}{around[0]}" if around[0].startswith("step ") else around[0]
+        return noted_step(trace, device, event) or _counted_step(trace, device, event)
     span = phases.spans[place]
-    profiled = [name for name in around if not name.startswith("step ")]
+    step = step_name(trace, device, span)
     if not phases.is_training:
-        return f"{recorded}forward {span.step}" if len(phases.spans) > 1 else "the forward"
-    step = profiled[0] if profiled else f"{recorded}step {span.step}"
+        return step
     behind = phases.spans[place - 1] if place else span
     has_just_begun = _JUST_BEGUN * (event - span.first) <= span.last - span.first
     if span.doing == Doing.BACKWARD and behind.doing == Doing.FORWARD and has_just_begun:
         return f"{step}, right after its forward"
     return f"the {span.kind} of {step}"
+
+
+def _counted_step(trace: Trace, device: DeviceTrace, event: int) -> str:
+    """Where no stack shows a phase: between one noted optimizer step and the next."""
+    around = [step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event]
+    recorded = "recorded " if history(device) == "late" else ""
+    return f"{recorded}{around[0]}" if around else ""
 
 
 def _most_of_it(trace: Trace, device: DeviceTrace) -> MostOfIt | None:

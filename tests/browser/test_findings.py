@@ -44,3 +44,18 @@ def test_a_finding_leads_to_the_tab_that_helps(explored):
     explored.locator("#findings").get_by_role("button", name="What if", exact=True).click()
     playwright.expect(explored.get_by_role("tab", name="What if")).to_have_attribute("aria-selected", "true")
     explored.locator("#what-if-verdict h1").wait_for()
+
+
+def test_on_a_phone_all_but_the_first_are_folded(explored):
+    everything = explored.locator("#findings .mv-finding").count()
+    assert everything > 1
+    seen = explored.locator("#findings .mv-finding:visible")
+    playwright.expect(seen).to_have_count(everything)
+    explored.set_viewport_size({"width": 390, "height": 900})
+    playwright.expect(seen).to_have_count(1)
+    fold = explored.locator("#findings .mv-fold summary")
+    fold.focus()
+    explored.keyboard.press("Enter")
+    playwright.expect(seen).to_have_count(everything)
+    explored.keyboard.press("Enter")
+    playwright.expect(seen).to_have_count(1)

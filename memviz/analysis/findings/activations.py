@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from memviz.analysis.actions.autocast import is_mixed
 from memviz.analysis.actions.layers import layered_steps
 from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import live_rows
-from memviz.analysis.purpose.activity import Doing
+from memviz.analysis.purpose.activity import Doing, stack_signs
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.model import Category, Ints8
 from memviz.units import bytes_text, count_text, percent_text
@@ -35,17 +36,29 @@ def activations(facts: Facts) -> Iterator[Finding]:
         return
     certainty = facts.certainty(rows)
     probably = "probably " if certainty is Certainty.PROBABLE else ""
+    layers = _in_layers(facts, rows)
     yield Finding(
         FindingKind.ACTIVATIONS,
         size,
         f"{bytes_text(size)} of the peak, {percent_text(size, facts.line.peak_bytes)}, are {probably}activations that "
-        f"{_WAIT[has_backward]}{_in_layers(facts, rows)}.",
-        "Checkpoint layers, so that they are made again in the backward, or work in half the precision.",
+        f"{_WAIT[has_backward]}{layers}.",
+        _remedy(facts, bool(layers)),
         rows,
         event,
         site_name(facts.largest_site(rows)),
         certainty,
     )
+
+
+def _remedy(facts: Facts, has_layers: bool) -> str:
+    """What is not done already."""
+    ways = []
+    if has_layers or not stack_signs(facts.trace).recomputes[facts.rows.stack].any():
+        ways.append("checkpoint layers, so that they are made again in the backward")
+    if not is_mixed(facts):
+        ways.append("work in half the precision")
+    words = ", or ".join(ways) or "take a smaller batch, or shorter inputs"
+    return f"{words[0].upper()}{words[1:]}."
 
 
 def _in_layers(facts: Facts, live: Ints8) -> str:

@@ -10,6 +10,7 @@ from memviz.analysis.findings.facts import Facts
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.step_names import step_name
 from memviz.trace.model import Category
 from memviz.units import bytes_text
 
@@ -34,11 +35,11 @@ def gradients_in_forward(facts: Facts) -> Iterator[Finding]:
     span, live = when
     certainty = facts.certainty(live)
     word = "probably gradients" if certainty is Certainty.PROBABLE else "gradients"
+    name = step_name(facts.trace, facts.device, span)
     yield Finding(
         FindingKind.GRADIENTS_IN_FORWARD,
         most,
-        f"{bytes_text(most)} of {word} are live during the forward of step {span.step}, after an optimizer step has "
-        "used them.",
+        f"{bytes_text(most)} of {word} are live during the forward of {name}, after an optimizer step has used them.",
         "Call optimizer.zero_grad(set_to_none=True) right after the step, before the next forward.",
         live,
         span.first,

@@ -8,6 +8,7 @@ import numpy as np
 
 from memviz.analysis.findings.facts import Facts, made_by, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
+from memviz.analysis.step_names import step_name
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Category, Ints8
 from memviz.units import bytes_text
@@ -38,10 +39,10 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
         step = int(sums.argmax())
         if sums[step] < facts.noticeable_bytes:
             continue
-        word = "step" if facts.phases.is_training else "forward"
         following = "next step’s forward" if facts.phases.is_training else "next forward"
+        name = step_name(facts.trace, facts.device, facts.forwards[step])
         sentence = (
-            f"{bytes_text(int(sums[step]))} made in {word} {facts.forwards[step].step}{made_by(site)} are live for "
+            f"{bytes_text(int(sums[step]))} made in {name}{made_by(site)} are live for "
             f"most of the {following}, and freed only then."
         )
         yield Finding(

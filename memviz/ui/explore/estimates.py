@@ -61,8 +61,15 @@ def _offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
         return {}
     source = source_of(trace, device)
     before = unchanged(source)
-    made = {finding.key: [_offer(source, before, finding, kind) for kind in kinds_of(finding)] for finding in ranked}
-    return {key: tuple(offer for offer in row if offer is not None and offer.saves) for key, row in made.items()}
+    made: dict[str, tuple[Offer, ...]] = {}
+    of_whole_trace: set[ActionKind] = set()
+    for finding in ranked:
+        # Said twice it would look like twice as much.
+        kinds = [kind for kind in kinds_of(finding) if kind not in of_whole_trace]
+        of_whole_trace.update(kind for kind in kinds if kind is not ActionKind.FREE_EARLIER)
+        row = (_offer(source, before, finding, kind) for kind in kinds)
+        made[finding.key] = tuple(offer for offer in row if offer is not None and offer.saves)
+    return made
 
 
 def _offer(source: Source, before: Figures, finding: Finding, kind: ActionKind) -> Offer | None:

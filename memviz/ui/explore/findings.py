@@ -43,11 +43,17 @@ def findings_html(
     ranked = findings(trace, device)
     if not ranked:
         return Html("")
-    first, rest = _list(ranked[:FEW], key, offered), ranked[FEW:]
-    more = tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key, offered)) if rest else ""
-    remark = tag("p", _ESTIMATES, class_="mv-soft mv-estimates") if any(offered.values()) else ""
-    heading = tag("h2", "Findings")
-    return tag("section", heading, first, more, remark, class_="mv-findings", data_trace=key or None)
+    largest, few, rest = ranked[:1], ranked[1:FEW], ranked[FEW:]
+    parts = [tag("h2", "Findings"), _list(largest, key, offered)]
+    if few:
+        # Holds nothing: its styles hide what follows it while it is closed, and itself where there is room for all.
+        narrow = tag("summary", f"{count_text(len(few) + len(rest))} more")
+        parts += [tag("details", narrow, class_="mv-fold"), _list(few, key, offered)]
+    if rest:
+        parts.append(tag("details", tag("summary", f"{count_text(len(rest))} more"), _list(rest, key, offered)))
+    if any(offered.values()):
+        parts.append(tag("p", _ESTIMATES, class_="mv-soft mv-estimates"))
+    return tag("section", *parts, class_="mv-findings", data_trace=key or None)
 
 
 def _list(shown: Sequence[Finding], key: str, offered: Mapping[str, tuple[Offer, ...]]) -> Html:

@@ -9,6 +9,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.out_of_memory import out_of_memory
 from memviz.analysis.overview import overview
 from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.step_names import phase_name
 from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace
@@ -50,7 +51,10 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     ]
     phases = phase_spans(trace, device)
     if phases.spans and all(str(name).startswith(_NOTED_BY_TORCH) for name, _, _ in noted):
-        return [[phases.name(span), span.first + 1, span.last + 2] for span in phases.spans[:_MOST_PHASES]]
+        return [
+            [plain(phase_name(trace, device, span)), span.first + 1, span.last + 2]
+            for span in phases.spans[:_MOST_PHASES]
+        ]
     return noted
 
 

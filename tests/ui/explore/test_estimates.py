@@ -13,7 +13,8 @@ from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from tests.analysis.actions.test_checkpoint import LAYERS, network
 from tests.analysis.findings.steps import Loop
-from tests.traces import MiB
+from tests.analysis.training import FORWARD, LOSS, MOVE
+from tests.traces import MiB, block, segment
 from tests.ui.page import elements, words
 
 SAVED = LAYERS * 58 + 21 - LAYERS * 8 - 50
@@ -63,6 +64,29 @@ def test_what_no_longer_fits_the_open_trace_changes_nothing():
     for data in ({}, {"finding": "activations-1", "kind": "checkpoint"}, {"finding": "x", "kind": "magic"}):
         assert with_estimate(context, session, data) == session
     assert with_estimate(context, Session(), {"finding": "activations-1", "kind": "checkpoint"}) == Session()
+
+
+def test_what_is_of_the_whole_trace_is_offered_once():
+    loop = Loop()
+    loop.events = []
+    second, third = 1000 * MiB, 2000 * MiB
+    loop.ask("segment_alloc", 0, 100).make(0, 100, FORWARD).ask("segment_alloc", second, 200).make(second, 200, FORWARD)
+    loop.end(0, 100).end(second, 200).make(0, 10, LOSS).make(second, 95, MOVE)
+    trace = (
+        loop.ask("segment_alloc", third, 150)
+        .make(third, 150, FORWARD)
+        .trace(
+            [
+                segment(0, 100 * MiB, [block(0, 10 * MiB)]),
+                segment(second, 200 * MiB, [block(second, 95 * MiB)]),
+                segment(third, 150 * MiB, [block(third, 150 * MiB)]),
+            ]
+        )
+    )
+    pinned = [finding.key for finding in findings(trace, trace.devices[0]) if finding.kind == "pinned_segments"]
+    assert pinned == ["pinned_segments-1", "pinned_segments-2"]
+    offered = offers(trace, trace.devices[0])
+    assert [[str(offer.kind) for offer in offered[key]] for key in pinned] == [["expandable_segments"], []]
 
 
 def test_what_saves_nothing_is_not_offered():

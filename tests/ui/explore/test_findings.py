@@ -29,6 +29,7 @@ def test_the_first_five_are_seen_and_the_others_are_folded():
     seen, folded = html.split("<details>")
     assert len(elements(seen, "li")) == 5
     assert "2 more" in words(folded)
+    assert [mark["class"] for mark in elements(html, "details") if "class" in mark] == ["mv-fold"]
     assert words(html).startswith("Findings 22.0 MiB What is made by list.py:7 keep and lives on grows by 11.0 MiB")
 
 
