@@ -25,7 +25,7 @@ def explore(page: Any) -> None:
 
 
 def compare(page: Any) -> None:
-    page.locator("[data-sample=checkpointing]").click()
+    page.locator(".mv-sample[data-sample=checkpointing]").click()
     page.locator(".mv-linked .mvt[data-drawn]").first.wait_for()
     page.locator("#differences tbody tr").first.wait_for()
 

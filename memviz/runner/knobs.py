@@ -46,6 +46,12 @@ def knob(default: Any, help: str, *, choices: tuple[Any, ...] = (), unit: str = 
     return field(default=default, metadata={"help": help, "choices": choices, "unit": unit, "least": least})
 
 
+def least_of(of: Any, name: str, otherwise: int) -> int:
+    """The smallest value of a knob that makes sense."""
+    (least,) = (each.metadata.get("least") for each in fields(of) if each.name == name)
+    return otherwise if least is None else int(least)
+
+
 def described(of: Any) -> tuple[Knob, ...]:
     """The knobs of a class, or of an instance with its values as the defaults."""
     kind = of if isinstance(of, type) else type(of)

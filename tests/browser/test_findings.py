@@ -16,7 +16,7 @@ playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is no
 def explored(same_page: Any, server: str) -> Any:
     """The first of the two traces of a sample, with what is offered against its findings."""
     at_home(same_page, server)
-    same_page.locator("[data-sample=checkpointing]").click()
+    same_page.locator(".mv-sample[data-sample=checkpointing]").click()
     # The sample turns to Compare by itself.
     same_page.locator("#compare-B .mvt[data-drawn]").wait_for()
     same_page.get_by_role("tab", name="Explore").click()

@@ -150,6 +150,9 @@ def test_segments_over_time_show_the_part_of_the_run_that_is_looked_at(same_page
     for key in ("+", "+"):
         page.keyboard.press(key)
     page.wait_for_function(SAME_PART)
+    # The stories after this one begin with the table.
+    page.get_by_role("tab", name="Live set").click()
+    page.locator("#live-set table").wait_for()
 
 
 def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):

@@ -16,6 +16,7 @@ from torch import nn
 
 from memviz.errors import UsageError
 from memviz.runner.jobs.bounds import MEMORY
+from memviz.runner.knobs import least_of
 from memviz.runner.plan import Plan
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.units import bytes_text, count_text
@@ -60,11 +61,16 @@ def refuse_if_too_large(plan: Plan, most: int) -> None:
         )
 
 
+_DEPTH_WORDS = {
+    "double_layers": "double layers",
+    "single_layers": "single layers",
+    "depth": "layers at the smallest size",
+}
 _REMEDY = f"Ask for less, or set {MEMORY} to more."
 
 
 def _words(plan: Plan, workload: FromConfiguration, size: Size) -> str:
-    depths = [f"{count_text(value)} {name.replace('_', ' ')}" for name, value in _depths(workload).items()]
+    depths = [f"{count_text(value)} {_DEPTH_WORDS.get(name, name)}" for name, value in _depths(workload).items()]
     passes = _passes(plan)
     parts = [
         *depths,
@@ -77,13 +83,14 @@ def _words(plan: Plan, workload: FromConfiguration, size: Size) -> str:
 def size_of(plan: Plan, workload: FromConfiguration) -> Size:
     """Exact in parameters and objects; in bytes about."""
     depths = _depths(workload)
-    ones = dict.fromkeys(depths, 1)
-    first = _counted(workload, ones)
+    lowest = {name: least_of(workload, name, 1) for name in depths}
+    first = _counted(workload, lowest)
     total = list(first)
     for name, depth in depths.items():
-        if depth > 1:
-            more = _counted(workload, {**ones, name: 2})
-            total = [whole + (depth - 1) * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
+        beyond = depth - lowest[name]
+        if beyond > 0:
+            more = _counted(workload, {**lowest, name: lowest[name] + 1})
+            total = [whole + beyond * (two - one) for whole, one, two in zip(total, first, more, strict=True)]
     parameters, tensors, modules = total
     return Size(parameters, tensors + modules, modules * _passes(plan))
 

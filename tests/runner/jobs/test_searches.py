@@ -61,8 +61,8 @@ def test_it_says_what_the_command_says(searches: Searches, cache: Path) -> None:
     with Predictor(processes=1, kept=KeptPredictions(cache / "another")) as predictor:
         there = fit_json(find_fit(SMALL, predictor, largest="batch"))
     assert done.answer == there
-    # Two kernels of attention are refused alone, since this model has none.
-    assert (done.done, len(done.ways)) == (there["tried"], there["tried"] - 2)
+    # Some are refused alone: kernels of attention, since this model has none.
+    assert done.done == there["tried"] > len(done.ways) > 0
     assert there["chosen"] in done.ways
 
 

@@ -33,7 +33,7 @@ def test_parameters_and_objects_are_those_of_the_model_itself(kind: Any) -> None
     assert found.objects == len(weights) + len(modules)
 
 
-@pytest.mark.parametrize("kind", WORKLOADS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in WORKLOADS if kind.depths], ids=lambda kind: kind.name)
 def test_ten_million_blocks_are_refused_before_they_are_built(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[int] = []
     build = kind.build
@@ -47,7 +47,7 @@ def test_ten_million_blocks_are_refused_before_they_are_built(kind: Any, monkeyp
     asked = plan(kind.name, **dict.fromkeys(kind.depths, 10_000_000))
     with pytest.raises(RunTooLarge, match="10,000,000 .*layers.* of this machine's own memory, .*MEMVIZ_MAX_RUN_BYTES"):
         refuse_if_too_large(asked, 64 * GiB)
-    assert 0 < sum(built) < 1_000
+    assert 0 < sum(built) < 10_000
 
 
 def test_endless_micro_batches_are_refused() -> None:

@@ -11,7 +11,10 @@ from memviz.errors import UsageError
 from memviz.runner.workloads import WORKLOADS, workload_named
 from tests.house.repository import ROOT
 
-NAMES = ["feed_forward", "ltx_video", "flux", "cogvideox", "gpt2", "llama", "transformer_block"]
+NAMES = [
+    *("feed_forward", "ltx_video", "flux", "cogvideox", "wan", "hunyuan_video", "sdxl", "vae"),
+    *("gpt2", "llama", "qwen3", "bert", "vit", "transformer_block"),
+]
 
 
 def test_each_is_found_by_its_name():
@@ -29,8 +32,8 @@ def test_an_unknown_one_is_named_with_the_likely_one():
     with pytest.raises(UsageError) as caught:
         workload_named("ltx-video")
     assert str(caught.value) == (
-        "There is no workload ltx-video. Did you mean ltx_video? There are feed_forward, ltx_video, flux, cogvideox, "
-        "gpt2, llama, transformer_block. A model of your own is a config.json or FILE.py:function."
+        f"There is no workload ltx-video. Did you mean ltx_video? There are {', '.join(NAMES)}. "
+        "A model of your own is a config.json or FILE.py:function."
     )
 
 
