@@ -176,7 +176,7 @@ def test_aligned_by_a_step_and_laid_over_each_other(compared: Any) -> None:
     compared.get_by_text(re.compile("Align step 2")).wait_for()
     compared.wait_for_timeout(400)
     for letter in "AB":
-        assert "step 2" in compared.locator(f"#compare-{letter} .mvt-phases").inner_text()
+        assert "ProfilerStep#1" in compared.locator(f"#compare-{letter} .mvt-phases").inner_text()
     compared.get_by_role("button", name="Overlay").click()
     compared.locator("#compare-overlay .mvt[data-drawn]").wait_for()
     assert compared.locator("#compare-overlay .mvt-letter").all_text_contents() == ["A", "B"]

@@ -57,7 +57,7 @@ def rows(page: Any, panel: str = "#live-set") -> list[str]:
 
 def test_the_tables_follow_the_moment(run):
     assert rows(run) == ["model.py:36 forward output 1 3.00 MiB 75 %", "train.py:9 main output 1 1.00 MiB 25 %"]
-    run.locator(".mvt-plot").focus()
+    run.locator("#timeline .mvt-plot").focus()
     run.keyboard.press("Shift+ArrowRight")
     run.keyboard.press("Shift+ArrowRight")
     run.get_by_text("event 3 · 1 allocation · 1.00 MiB").wait_for()
@@ -66,7 +66,7 @@ def test_the_tables_follow_the_moment(run):
 
 
 def test_an_allocation_is_pinned_read_and_let_go_by_keyboard(run):
-    run.locator(".mvt-plot").focus()
+    run.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowUp", "Enter"):
         run.keyboard.press(key)
     run.get_by_role("heading", name="Pinned allocation").wait_for()
@@ -160,7 +160,7 @@ def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
     stack = [frame(EVIL, f"/p/{EVIL}.py", 3), frame(f"{EVIL}2", f"/p/{EVIL}.py", 4)]
     made = alloc(0, MiB, frames=stack, time_us=1, user_metadata=EVIL, compile_context=EVIL)
     open_trace(page, server, tmp_path, [made, alloc(MiB, MiB, frames=stack[1:], time_us=2)])
-    page.locator(".mvt-plot").focus()
+    page.locator("#timeline .mvt-plot").focus()
     for key in ("ArrowUp", "Enter"):
         page.keyboard.press(key)
     page.get_by_role("heading", name="Pinned allocation").wait_for()
@@ -171,7 +171,8 @@ def test_names_from_a_file_stay_text_everywhere(same_page, server, tmp_path):
     page.get_by_role("tab", name="Never freed").click()
     page.get_by_text("2 allocations made here are alive at the end").wait_for()
     texts += [page.locator(each).inner_text() for each in ("#found", "#live-set")]
-    assert all("<img src=x onerror=" in each for each in texts)
+    # Long names are written in parts, so that their middle can be cut.
+    assert [text for text in texts if "<imgsrc=xonerror=" not in "".join(text.split())] == []
     assert "${document.title='pwned'}{{value}}</script><b>" in texts[1]
     assert page.title() != "pwned"
     assert page.locator("img[src=x], #lower b b").count() == 0
