@@ -18,7 +18,7 @@ from memviz.errors import TraceError
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.runner.jobs.order import Variant
 from memviz.trace.load import load_trace
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Trace
 from memviz.ui.html.kinds import swatch
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
@@ -28,7 +28,7 @@ _WIDTH, _HEIGHT = 240, 110
 _HEADROOM = 1.04
 _LARGEST_FILE = 64 << 20
 """A trace that is larger is looked at when it is opened, not by itself."""
-_MOST_KEPT = 64
+_MOST_KEPT = 256
 _MOST_SHOWN = 12
 
 
@@ -43,52 +43,41 @@ class Picture:
 
 
 class RunPictures:
-    """Each is drawn once for each scale, and the newest are kept."""
+    """Each is drawn once, as high as its own peak; side by side the page scales them. No trace is kept."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._traces: OrderedDict[Path, tuple[Trace, DeviceTrace]] = OrderedDict()
-        self._drawn: OrderedDict[tuple[Path, int], Picture] = OrderedDict()
+        self._drawn: OrderedDict[Path, Picture] = OrderedDict()
 
     def of(self, variants: Sequence[Variant]) -> dict[int, Picture]:
         """By the number of the variant; of what has no trace, or one that is gone, there is none."""
-        opened = {number: each.file for number, each in enumerate(variants) if each.run and each.file}
-        read = {number: (file, self._read(file)) for number, file in list(opened.items())[:_MOST_SHOWN]}
-        found = {number: (file, trace) for number, (file, trace) in read.items() if trace is not None}
-        top = max((timeline(device).peak_bytes for _, (_, device) in found.values()), default=0)
-        return {number: self._draw(file, *trace, top=top) for number, (file, trace) in found.items()}
+        files = [(number, each.file) for number, each in enumerate(variants) if each.run and each.file]
+        pictures = {number: self._of(file) for number, file in files[:_MOST_SHOWN]}
+        return {number: picture for number, picture in pictures.items() if picture is not None}
 
-    def _read(self, file: Path) -> tuple[Trace, DeviceTrace] | None:
+    def _of(self, file: Path) -> Picture | None:
         with self._lock:
-            if file in self._traces:
-                return self._traces[file]
+            if file in self._drawn:
+                return self._drawn[file]
         try:
             if file.stat().st_size > _LARGEST_FILE:
                 return None
-            trace = load_trace(file)
+            picture = _drawn(load_trace(file))
         except (OSError, TraceError):
             return None
         with self._lock:
-            self._traces[file] = trace, chosen_device(trace)
-            while len(self._traces) > _MOST_SHOWN:
-                self._traces.popitem(last=False)
-            return self._traces[file]
-
-    def _draw(self, file: Path, trace: Trace, device: DeviceTrace, *, top: int) -> Picture:
-        with self._lock:
-            if (file, top) in self._drawn:
-                return self._drawn[file, top]
-        png = thumbnail(trace, device, width=_WIDTH, height=_HEIGHT, top=round(_HEADROOM * max(top, 1)))
-        line = timeline(device)
-        codes = np.unique(kinds(trace, device, live_rows(device, line.peak_event))).tolist()
-        picture = Picture(
-            data_address(png), line.peak_bytes, len(device.events), frozenset(KINDS[code] for code in codes)
-        )
-        with self._lock:
-            self._drawn[file, top] = picture
+            self._drawn[file] = picture
             while len(self._drawn) > _MOST_KEPT:
                 self._drawn.popitem(last=False)
         return picture
+
+
+def _drawn(trace: Trace) -> Picture:
+    device = chosen_device(trace)
+    line = timeline(device)
+    codes = np.unique(kinds(trace, device, live_rows(device, line.peak_event))).tolist()
+    png = thumbnail(trace, device, width=_WIDTH, height=_HEIGHT)
+    return Picture(data_address(png), line.peak_bytes, len(device.events), frozenset(KINDS[code] for code in codes))
 
 
 def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) -> Html:
@@ -106,16 +95,17 @@ def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) 
         "section",
         tag("h2", "Memory asked for, event by event ", tag("small", *scale), class_="mv-h2"),
         tag("p", *(tag("span", swatch(kind), kind) for kind in seen), class_="mv-run-colours"),
-        tag("ul", *(_picture(variants[number], number, each) for number, each in pictures.items())),
+        tag("ul", *(_picture(variants[number], number, each, highest) for number, each in pictures.items())),
         class_="mv-run-pictures",
     )
 
 
-def _picture(variant: Variant, number: int, picture: Picture) -> Html:
+def _picture(variant: Variant, number: int, picture: Picture, highest: int) -> Html:
     line = f"bottom:{100 / _HEADROOM:.3f}%"
     peak = f"{bytes_text(picture.live_bytes)} at the peak"
     words = f"{variant.label}: memory asked for over {count_text(picture.events)} events, {peak}"
-    image = tag("img", src=picture.address, alt=words, width=_WIDTH, height=_HEIGHT)
+    height = f"height:{100 * picture.live_bytes / (_HEADROOM * max(highest, 1)):.3f}%"
+    image = tag("img", src=picture.address, alt=words, style=height)
     button = tag(
         "button",
         tag("span", image, tag("i", style=line, aria_hidden="true"), class_="mv-run-picture"),
