@@ -239,9 +239,9 @@ def _way(module: nn.Module) -> _Way | None:
 
 def _is_by_token(module: nn.Module) -> bool:
     """Made of layers that see each token by itself, two of them with matrices."""
-    leaves = [each for each in module.modules() if next(each.children(), None) is None]
+    leaves = [leaf for leaf in module.modules() if next(leaf.children(), None) is None]
     matrices = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "ndim", 0) == 2]
-    own = any(True for each in module.modules() if each not in leaves for _ in each.parameters(recurse=False))
+    own = any(True for part in module.modules() if part not in leaves for _ in part.parameters(recurse=False))
     return len(matrices) > 1 and not own and all(map(_sees_one_token, leaves))
 
 
@@ -255,7 +255,7 @@ def _sees_one_token(layer: nn.Module) -> bool:
 
 def _is_fused(block: Any) -> bool:
     """By the names that diffusers gives. Its forward is cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
-    layers = [getattr(block, each, None) for each in ("proj_mlp", "act_mlp", "proj_out")]
+    layers = [getattr(block, name, None) for name in ("proj_mlp", "act_mlp", "proj_out")]
     if (
         not all(isinstance(layer, nn.Module) for layer in layers)
         or "SingleTransformerBlock" not in type(block).__name__

@@ -118,7 +118,7 @@ class LayerwiseCasting:
         if not cast:
             why = f"all are skipped, by {', '.join(kept)}; shorten skip" if kept else "it has no layer with a matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
-        for dtype in {each for weight in cast for each in (weight.dtype, self._computes_in(weight))}:
+        for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
         for name, module in self._converted(model, cast).items():
             if any(parameter not in cast for parameter in module.parameters()):
@@ -134,9 +134,9 @@ class LayerwiseCasting:
         self.check(model, training=False)
         cast, owners, storage = self._sort(model)[0], _owners(model), _DTYPES[self.storage]
         weights = {
-            each: _Weight(each, owners[each], storage, None if self.compute == "own" else _DTYPES[self.compute])
-            for each in _in_order(model)
-            if each in cast
+            weight: _Weight(weight, owners[weight], storage, None if self.compute == "own" else _DTYPES[self.compute])
+            for weight in _in_order(model)
+            if weight in cast
         }
         telling, undo = _telling(model, weights), []
         for module, (kind, first) in telling.items():
@@ -148,8 +148,8 @@ class LayerwiseCasting:
             convert = _Convert(_DTYPES[self.compute], next(module.parameters()).dtype)
             undo.append(module.register_forward_pre_hook(convert.enter, with_kwargs=True).remove)
             undo.append(module.register_forward_hook(convert.leave).remove)
-        for each in weights.values():
-            each.rest()
+        for resting in weights.values():
+            resting.rest()
 
         def restore() -> None:
             if any(vars(type(module)).get("told_by") is not first for module, (_, first) in telling.items()):
@@ -157,8 +157,8 @@ class LayerwiseCasting:
             for module, (kind, _) in telling.items():
                 module.__class__ = kind
             telling.clear()
-            for each in undo:
-                each()
+            for undo_one in undo:
+                undo_one()
             for weight in weights.values():
                 weight.restore()
 
@@ -182,7 +182,7 @@ class LayerwiseCasting:
 
     def _converted(self, model: nn.Module, cast: Mapping[Parameter, str]) -> dict[str, nn.Module]:
         """Modules that compute with cast weights, where that is in another dtype than the model's."""
-        if all(each.dtype is self._computes_in(each) for each in cast):
+        if all(weight.dtype is self._computes_in(weight) for weight in cast):
             return {}
         found = {}
         for name, module in model.named_modules():
@@ -214,7 +214,7 @@ class LayerwiseCasting:
         if "@declared" in patterns:
             patterns += getattr(model, "_skip_layerwise_casting_patterns", None) or ()
             fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
-            patterns += [rf"(^|\.){re.escape(each)}(\.|$)" for each in fp32]
+            patterns += [rf"(^|\.){re.escape(name)}(\.|$)" for name in fp32]
         found: dict[str, str] = {}
         for path, module in model.named_modules():
             around = found.get(path.rpartition(".")[0], "")
@@ -298,7 +298,7 @@ class _Weight:
     def _now(self) -> Parameter:
         found = [module._parameters.get(name) for _, module, name in self.owners]
         first = found[0]
-        if first is None or any(each is None or each.data_ptr() != first.data_ptr() for each in found):
+        if first is None or any(pointer is None or pointer.data_ptr() != first.data_ptr() for pointer in found):
             raise ValueError(
                 f"{self.owners[0][0]} was cast, and its weight has been taken away or replaced in one of several "
                 "places since: undo the casting before, and cast again after."
@@ -324,8 +324,8 @@ class _Unit:
             self.risen[-1].append(weight)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        for each in self.risen.pop() if self.risen else ():
-            each.down()
+        for weight in self.risen.pop() if self.risen else ():
+            weight.down()
 
 
 def _owners(model: nn.Module) -> dict[Parameter, list[_Owner]]:
@@ -349,12 +349,12 @@ def _listed(text: str) -> list[str]:
 def _is_leaf(module: nn.Module) -> bool:
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     below = (parameter for child in module.children() for parameter in child.parameters())
-    return any(each.is_floating_point() and each.dim() >= 2 for each in own) and next(below, None) is None
+    return any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and next(below, None) is None
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
     """As Module.to goes through them: those of the modules below first, then the module's own."""
-    below = [each for child in module.children() for each in _in_order(child)]
+    below = [weight for child in module.children() for weight in _in_order(child)]
     return list(
         dict.fromkeys([*below, *(parameter for parameter in module._parameters.values() if parameter is not None)])
     )
@@ -367,8 +367,8 @@ def _units(
     inside = {module for block in blocks for module in block.modules()}
     leaves = [module for module in model.modules() if _is_leaf(module) and module not in inside]
     readers = {module: read for module in model.modules() if (read := _reads(module))}
-    for module, used in [*((each, _in_order(each)) for each in (*blocks, *leaves)), *readers.items()]:
-        if unit := [weights[each] for each in used if each in weights]:
+    for module, used in [*((module, _in_order(module)) for module in (*blocks, *leaves)), *readers.items()]:
+        if unit := [weights[weight] for weight in used if weight in weights]:
             yield module, _Unit(unit)
 
 
@@ -439,7 +439,7 @@ def _telling(
     for module in model.modules():
         if isinstance(getattr(type(module), "dtype", None), property):
             cast = (weights[parameter] for parameter in module.parameters() if parameter in weights)
-            first = next((each for each in cast if str(each.own) == str(module.dtype)), None)
+            first = next((weight for weight in cast if str(weight.own) == str(module.dtype)), None)
             found |= {} if first is None else {module: (type(module), first)}
     return found
 
@@ -470,4 +470,4 @@ def _check_holds(storage: torch.dtype, wide: torch.dtype) -> None:
 
 
 def _word(dtype: torch.dtype) -> str:
-    return next(name for name, each in _DTYPES.items() if each is dtype)
+    return next(name for name, dtype_ in _DTYPES.items() if dtype_ is dtype)

@@ -69,8 +69,8 @@ class Lora:
         chosen = self._chosen(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
-        for each in trained:
-            each.requires_grad_(False)
+        for weight in trained:
+            weight.requires_grad_(False)
         adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
         for owner, last, layer in places:
             owner._modules[last] = adapted[layer]
@@ -78,8 +78,8 @@ class Lora:
         def undo() -> None:
             for owner, last, layer in places:
                 owner._modules[last] = layer
-            for each in trained:
-                each.requires_grad_()
+            for weight in trained:
+                weight.requires_grad_()
 
         return undo
 

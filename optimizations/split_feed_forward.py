@@ -248,7 +248,7 @@ def _sequential(module: nn.Module) -> Parts | None:
 
 def _gated(module: Any) -> Parts | None:
     """By the names that transformers' Llama and its many relatives give."""
-    if not all(isinstance(getattr(module, each, None), nn.Module) for each in ("gate_proj", "up_proj", "down_proj")):
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "down_proj")):
         return None
     activation: Any = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     return Parts(module.gate_proj, activation, module.up_proj, module.down_proj, getattr(module, "dropout", _same))

@@ -99,18 +99,18 @@ def _search(searched: Search) -> dict[str, Any]:
     }
 
 
-def _tried(each: Tried) -> dict[str, Any]:
+def _tried(tried: Tried) -> dict[str, Any]:
     return {
-        "settings": each.text,
-        "is_recorded": each.is_recorded,
-        "as_recorded": each.is_as_recorded,
-        "fits": each.fits,
-        "peak_allocated_bytes": each.peak_allocated_bytes,
-        "peak_reserved_bytes": each.peak_reserved_bytes,
-        "peak_reserved_on_card_bytes": each.reserved_on_card_bytes,
-        "retries": each.retries,
-        "oom": _oom(each),
-        "smallest_card_bytes": each.smallest_card.total_bytes if each.smallest_card else None,
+        "settings": tried.text,
+        "is_recorded": tried.is_recorded,
+        "as_recorded": tried.is_as_recorded,
+        "fits": tried.fits,
+        "peak_allocated_bytes": tried.peak_allocated_bytes,
+        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
+        "retries": tried.retries,
+        "oom": _oom(tried),
+        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
     }
 
 

@@ -137,8 +137,8 @@ def _renamed(name: str, short: Mapping[str, str]) -> str:
 
 def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     """New number of each text that anything but a frame refers to."""
-    used = [each.annotations.name for each in trace.devices]
-    used += [column for each in trace.devices for column in (each.events.context, each.events.metadata)]
+    used = [device.annotations.name for device in trace.devices]
+    used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
     used += [label.module for device in trace.devices for label in _labels(device)]
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
@@ -149,7 +149,7 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
 
 
 def _labels(device: DeviceTrace) -> list[Labels]:
-    return [each for each in (device.event_labels, device.block_labels) if each is not None]
+    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:

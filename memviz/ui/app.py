@@ -101,8 +101,8 @@ def build_app(traces_given: Sequence[Trace] = (), programs: Sequence[Path] = ())
     """`traces_given` are open from the start, for everybody who sees the page; Run offers what is in `programs`."""
     context = Context(TraceStore(), tuple(map(str, programs)))
     given = Session()
-    for each in traces_given:
-        given = given.with_opened(open_trace(context.store, each, pinned=True))
+    for trace in traces_given:
+        given = given.with_opened(open_trace(context.store, trace, pinned=True))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
@@ -254,10 +254,10 @@ class _Page:
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
         after = _changed(self.context, current, data)
-        for each in current.opened:
+        for opened in current.opened:
             # Another window may show it still; it goes when that is closed.
-            if after.of(each.key) is None and not self.windows.is_open_elsewhere(each.key):
-                self.context.store.drop(each.key)
+            if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
+                self.context.store.drop(opened.key)
         return self._shown(after, tab=_tab(data))
 
     def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -330,7 +330,7 @@ class _Page:
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Samples may be named by anybody."""
         file = wanted.removeprefix(SAMPLE)
-        sample = next((each for each in OFFERED_SAMPLES if file in each.files), None)
+        sample = next((sample for sample in OFFERED_SAMPLES if file in sample.files), None)
         if sample is None or not wanted.startswith(SAMPLE):
             return None
         return open_sample(self.context.store, session, replace(sample, files=(file,)))

@@ -36,7 +36,7 @@ class FitAnswer:
     def chosen(self) -> TriedWay | None:
         """Of the strongest class in which anything fits."""
         for keep in KEEPS:
-            way = cheapest_that_fits(each for each in self.searched.ways if each.candidate.keeps == keep)
+            way = cheapest_that_fits(way for way in self.searched.ways if way.candidate.keeps == keep)
             if way is not None:
                 return way
         return None
@@ -84,7 +84,7 @@ def find_fit(
 def _check_knob(request: Request, name: str) -> None:
     knobs = {knob.name: knob for knob in described(plan_of(request).workload)}
     if name not in knobs or knobs[name].type != "int":
-        there = [each for each in LARGEST if each in knobs]
+        there = [knob for knob in LARGEST if knob in knobs]
         raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
 
 

@@ -82,7 +82,7 @@ def _filled(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
     """With the peaks of all columns that fit, and of the first that does not."""
     beyond = next((batch for batch in batches if batch > row.largest), None)
     peaks = dict(row.peaks)
-    for batch in (each for each in batches if each <= row.largest or each == beyond):
+    for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
         if batch not in peaks and (answer := predicted({"batch": batch, "sequence": row.sequence})) is not None:
             peaks[batch] = answer[1]
     return Row(row.sequence, row.largest, row.is_exact, peaks)

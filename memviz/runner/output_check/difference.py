@@ -168,7 +168,7 @@ class _DifferenceSums:
         one, other = exact.isfinite(), mine.isfinite()
         same = (exact == mine) | (exact.isnan() & mine.isnan())
         found = (~one, ~other, ~(one & other) & ~same)
-        self.nonfinite = [count + int(each.sum()) for count, each in zip(self.nonfinite, found, strict=True)]
+        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, found, strict=True)]
         self.outside += int(found[2].sum())
         return one & other
 

@@ -83,7 +83,7 @@ def safe(text: str) -> str:
 
 
 def hexadecimal(addresses: Ints8) -> list[str]:
-    return [hex(each) for each in np.ascontiguousarray(addresses).view(np.uint64).tolist()]
+    return [hex(address) for address in np.ascontiguousarray(addresses).view(np.uint64).tolist()]
 
 
 def where(known: Any, values: Iterable[Any]) -> list[Any]:

@@ -90,14 +90,14 @@ class Runs:
         """Places of the memo that objects inside runs have taken."""
         self.memo = RunMemo()
         self._buffer = b""
-        self._forms = {each: _Form() for each in ROW_KINDS}
+        self._forms = {kind: _Form() for kind in ROW_KINDS}
         self.lists = Contents(_MOST_STACKS)
         self.texts = Contents()
 
     @property
     def remembered(self) -> int:
         """What is remembered of lists and texts, in memory."""
-        return sum(each.bytes + 150 * len(each.raw) for each in (self.lists, self.texts))
+        return sum(table.bytes + 150 * len(table.raw) for table in (self.lists, self.texts))
 
     def new_window(self, buffer: bytes) -> None:
         self._buffer = buffer
@@ -169,9 +169,11 @@ class _Run:
 
     def made(self, kind: RowKind) -> Columns:
         window = self.window
-        found = {name: self._resolve(window.columns[name], each) for name, each, _ in window.template.slots}
+        found = {name: self._resolve(window.columns[name], slot) for name, slot, _ in window.template.slots}
         self._finish_memo()
-        return kind.made({name: each[: self.count] for name, each in found.items()}, self.count, self.owner.interner)
+        return kind.made(
+            {name: column[: self.count] for name, column in found.items()}, self.count, self.owner.interner
+        )
 
     # -- memo
 

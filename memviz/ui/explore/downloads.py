@@ -42,17 +42,17 @@ def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
 def groups_csv(found: Breakdown, unit: str = "bytes") -> str:
     """All of a table of groups, to the byte; or to the byte times event, where those were counted."""
     groups = found.groups.groups
-    mostly = [found.dominant[each.key] for each in groups]
+    mostly = [found.dominant[group.key] for group in groups]
     file = StringIO(newline="")
     write_tables(
         file,
         [
             {
-                found.groups.by: [safe(each.label) for each in groups],
-                "kind": [each.kind for each in mostly],
-                f"kind_{unit}": [each.bytes for each in mostly],
-                "blocks": [each.count for each in groups],
-                unit: [each.bytes for each in groups],
+                found.groups.by: [safe(group.label) for group in groups],
+                "kind": [group.kind for group in mostly],
+                f"kind_{unit}": [group.bytes for group in mostly],
+                "blocks": [group.count for group in groups],
+                unit: [group.bytes for group in groups],
             }
         ],
     )

@@ -30,7 +30,7 @@ def _section(*content: Html, **attributes: str) -> Html:
 
 
 def _table(found: FindResult) -> Html:
-    rows = [_row(each) for each in found.sites[:MOST_ROWS]]
+    rows = [_row(site) for site in found.sites[:MOST_ROWS]]
     rest = found.sites[MOST_ROWS:]
     foot = []
     if rest:

@@ -92,7 +92,7 @@ def boxes(found: StackBreakdown) -> Iterator[Box]:
                 other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
                 continue
             chain = _chain(tree, children, child)
-            path = (*(box.path or ()), *(int(tree.frame[each]) for each in chain))
+            path = (*(box.path or ()), *(int(tree.frame[node]) for node in chain))
             waiting.append((_box(found, chain, path, left=left, row=box.row + 1), chain[-1]))
             left += size / whole
         if other_bytes:
@@ -121,7 +121,7 @@ def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, ro
     size = int(tree.bytes[last])
     return Box(
         path=path,
-        frames=tuple(int(tree.frame[each]) for each in chain),
+        frames=tuple(int(tree.frame[node]) for node in chain),
         left=left,
         width=size / max(int(tree.bytes[found.node]), 1),
         row=row,
@@ -167,7 +167,7 @@ def _box_html(drawing: _Drawing, box: Box, whole: int) -> Html:
 
 def _label(words: list[FrameWords], box: Box, measure: Measure) -> str:
     named = words if box.width >= _CHAIN_SHARE else words[-1:]
-    return f"{' › '.join(_short(each) for each in named)} {measure.text(box.bytes)}"
+    return f"{' › '.join(_short(node) for node in named)} {measure.text(box.bytes)}"
 
 
 def _short(words: FrameWords) -> str:
@@ -177,7 +177,7 @@ def _short(words: FrameWords) -> str:
 
 
 def _title(words: list[FrameWords], box: Box, whole: int, measure: Measure) -> str:
-    frames = [cut(f"{each.function} {each.path}" if each.place else each.function, 300) for each in words[-12:]]
+    frames = [cut(f"{frame.function} {frame.path}" if frame.place else frame.function, 300) for frame in words[-12:]]
     parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, whole)} of {measure.text(whole)}"]
     figures = ", ".join(parts if measure.kind == "count" else [*parts, allocations(box.count)])
     mostly = ""

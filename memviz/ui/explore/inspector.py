@@ -113,14 +113,14 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
         words = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
         return tag("p", words, class_="mv-soft")
     frames = [frame_words(trace, frame) for frame in numbers[:MOST_FRAMES]]
-    copied = "\n".join(cut(f"{each.function} {each.path}", _LONGEST_TEXT) for each in frames)
+    copied = "\n".join(cut(f"{frame.function} {frame.path}", _LONGEST_TEXT) for frame in frames)
     copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
     parts: list[Html] = []
     place = 0
-    for is_own, run in groupby(frames, key=lambda each: each.is_own):
+    for is_own, run in groupby(frames, key=lambda frame: frame.is_own):
         some = list(run)
         if is_own:
-            parts += [_own_frame(trace, each, numbers[place + i], source) for i, each in enumerate(some)]
+            parts += [_own_frame(trace, frame, numbers[place + i], source) for i, frame in enumerate(some)]
         else:
             parts.append(_library_frames(some))
         place += len(some)
@@ -144,10 +144,10 @@ def _library_frames(words: list[FrameWords]) -> Html:
     frames = [
         tag(
             "div",
-            joined(cut(each.function, 120), " ", tag("span", cut(each.place, 80), class_="mv-soft")),
-            title=cut(each.path, 300),
+            joined(cut(frame.function, 120), " ", tag("span", cut(frame.place, 80), class_="mv-soft")),
+            title=cut(frame.path, 300),
         )
-        for each in words
+        for frame in words
     ]
     return tag("details", tag("summary", count), *frames)
 
@@ -221,16 +221,16 @@ def _moment_facts(found: EventState) -> Iterable[tuple[str, object]]:
 def _around_html(found: EventState) -> Html:
     if not found.around:
         return Html("")
-    rows = [_happened(each, is_now=each.event == found.event) for each in found.around]
+    rows = [_happened(event, is_now=event.event == found.event) for event in found.around]
     return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
 
 
-def _happened(each: EventSummary, *, is_now: bool) -> Html:
-    number = tag("button", count_text(each.event), type="button", class_="mv-link", data_mv_at=each.event)
-    size = bytes_text(each.bytes) if each.bytes else ""
-    words = f" {each.action.replace('_', ' ')} {size} "
+def _happened(event: EventSummary, *, is_now: bool) -> Html:
+    number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
+    size = bytes_text(event.bytes) if event.bytes else ""
+    words = f" {event.action.replace('_', ' ')} {size} "
     return tag(
-        "li", number, words, tag("span", cut(each.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
+        "li", number, words, tag("span", cut(event.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
     )
 
 

@@ -124,8 +124,8 @@ def table_html(
         return tag("p", "Nothing is live here.", class_="mv-soft")
     by, groups = found.groups.by, ordered(found, state.sort, is_rising=state.is_rising)
     shown = groups[: MOST_ROWS if state.is_long else FEW_ROWS]
-    largest = max((look.measure.share_of(each) for each in found.groups.groups), default=0)
-    rows = [_row(each, found, look, largest=largest) for each in shown]
+    largest = max((look.measure.share_of(group) for group in found.groups.groups), default=0)
+    rows = [_row(group, found, look, largest=largest) for group in shown]
     rest = groups[len(shown) :]
     if rest:
         rows.append(_rest_row(rest, found, look.measure, can_grow=not state.is_long))
@@ -140,12 +140,12 @@ def table_html(
 
 def ordered(found: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     """Equal ones by their bytes, then by name."""
-    groups = sorted(found.groups.groups, key=lambda each: (-each.bytes, each.label, each.key))
+    groups = sorted(found.groups.groups, key=lambda group: (-group.bytes, group.label, group.key))
     keys = {
-        "name": lambda each: each.label.lower(),
-        "category": lambda each: found.dominant[each.key].kind,
-        "count": lambda each: each.count,
-        "bytes": lambda each: each.bytes,
+        "name": lambda group: group.label.lower(),
+        "category": lambda group: found.dominant[group.key].kind,
+        "count": lambda group: group.count,
+        "bytes": lambda group: group.bytes,
     }
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
@@ -242,10 +242,10 @@ def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> H
 
 
 def _rest_row(rest: list[Group], found: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
-    size, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
+    size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
     words = f"everything else, {count_text(len(rest))} more"
     name = tag("button", words, type="button", class_="mv-link", data_act="more") if can_grow else words
-    share = percent_text(sum(measure.share_of(each) for each in rest), _whole(found, measure))
+    share = percent_text(sum(measure.share_of(group) for group in rest), _whole(found, measure))
     return _sum_row(name, count, measure.cell.html(size), share, found.groups.by)
 
 
@@ -266,5 +266,5 @@ def _total_row(found: Breakdown, look: TableLook, download: dict[str, str] | Non
 def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Html:
     wide = [tag("td", class_="mv-wide")] * (1 if by == "category" else 2)
     figures = (count_text(count), size)
-    cells = [tag("td", each, class_="mv-number") for each in figures]
+    cells = [tag("td", figure, class_="mv-number") for figure in figures]
     return tag("tr", tag("td", name), *wide, *cells, tag("td", share, class_="mv-number mv-soft mv-wide"))

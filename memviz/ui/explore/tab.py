@@ -124,7 +124,7 @@ def _segments_over_time(context: Context) -> MemoryTimeline:
 def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
-        moved = any(before.get(each) != chosen.get(each) for each in ("key", "at", "range"))
+        moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
         return [chosen, *panels(context, current, state, chosen, due=due)]
@@ -189,7 +189,7 @@ def panels(
     if found is None or session.current is None:
         return [""] * 4
     shown = answer.details(*found, timeline_key(session.current), state, said=chosen, due=due)
-    return [gr.skip() if each is None else each for each in shown.panels]
+    return [gr.skip() if panel is None else panel for panel in shown.panels]
 
 
 def maps(context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:

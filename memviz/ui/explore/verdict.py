@@ -58,7 +58,7 @@ def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: st
         failed = note.code == "out_of_memory" and note.device in elsewhere
         return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
 
-    ordered = [_note(each, key if each.device in elsewhere else "") for each in sorted(notes, key=rank)]
+    ordered = [_note(note, key if note.device in elsewhere else "") for note in sorted(notes, key=rank)]
     if not ordered:
         words = "Nothing unusual. The history is complete and the totals agree with the segments."
         return tag("p", words, class_="mv-note")

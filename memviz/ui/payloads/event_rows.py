@@ -246,7 +246,7 @@ def _times(device: DeviceTrace, events: Ints8) -> Sequence[str]:
     if not has_times(device):
         return [""] * len(events)
     since = device.events.time_us[events] - device.events.time_us[0]
-    return [f"{each / 1000:,.3f}".replace("-", "−") for each in since.tolist()]
+    return [f"{microseconds / 1000:,.3f}".replace("-", "−") for microseconds in since.tolist()]
 
 
 def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[str]:
@@ -254,7 +254,9 @@ def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[
     if not len(intervals):
         return [""] * len(events)
     found = annotation_of_events(device, events)
-    return ["" if each == NO_INTERVAL else plain(trace.strings[intervals.name[each]]) for each in found.tolist()]
+    return [
+        "" if interval == NO_INTERVAL else plain(trace.strings[intervals.name[interval]]) for interval in found.tolist()
+    ]
 
 
 def _bytes_words(action: int, size: int) -> str:

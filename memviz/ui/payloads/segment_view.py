@@ -105,10 +105,10 @@ def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup
     largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
     groups = [
         SegmentGroup(
-            _group_name(trace, found[each], names_stream=names_stream),
-            _group_words(counts[each], sizes[each], "mapped range" if found[each, 2] else "segment"),
+            _group_name(trace, found[number], names_stream=names_stream),
+            _group_words(counts[number], sizes[number], "mapped range" if found[number, 2] else "segment"),
         )
-        for each in largest.tolist()
+        for number in largest.tolist()
     ]
     rest = np.setdiff1d(np.arange(len(found)), largest)
     place = np.full(len(found), len(groups))
@@ -188,7 +188,7 @@ def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], I
     found, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
     place = np.zeros(len(rows), dtype=np.int64)
     place[held] = code
-    return [plain(table.sites[each].label) for each in found.tolist()], place
+    return [plain(table.sites[number].label) for number in found.tolist()], place
 
 
 def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]]:
@@ -231,7 +231,7 @@ def figures_html(free: FreeSpace) -> Html:
 
 def fragmentation_html(parts: Fragmentation) -> Html:
     """One bar and one sum: the parts add up to what is reserved, to the byte."""
-    shown = {each: getattr(parts, each) for each in _PARTS if each in _ALWAYS or getattr(parts, each)}
+    shown = {name: getattr(parts, name) for name in _PARTS if name in _ALWAYS or getattr(parts, name)}
     bar = [
         tag(
             "i",
@@ -284,11 +284,11 @@ def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
     order = np.argsort(-segments.size, kind="stable")
     rows = [
         _table_row(
-            tag("td", address_text(int(segments.address[each])), class_="mv-code"),
-            f"{groups[group_of[each]].name}, {'large' if segments.is_large[each] else 'small'}",
-            figures[each],
+            tag("td", address_text(int(segments.address[number])), class_="mv-code"),
+            f"{groups[group_of[number]].name}, {'large' if segments.is_large[number] else 'small'}",
+            figures[number],
         )
-        for each in order[:most].tolist()
+        for number in order[:most].tolist()
     ]
     rest = order[most:]
     if len(rest):

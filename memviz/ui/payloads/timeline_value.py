@@ -31,8 +31,8 @@ def timeline_value(
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            _oom(each.then.event, each.asked_bytes, device)
-            for each in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
+            _oom(oom.then.event, oom.asked_bytes, device)
+            for oom in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
         ],
         "state": state or {},
     }

@@ -123,7 +123,7 @@ class RunAnswers:
         return form, asked if known is None else refused(asked, known)
 
     def _default_card(self) -> str:
-        names: list[str] = [each["name"] for each in self.listing()["cards"]]
+        names: list[str] = [card["name"] for card in self.listing()["cards"]]
         return next((name for name in names if "4090" in name), names[0])
 
     def kept(self, visitor: str) -> KeptRuns:
@@ -198,11 +198,11 @@ class RunAnswers:
         if numbers is None:
             chosen = [variant for variant in status.variants if variant.run is not None]
         else:
-            chosen = [each for at, each in enumerate(status.variants) if at in numbers]
+            chosen = [variant for at, variant in enumerate(status.variants) if at in numbers]
         keys = []
-        for each in [each for each in chosen if each.file is not None][:MOST_COMPARED]:
-            assert each.file is not None
-            session, is_open = self._read(session, each.file, each.label)
+        for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
+            assert pictured.file is not None
+            session, is_open = self._read(session, pictured.file, pictured.label)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
 
@@ -221,10 +221,10 @@ class RunAnswers:
 
     def _shown(self, session: Session, trace: Trace) -> Session:
         """The same run is not opened twice."""
-        for each in session.opened:
-            known = self.store.get(each.key)
+        for opened in session.opened:
+            known = self.store.get(opened.key)
             if known is not None and known.about == trace.about:
-                return session.choosing(each.key)
+                return session.choosing(opened.key)
         return session.with_opened(open_trace(self.store, trace))
 
 

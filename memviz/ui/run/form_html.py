@@ -57,7 +57,7 @@ def form_value(
 
 
 def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
-    row = next(each for each in listing["workloads"] if each["name"] == form.workload)
+    row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
     return joined(
         _stories(),
         tag(
@@ -73,21 +73,21 @@ def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
 
 def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     first, rest = _apart(row["knobs"])
-    names = [(each["name"], each["title"]) for each in listing["workloads"]]
+    names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     head = tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head")
     return [
         tag("label", tag("span", "Workload"), _select("workload", form.workload, names), class_="mv-wide mv-big"),
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
         config_field_html(form.config) if form.workload == CONFIG else Html(""),
-        tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
-        _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
+        tag("div", *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in first), class_="mv-knobs"),
+        _fold("More about the model", [_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest]),
         _where(form, listing),
         _optimizer(form),
         _step(form),
         fit_fields_html(form.search),
         head,
-        *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
+        *(_optimization(optimization, form) for optimization in sorted(listing["optimizations"], key=_place)),
     ]
 
 
@@ -97,9 +97,9 @@ def _place(row: Mapping[str, Any]) -> int:
 
 def _apart(knobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     order = {name: at for at, name in enumerate(_FIRST)}
-    first = sorted((knob for knob in knobs if knob["name"] in order), key=lambda each: order[each["name"]])[
-        :_MOST_FIRST
-    ]
+    first = sorted(
+        (knob for knob in knobs if knob["name"] in order), key=lambda optimization: order[optimization["name"]]
+    )[:_MOST_FIRST]
     return first, [knob for knob in knobs if knob not in first]
 
 
@@ -131,8 +131,8 @@ def has_several(knob: Mapping[str, Any], text: str) -> bool:
 
 
 def _choices(name: str, knob: Mapping[str, Any], value: str) -> Html:
-    names = [_text(each) for each in knob["choices"]]
-    options = [(each, each) for each in names]
+    names = [_text(choice) for choice in knob["choices"]]
+    options = [(choice, choice) for choice in names]
     return _select(name, value, [*options, (EVERY_CHOICE, "several …")] if len(names) > 1 else options)
 
 
@@ -142,11 +142,11 @@ def _ticks(name: str, knob: Mapping[str, Any], value: str, title: str) -> Html:
     boxes = [
         tag(
             "label",
-            tag("input", type="checkbox", name_=name, value=each, data_several=True, checked=each in on),
-            tag("span", each),
+            tag("input", type="checkbox", name_=name, value=choice, data_several=True, checked=choice in on),
+            tag("span", choice),
             class_="mv-check",
         )
-        for each in map(_text, knob["choices"])
+        for choice in map(_text, knob["choices"])
     ]
     words = tag("legend", knob["name"].replace("_", " ").capitalize())
     return tag("fieldset", words, *boxes, title=title, class_="mv-several")
@@ -157,7 +157,7 @@ def _input(name: str, value: str) -> Html:
 
 
 def _select(name: str, value: str, options: list[tuple[str, str]]) -> Html:
-    made = [tag("option", words, value=each, selected=each == value) for each, words in options]
+    made = [tag("option", words, value=choice, selected=choice == value) for choice, words in options]
     return tag("select", *made, name_=name)
 
 
@@ -254,8 +254,8 @@ _SAID_BY_THE_WORKLOAD = ("micro_batches",)
 
 def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     name, on = row["name"], row["name"] in form.chosen
-    own = [each for each in row["knobs"] if each["name"] not in _SAID_BY_THE_WORKLOAD]
-    knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in own]
+    own = [knob for knob in row["knobs"] if knob["name"] not in _SAID_BY_THE_WORKLOAD]
+    knobs = [_knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"]))) for knob in own]
     box = tag("input", type="checkbox", name_=f"o:{name}", checked=on)
     return tag(
         "div",

@@ -126,8 +126,8 @@ class _RunEvents:
             for part in self._searched(state):
                 yield [gr.skip(), *part]
         if status is not None and not status.is_over:
-            for each in self._followed(state, secret):
-                yield [gr.skip(), *each]
+            for values in self._followed(state, secret):
+                yield [gr.skip(), *values]
 
     def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
@@ -155,8 +155,8 @@ class _RunEvents:
         # What was estimated is not true of the new fields.
         yield _values(state=state, form=self._form(state))
         _, asked = self.answers.meant(fields)
-        for each in self.answers.estimate(asked, visitor):
-            yield _values(form=self._form(state, estimate_html(each)))
+        for estimate in self.answers.estimate(asked, visitor):
+            yield _values(form=self._form(state, estimate_html(estimate)))
         yield _values()
 
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:

@@ -19,7 +19,7 @@ class Context:
         """`key` is the store's, a slash, and the device's name."""
         name, _, device = key.partition("/")
         trace = self.store.get(name)
-        found = [each for each in trace.devices if each.name == device] if trace is not None else []
+        found = [candidate for candidate in trace.devices if candidate.name == device] if trace is not None else []
         return (trace, found[0]) if trace is not None and found else None
 
     def of(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:

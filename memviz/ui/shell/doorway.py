@@ -68,9 +68,9 @@ class Doorway:
         """Why it is not answered at all; empty for what is ours."""
         names = {*self._names, *names_of_page(page)}
         asked = list(_asked(headers))
-        for each in asked:
-            if not is_known(each, names) and not is_of_a_space(each):
-                return f"This server is not known as {each or 'that'}. {_remedy(each)}"
+        for host in asked:
+            if not is_known(host, names) and not is_of_a_space(host):
+                return f"This server is not known as {host or 'that'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:
             return ""

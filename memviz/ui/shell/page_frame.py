@@ -98,7 +98,7 @@ def traces_html(session: Session, find: Find) -> Html:
     if not session.opened:
         words = "None yet. What you open is listed here, and only you see it."
         return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
-    rows = [_trace_row(each, session, find(each)) for each in session.opened]
+    rows = [_trace_row(opened, session, find(opened)) for opened in session.opened]
     return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
 
 
@@ -180,11 +180,11 @@ def refused_html(session: Session) -> Html:
     rows = [
         tag(
             "p",
-            tag("b", f"{each.name} was not opened. "),
-            f"{each.reason} Nothing in the file was run.{safe}",
-            data_refused=each.turn,
+            tag("b", f"{refusal.name} was not opened. "),
+            f"{refusal.reason} Nothing in the file was run.{safe}",
+            data_refused=refusal.turn,
         )
-        for each in session.refused
+        for refusal in session.refused
     ]
     dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")
     return tag("div", *rows, dismiss, class_="mv-band", role="alert")

@@ -49,7 +49,7 @@ class ExplainingBlocks(gr.Blocks):
 
 
 def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
-    names = [each.label or "" for each in block_fn.inputs]
+    names = [component.label or "" for component in block_fn.inputs]
     about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
     if len(inputs) < len(names):
         return f"{about} takes {len(names)} values ({', '.join(names)}); {len(inputs)} came."

@@ -116,7 +116,7 @@ class Replays:
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""
         found = self.known_search(key, terms)
-        if found is None or settings not in [each.settings for each in found.tried]:
+        if found is None or settings not in [tried.settings for tried in found.tried]:
             found = search(
                 self.begun(key).source,
                 terms.card,
@@ -144,7 +144,7 @@ class Replays:
         """For components: a replay's name or any other trace's key, a slash, and the device's name."""
         name = key.partition("/")[0]
         with self._lock:
-            kept = next((each for each in self._kept.values() if each.name == name), None)
+            kept = next((kept for kept in self._kept.values() if kept.name == name), None)
         if kept is None or not isinstance(kept.result, Replayed):
             return self._context.find(key)
         return kept.result.trace, kept.result.trace.devices[0]
@@ -152,7 +152,7 @@ class Replays:
     def key_of(self, replayed: Replayed) -> str:
         """What `find` finds it by; empty for one that is not kept any more."""
         with self._lock:
-            name = next((each.name for each in self._kept.values() if each.result is replayed), "")
+            name = next((kept.name for kept in self._kept.values() if kept.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
 
     def _forget(self, stored: str) -> None:
@@ -175,7 +175,7 @@ class Replays:
                 # It was closed while this was worked out.
                 return
             self._kept[key] = _CachedResult(result, held_bytes(trace) if trace else 0)
-            total = sum(each.bytes for each in self._kept.values())
+            total = sum(kept.bytes for kept in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:
                 if total <= self._most_bytes:

@@ -93,7 +93,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
             plot = ReservedPlot(elem_id="what-if-plot")
             blocks = Panel(elem_id="what-if-blocks")
-            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{each}") for each in ("recorded", "replayed"))
+            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{side}") for side in ("recorded", "replayed"))
             head = Panel(elem_id="what-if-segments")
             maps = SegmentPair(replays.find, elem_id="what-if-maps")
             table = Panel(elem_id="what-if-table")
@@ -197,8 +197,8 @@ class _WhatIfEvents:
         looked_at = event.value == LABEL
         yield [looked_at, *_skipped()]
         if looked_at:
-            for each in self._opened(trace.key, state, request):
-                yield [gr.skip(), *each]
+            for values in self._opened(trace.key, state, request):
+                yield [gr.skip(), *values]
 
     def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
