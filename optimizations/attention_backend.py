@@ -250,16 +250,16 @@ def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
 def _functions(function: Any, kind: type, names: set[str]) -> Iterator[FunctionType]:
     """Those of Python that it can reach by a name: its module's, its class's, and what stood around it."""
     cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
-    found = [
+    candidates = [
         *cells,
         *(function.__globals__.get(name) for name in names),
         *(getattr(kind, name, None) for name in names),
     ]
-    yield from (function for function in map(_plain, found) if isinstance(function, FunctionType))
+    yield from (function for function in map(_plain, candidates) if isinstance(function, FunctionType))
 
 
-def _plain(found: Any) -> Any:
-    return inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
+def _plain(value: Any) -> Any:
+    return inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
 
 
 def _refuse_other_ways(model: nn.Module) -> None:

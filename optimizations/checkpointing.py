@@ -88,8 +88,8 @@ class Checkpointing:
         self._found(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        found = self._found(model)
-        kinds = {found[number]: (type(found[number]), number) for number in self.chosen(len(found))}
+        chosen = self._found(model)
+        kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         for block, (plain, number) in kinds.items():
             block.__class__ = _checkpointed(plain, self, number)
 
@@ -118,15 +118,17 @@ class Checkpointing:
         return ranges
 
     def _found(self, model: nn.Module) -> list[nn.Module]:
-        found = list(blocks(model).values())
-        if not found:
+        blocks_found = list(blocks(model).values())
+        if not blocks_found:
             raise ValueError(
                 "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
                 "class that have modules inside: put the repeated part of the model into such a list."
             )
         last = max((skip[-1] for skip in self._skipped()), default=0)
-        if last >= len(found):
-            raise ValueError(f"skip names block {last}; this model has {len(found)}, numbered 0 to {len(found) - 1}.")
+        if last >= len(blocks_found):
+            raise ValueError(
+                f"skip names block {last}; this model has {len(blocks_found)}, numbered 0 to {len(blocks_found) - 1}."
+            )
         if any(hasattr(type(module), "unchecked_class") for module in model.modules()):
             raise ValueError("Blocks of this model are checkpointed already: undo that first.")
         if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
@@ -134,7 +136,7 @@ class Checkpointing:
                 "The model checkpoints by itself already, and doing it twice would compute everything three times: "
                 "call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
             )
-        return found
+        return blocks_found
 
     def _run(self, number: int, plain: type[nn.Module], block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if self.function is None:

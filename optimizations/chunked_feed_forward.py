@@ -101,15 +101,15 @@ class ChunkedFeedForward:
         return _written_one_by_one(function, pieces).view(*x.shape[:-1], -1)
 
     def _chosen(self, model: nn.Module) -> dict[str, _Way]:
-        found = {name or "(the model)": way for name, way in feed_forwards(model)}
-        chosen = {name: way for name, way in found.items() if re.search(self.only, name)}
-        if not found:
+        ways = {name or "(the model)": way for name, way in feed_forwards(model)}
+        chosen = {name: way for name, way in ways.items() if re.search(self.only, name)}
+        if not ways:
             raise ValueError(
                 "No feed-forward was recognised here. Known are modules called FeedForward, MLP or FFN and "
                 "nn.Sequential, where they are made of linear layers, activations, dropout and norms."
             )
         if not chosen:
-            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(found)}.")
+            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(ways)}.")
         for name, way in chosen.items():
             if any(attribute in vars(module) for module, attribute, _ in way.replacing(self)):
                 raise ValueError(f"The forward of {name} is replaced already: undo that first.")

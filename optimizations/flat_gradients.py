@@ -280,9 +280,9 @@ def _sums_of(model: nn.Module) -> _Sums | None:
     return next((owner for owner in owners if isinstance(owner, _Sums)), None)
 
 
-def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
+def _cat(places: Mapping[nn.Parameter, slice], gradients: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
     """One after the other; zeros for a parameter that took no part, as autograd makes them."""
-    parts = (found[place] if place in found else torch.zeros_like(place, dtype=dtype) for place in places)
+    parts = (gradients[place] if place in gradients else torch.zeros_like(place, dtype=dtype) for place in places)
     return torch.cat([part.flatten() for part in parts])
 
 

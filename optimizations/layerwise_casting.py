@@ -184,14 +184,14 @@ class LayerwiseCasting:
         """Modules that compute with cast weights, where that is in another dtype than the model's."""
         if all(weight.dtype is self._computes_in(weight) for weight in cast):
             return {}
-        found = {}
+        converted = {}
         for name, module in model.named_modules():
             some_or_all = any if _is_leaf(module) else all
             if (_is_leaf(module) or _reads(module)) and some_or_all(
                 parameter in cast for parameter in module.parameters()
             ):
-                found[name] = module
-        return found
+                converted[name] = module
+        return converted
 
     def _sort(self, model: nn.Module) -> tuple[dict[Parameter, str], dict[str, dict[Parameter, str]]]:
         """Weights to cast, and those left alone by reason; each with the name of its module."""
@@ -215,13 +215,13 @@ class LayerwiseCasting:
             patterns += getattr(model, "_skip_layerwise_casting_patterns", None) or ()
             fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
             patterns += [rf"(^|\.){re.escape(name)}(\.|$)" for name in fp32]
-        found: dict[str, str] = {}
+        reasons: dict[str, str] = {}
         for path, module in model.named_modules():
-            around = found.get(path.rpartition(".")[0], "")
+            around = reasons.get(path.rpartition(".")[0], "")
             named = (pattern for pattern in patterns if path and re.search(pattern, path))
             kinds = (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in classes)
-            found[path] = around or next(named, "") or next(kinds, "")
-        return found
+            reasons[path] = around or next(named, "") or next(kinds, "")
+        return reasons
 
 
 _Owner = tuple[str, nn.Module, str]
@@ -280,8 +280,8 @@ class _Weight:
 
     def tells(self) -> torch.dtype:
         """What a model says of itself: the dtype that its weight has when it is not at rest."""
-        found = self._now().dtype
-        return found if self.users == 0 and found is not self.storage else self.own
+        weight = self._now().dtype
+        return weight if self.users == 0 and weight is not self.storage else self.own
 
     def restore(self) -> None:
         self.weight = self._now()
@@ -296,9 +296,9 @@ class _Weight:
         return getattr(self.owners[0][1], self.witness).dtype  # type: ignore[no-any-return]
 
     def _now(self) -> Parameter:
-        found = [module._parameters.get(name) for _, module, name in self.owners]
-        first = found[0]
-        if first is None or any(pointer is None or pointer.data_ptr() != first.data_ptr() for pointer in found):
+        now = [module._parameters.get(name) for _, module, name in self.owners]
+        first = now[0]
+        if first is None or any(pointer is None or pointer.data_ptr() != first.data_ptr() for pointer in now):
             raise ValueError(
                 f"{self.owners[0][0]} was cast, and its weight has been taken away or replaced in one of several "
                 "places since: undo the casting before, and cast again after."
@@ -390,7 +390,7 @@ def _reads(module: nn.Module) -> list[Parameter]:
     forward = inspect.unwrap(module.forward)
     called = forward if inspect.isroutine(forward) else type(forward).__call__
     code = getattr(getattr(called, "__func__", called), "__code__", None)
-    found: list[Parameter] = []
+    reading: list[Parameter] = []
     for *path, last in _taken(code) if code is not None and not _is_leaf(module) else ():
         owner: Any = module
         for name in path:
@@ -398,20 +398,20 @@ def _reads(module: nn.Module) -> list[Parameter]:
         if owner is None or (last == "weight" and not path and "weight" not in module._parameters):
             return _in_order(module)
         # Of all parameters at once, forwards ask the first one's dtype.
-        found += list(owner.parameters())[: 1 if last == "parameters" else None]
-    return found
+        reading += list(owner.parameters())[: 1 if last == "parameters" else None]
+    return reading
 
 
 @cache
 def _taken(code: CodeType) -> list[list[str]]:
     """What stands before `.weight` and `.parameters` in a function, as in self.proj.weight."""
-    found: list[list[str]] = []
+    names_taken: list[list[str]] = []
     names: list[str] = []
     for step in dis.get_instructions(code) if {"weight", "parameters"} & {*code.co_names} else ():
         names = [*names, step.argval] if step.opname in ("LOAD_ATTR", "LOAD_METHOD") else []
         if names and names[-1] in ("weight", "parameters"):
-            found.append(names)
-    return found
+            names_taken.append(names)
+    return names_taken
 
 
 class _Convert:
@@ -435,13 +435,13 @@ def _telling(
     model: nn.Module, weights: Mapping[Parameter, _Weight]
 ) -> dict[nn.Module, tuple[type[nn.Module], _Weight]]:
     """Models of diffusers and transformers tell the dtype of their first weight, and inputs are converted to that."""
-    found: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
+    telling: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
     for module in model.modules():
         if isinstance(getattr(type(module), "dtype", None), property):
             cast = (weights[parameter] for parameter in module.parameters() if parameter in weights)
             first = next((weight for weight in cast if str(weight.own) == str(module.dtype)), None)
-            found |= {} if first is None else {module: (type(module), first)}
-    return found
+            telling |= {} if first is None else {module: (type(module), first)}
+    return telling
 
 
 def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:

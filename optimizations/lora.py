@@ -90,14 +90,14 @@ class Lora:
         """Layers to adapt, each with all its names."""
         if any(isinstance(module, Adapted) for module in model.modules()):
             raise ValueError("This model has adapters already: undo that first.")
-        found: dict[nn.Module, list[str]] = {}
+        chosen: dict[nn.Module, list[str]] = {}
         for name, module in _linear_layers(model):
             if re.search(self.only, name):
-                found.setdefault(module, []).append(name)
-        if not found:
+                chosen.setdefault(module, []).append(name)
+        if not chosen:
             names = ", ".join(name for name, _ in _linear_layers(model)) or "none"
             raise ValueError(f"No linear layer has {self.only!r} in its name; in the blocks there are: {names[:400]}.")
-        return found
+        return chosen
 
 
 class Adapted(nn.Module):

@@ -59,18 +59,18 @@ def context_beside(source: Source, card: CardMemory) -> Context:
     return Context("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
 
 
-def with_fit(source: Source, found: WhatIf, progress: Progress | None = None) -> WhatIf:
+def with_fit(source: Source, outcome: WhatIf, progress: Progress | None = None) -> WhatIf:
     """Memory of which nothing is set aside is all the allocator's, and leaves nothing open."""
-    ours, card = found.replayed, found.card
+    ours, card = outcome.replayed, outcome.card
     if card is None:
-        return found
+        return outcome
     if not card.overhead_bytes:
-        return replace(found, fit="yes" if ours.oom is None else "no")
+        return replace(outcome, fit="yes" if ours.oom is None else "no")
     context = context_beside(source, card)
-    live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
+    live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
     known = replace(ours, peak_requested_bytes=live)
     word = fit_word(source, ours.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
-    return replace(found, fit=word, context=context)
+    return replace(outcome, fit=word, context=context)
 
 
 def _within(limit: int | None, usable: int) -> bool:

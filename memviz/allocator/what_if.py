@@ -109,11 +109,11 @@ def what_if(
     def replay(settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None) -> Replayed:
         return replay_on(source, settings, card, afresh=afresh, progress=progress)
 
-    found = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
+    outcome = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
-    smallest = smallest_for(source, found.replayed, overhead_bytes, part_of(progress, 4, 5))
-    return replace(found, smallest_card=smallest)
+    smallest = smallest_for(source, outcome.replayed, overhead_bytes, part_of(progress, 4, 5))
+    return replace(outcome, smallest_card=smallest)
 
 
 def answered(

@@ -68,8 +68,8 @@ def find_fit(
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
     answer = FitAnswer(request, keep, card.usable_bytes, searched, None)
     if largest and answer.chosen is not None:
-        found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
-        answer = replace(answer, largest=None if found is None else (largest, found))
+        largest_found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
+        answer = replace(answer, largest=None if largest_found is None else (largest, largest_found))
     if grid and answer.chosen is not None:
         asks = asking(answer.chosen.candidate.request, predictor)
         answer = replace(
@@ -181,5 +181,10 @@ def way_label(way: TriedWay) -> str:
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
     if answer.largest is None:
         return None
-    knob, found = answer.largest
-    return {"knob": knob, "value": found.value, "next_fails": found.next_fails, "predictions": found.predictions}
+    knob, largest_value = answer.largest
+    return {
+        "knob": knob,
+        "value": largest_value.value,
+        "next_fails": largest_value.next_fails,
+        "predictions": largest_value.predictions,
+    }

@@ -63,10 +63,10 @@ def _row(predicted: Predicted, length: int, usable: int, first: int) -> Row | No
             is_taken, peaks[batch] = True, answer[1]
         return answer
 
-    found = largest_that_fits(fits, usable, max(first, 1))
+    border = largest_that_fits(fits, usable, max(first, 1))
     if not is_taken:
         return None
-    return Row(length, found.value if found else 0, found.next_fails if found else True, peaks)
+    return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
 
 
 def _doubles(largest: int) -> Iterator[int]:

@@ -167,9 +167,9 @@ class _DifferenceSums:
     def _count_nonfinite(self, exact: Tensor, mine: Tensor) -> Tensor:
         one, other = exact.isfinite(), mine.isfinite()
         same = (exact == mine) | (exact.isnan() & mine.isnan())
-        found = (~one, ~other, ~(one & other) & ~same)
-        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, found, strict=True)]
-        self.outside += int(found[2].sum())
+        nonfinite = (~one, ~other, ~(one & other) & ~same)
+        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, nonfinite, strict=True)]
+        self.outside += int(nonfinite[2].sum())
         return one & other
 
     def _add_elements(self, exact: Tensor, apart: Tensor) -> None:

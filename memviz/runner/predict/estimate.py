@@ -151,8 +151,8 @@ def _by_category(device: DeviceTrace) -> dict[str, int]:
             held[address] = (categories[number], size)
         elif is_free:
             held.pop(address, None)
-    found: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for category, size in held.values():
         name = Category(category).name.lower()
-        found[name] = found.get(name, 0) + size
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        bytes_of[name] = bytes_of.get(name, 0) + size
+    return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))

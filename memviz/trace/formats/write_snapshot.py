@@ -94,9 +94,9 @@ class _Writer:
 
     def traces(self) -> dict[str, list[Events]]:
         """Events by device number. Devices without events have a list too: PyTorch's page offers no others."""
-        found = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
-        count = max((number + 1 for number in found if number < _MOST_DEVICES), default=0)
-        traces = {"device_traces": [found.get(number, no_events()) for number in range(count)]}
+        gpu_events = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
+        count = max((number + 1 for number in gpu_events if number < _MOST_DEVICES), default=0)
+        traces = {"device_traces": [gpu_events.get(number, no_events()) for number in range(count)]}
         host = [device.events for device in self.trace.devices if device.kind == "host"]
         return {**traces, "host_traces": host} if host else traces
 

@@ -169,10 +169,10 @@ class _Run:
 
     def made(self, kind: RowKind) -> Columns:
         window = self.window
-        found = {name: self._resolve(window.columns[name], slot) for name, slot, _ in window.template.slots}
+        columns = {name: self._resolve(window.columns[name], slot) for name, slot, _ in window.template.slots}
         self._finish_memo()
         return kind.made(
-            {name: column[: self.count] for name, column in found.items()}, self.count, self.owner.interner
+            {name: column[: self.count] for name, column in columns.items()}, self.count, self.owner.interner
         )
 
     # -- memo
@@ -258,15 +258,15 @@ class _Run:
     def _look_up(self, place: int, kind: int) -> None:
         """A reference to something that was read opcode by opcode."""
         memo, intern = self.owner.memo, self.owner.interner
-        found = self.owner.reader.memo.get(place)
-        if found is None or memo.kind[place] != NOTHING:
+        value = self.owner.reader.memo.get(place)
+        if value is None or memo.kind[place] != NOTHING:
             return
-        if kind == TEXT and type(found) is str:
-            memo.put(np.array([place]), kind, intern.string(found))
-        elif kind == STACK and type(found) is list:
-            memo.put(np.array([place]), kind, intern.stack(found))
-        elif kind == POOL and type(found) in (tuple, list):
-            memo.put(np.array([place]), kind, intern.pool(found))
+        if kind == TEXT and type(value) is str:
+            memo.put(np.array([place]), kind, intern.string(value))
+        elif kind == STACK and type(value) is list:
+            memo.put(np.array([place]), kind, intern.stack(value))
+        elif kind == POOL and type(value) in (tuple, list):
+            memo.put(np.array([place]), kind, intern.pool(value))
 
     def _content(self, content: int, kind: Kind) -> int:
         intern = self.owner.interner

@@ -119,9 +119,9 @@ def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.T
     def leave(event: gr.SelectData) -> Any:
         return gr.skip() if event.value == LABEL else False
 
-    asked = [session, parts.state]
-    parts.traces.change(follow, [*asked, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
-    tab.select(arrive, [*asked, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
+    inputs = [session, parts.state]
+    parts.traces.change(follow, [*inputs, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
+    tab.select(arrive, [*inputs, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
     tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 

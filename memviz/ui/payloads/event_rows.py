@@ -165,13 +165,13 @@ def _within_annotations(trace: Trace, device: DeviceTrace, text: str) -> Bools:
 def row_of_events(device: DeviceTrace) -> Ints4:
     """The row of `lifetimes` that each alloc begins and each free ends; -1 for other events."""
     lives, count = lifetimes(device), len(device.events)
-    found = np.full(count, _NOTHING, dtype=np.int32)
+    row_of = np.full(count, _NOTHING, dtype=np.int32)
     rows = np.arange(len(lives), dtype=np.int32)
     # An alloc may itself end what lay at its address; it is written last, because it is first of all an alloc.
     for event in (lives.free_requested, lives.end, lives.start):
         inside = (event >= 0) & (event < count)
-        found[event[inside]] = rows[inside]
-    return found
+        row_of[event[inside]] = rows[inside]
+    return row_of
 
 
 @remembered
@@ -253,9 +253,10 @@ def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[
     intervals = annotated(device).intervals
     if not len(intervals):
         return [""] * len(events)
-    found = annotation_of_events(device, events)
+    intervals_of = annotation_of_events(device, events)
     return [
-        "" if interval == NO_INTERVAL else plain(trace.strings[intervals.name[interval]]) for interval in found.tolist()
+        "" if interval == NO_INTERVAL else plain(trace.strings[intervals.name[interval]])
+        for interval in intervals_of.tolist()
     ]
 
 

@@ -98,20 +98,20 @@ def free_space(moment: SegmentsAt) -> FreeSpace:
 def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup, ...], Ints8]:
     """The groups, and to which of them each segment belongs. In one order at all moments of a trace."""
     keys = np.column_stack([segments.pool, segments.stream, segments.is_expandable])
-    found, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
+    distinct, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
     code = code.reshape(-1)
-    sizes, counts = sum_by(code, segments.size, len(found)), np.bincount(code, minlength=len(found))
-    names_stream = len(np.unique(found[:, 1])) > 1
+    sizes, counts = sum_by(code, segments.size, len(distinct)), np.bincount(code, minlength=len(distinct))
+    names_stream = len(np.unique(distinct[:, 1])) > 1
     largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
     groups = [
         SegmentGroup(
-            _group_name(trace, found[number], names_stream=names_stream),
-            _group_words(counts[number], sizes[number], "mapped range" if found[number, 2] else "segment"),
+            _group_name(trace, distinct[number], names_stream=names_stream),
+            _group_words(counts[number], sizes[number], "mapped range" if distinct[number, 2] else "segment"),
         )
         for number in largest.tolist()
     ]
-    rest = np.setdiff1d(np.arange(len(found)), largest)
-    place = np.full(len(found), len(groups))
+    rest = np.setdiff1d(np.arange(len(distinct)), largest)
+    place = np.full(len(distinct), len(groups))
     place[largest] = np.arange(len(largest))
     if len(rest):
         name = f"{count_text(len(rest))} smaller groups of other pools and streams"
@@ -185,10 +185,10 @@ def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], I
     """Labels of the sites that occur here, and the place in them for each row; any place for free memory."""
     table = sites(trace)
     held = rows >= 0
-    found, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
+    site_codes, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
     place = np.zeros(len(rows), dtype=np.int64)
     place[held] = code
-    return [plain(table.sites[number].label) for number in found.tolist()], place
+    return [plain(table.sites[number].label) for number in site_codes.tolist()], place
 
 
 def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]]:

@@ -82,12 +82,12 @@ def _output_cells(cells: Sequence[object], *, soft: bool = False) -> Html:
 
 
 def _worst(numbers: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = [
+    differences = [
         output[key]
         for output in numbers.get("outputs", ())
         if isinstance(output, dict) and isinstance(output.get(key), dict)
     ]
-    return max(found, key=lambda output: _plain(output.get("relative_l2")), default={})
+    return max(differences, key=lambda output: _plain(output.get("relative_l2")), default={})
 
 
 def _number(values: Mapping[str, Any], key: str) -> str:

@@ -148,11 +148,11 @@ def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
 
 
 def _request(form: FormFields) -> Request:
-    asked: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
+    fields_of_run: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
     for name in ("warmup", "steps"):
-        asked[name] = int(form.options.get(name, "1"))
-    asked |= {"card": form.card} if form.card else {}
-    return Request.from_json({**asked, "keep_output": form.keep_output, "numerics": form.numerics})
+        fields_of_run[name] = int(form.options.get(name, "1"))
+    fields_of_run |= {"card": form.card} if form.card else {}
+    return Request.from_json({**fields_of_run, "keep_output": form.keep_output, "numerics": form.numerics})
 
 
 def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -276,15 +276,15 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
         yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
 
 
-def place_of(refusal: str, asked: RunRequests) -> str:
+def place_of(refusal: str, requests: RunRequests) -> str:
     """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
     name, colon, said = refusal.partition(":")
-    if not colon or not asked.count:
+    if not colon or not requests.count:
         return "run"
     knob = said.split()[0] if said.split() else ""
-    if name == asked.requests[0].workload:
-        return f"w:{knob}" if any(knob in request.settings for request in asked.requests) else "knobs"
-    theirs = next((knobs for other, knobs in asked.requests[-1].optimizations if other == name), None)
+    if name == requests.requests[0].workload:
+        return f"w:{knob}" if any(knob in request.settings for request in requests.requests) else "knobs"
+    theirs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
     if theirs is None:
         return "run"
     return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"

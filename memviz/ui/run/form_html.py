@@ -45,14 +45,17 @@ STORIES = {
 
 
 def form_value(
-    form: FormFields, asked: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
+    form: FormFields, requests: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
 ) -> dict[str, Any]:
     """Only another `version` draws the fields anew, so that nobody is interrupted. `said` stands above the button."""
     return {
         "version": version,
         "html": form_html(form, listing),
-        "faults": dict(asked.faults),
-        "parts": {"count": count_words(asked), "buttons": joined(_said(asked, said), buttons_html(form, asked))},
+        "faults": dict(requests.faults),
+        "parts": {
+            "count": count_words(requests),
+            "buttons": joined(_said(requests, said), buttons_html(form, requests)),
+        },
     }
 
 
@@ -278,21 +281,21 @@ def _stories() -> Html:
     return tag("p", tag("span", "Try"), *buttons, class_="mv-stories")
 
 
-def count_words(asked: RunRequests) -> str:
-    return f"{count_text(asked.count)} variant{'s' if asked.count != 1 else ''}" if asked.count else ""
+def count_words(requests: RunRequests) -> str:
+    return f"{count_text(requests.count)} variant{'s' if requests.count != 1 else ''}" if requests.count else ""
 
 
-def buttons_html(form: FormFields, asked: RunRequests) -> Html:
+def buttons_html(form: FormFields, requests: RunRequests) -> Html:
     """The button counts what it would run. What does not go together explains itself when it is pressed."""
     verb = "Measure" if form.on == "cuda" else "Predict"
-    words = f"{verb} {count_words(asked)}" if asked.count > 1 else verb
+    words = f"{verb} {count_words(requests)}" if requests.count > 1 else verb
     run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
     return tag("p", run, class_="mv-buttons")
 
 
-def _said(asked: RunRequests, said: Html | str) -> Html:
+def _said(requests: RunRequests, said: Html | str) -> Html:
     """Where a visitor looks who has pressed the button: what came of it, and what belongs to no field of its own."""
-    general = [refused_html(asked.faults[place]) for place in GENERAL if place in asked.faults]
+    general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
     return tag("div", said, *general, id="run-said")
 
 
@@ -318,7 +321,9 @@ def estimate_html(variant: Variant) -> Html:
     return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
 
 
-def many_html(asked: RunRequests) -> Html:
-    words = f"These are {count_text(asked.count)} variants, one after the other. "
-    button = tag("button", f"Run all {count_text(asked.count)}", type="button", class_="mv-quiet", data_act="run-all")
+def many_html(requests: RunRequests) -> Html:
+    words = f"These are {count_text(requests.count)} variants, one after the other. "
+    button = tag(
+        "button", f"Run all {count_text(requests.count)}", type="button", class_="mv-quiet", data_act="run-all"
+    )
     return tag("p", words, button, class_="mv-soft")

@@ -30,10 +30,10 @@ def build(answers: RunAnswers) -> None:
     """Endpoints need components for what goes in and out; people never see these."""
     workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
     settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
-    asked = [workload, settings, optimizations, card]
+    inputs = [workload, settings, optimizations, card]
     # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
     predict = RunEndpoint(answers).run
-    gr.Button().click(predict, asked, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
+    gr.Button().click(predict, inputs, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
 
 
 class RunEndpoint:
@@ -57,7 +57,7 @@ class RunEndpoint:
             card: A part of a card's name, as RTX 4090.
         """
         with in_words():
-            found = await run_asked(
+            result = await run_asked(
                 self._answers,
                 workload,
                 {} if settings is None else settings,
@@ -66,7 +66,7 @@ class RunEndpoint:
                 owner=request.session_hash or "",
                 is_there=presence(),
             )
-            return sound_answer(found)
+            return sound_answer(result)
 
 
 class UnfinishedRun(MemvizError):
@@ -144,8 +144,8 @@ def _text(value: object) -> str:
 def _chosen(value: object) -> Sequence[tuple[str, dict[str, str]]]:
     if not isinstance(value, list) or len(value) > _MOST_TEXTS:
         raise UsageError('optimizations are a list, as in [{"name": "checkpointing", "every": 2}].')
-    found = []
+    chosen_knobs = []
     for item in value:
         knobs = _knobs(item, "optimizations")
-        found.append((knobs.pop("name", ""), knobs))
-    return found
+        chosen_knobs.append((knobs.pop("name", ""), knobs))
+    return chosen_knobs

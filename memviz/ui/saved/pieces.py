@@ -114,17 +114,17 @@ def _frames(trace: Trace) -> Packed:
 
 def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, Packed]]:
     """What is good to have, the best first; of spans that stand for many, only the category is known."""
-    found = [("frames", _frames(trace))]
+    wanted = [("frames", _frames(trace))]
     if not spans.note:
         modules = label_of_rows(device, "module")
         if modules is not None:
-            found.append(("modules", pack({"module": modules.astype(np.uint32)})))
-        found += [
+            wanted.append(("modules", pack({"module": modules.astype(np.uint32)})))
+        wanted += [
             (f"groups {meaning}", groups_piece(colouring(trace, device, meaning)))
             for meaning in MEANINGS
             if meaning != "category"
         ]
-    return found
+    return wanted
 
 
 def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
 def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[str, Any]:
     """For lighting what belongs to a row of a table: of each own number (a stack's or module's) the place of its key,
     from 1 on, among those that are `wanted`."""
-    found, places = np.unique(own, return_inverse=True)
-    keys = {key: code for code in found.tolist() if (key := key_of(code)) in wanted}
-    place = np.zeros(len(found), dtype=np.uint32)
-    place[np.searchsorted(found, list(keys.values()))] = np.arange(1, len(keys) + 1)
+    distinct, places = np.unique(own, return_inverse=True)
+    keys = {key: code for code in distinct.tolist() if (key := key_of(code)) in wanted}
+    place = np.zeros(len(distinct), dtype=np.uint32)
+    place[np.searchsorted(distinct, list(keys.values()))] = np.arange(1, len(keys) + 1)
     return {"keys": list(keys), "place": as_sent(pack({"place": place[places]}))}
 
 

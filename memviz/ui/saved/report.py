@@ -130,12 +130,12 @@ def _note(note: Note) -> Html:
 
 def _notes(sides: Sequence[Pair]) -> list[Note]:
     """Each with the trace it is about; what all have stands once."""
-    found = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
-    shared = [note for note in found[0] if all(note in notes for notes in found)]
+    notes_of = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
+    shared = [note for note in notes_of[0] if all(note in notes for notes in notes_of)]
     own = [
         replace(note, text=f"{letter(number)}, {trace.about.source}: {note.text}")
         for number, (trace, _) in enumerate(sides)
-        for note in found[number]
+        for note in notes_of[number]
         if note not in shared
     ]
     return [*own, *shared]

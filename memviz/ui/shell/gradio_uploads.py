@@ -27,9 +27,9 @@ def drop_leftovers(error: BaseException) -> None:
 def _readers(error: BaseException) -> Iterator[Any]:
     step = error.__traceback__
     while step is not None:
-        found = step.tb_frame.f_locals.get("self")
-        if isinstance(found, GradioMultiPartParser):
-            yield found
+        owner = step.tb_frame.f_locals.get("self")
+        if isinstance(owner, GradioMultiPartParser):
+            yield owner
         step = step.tb_next
 
 

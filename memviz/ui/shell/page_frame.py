@@ -102,12 +102,12 @@ def traces_html(session: Session, find: Find) -> Html:
     return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
 
 
-def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace] | None) -> Html:
+def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None) -> Html:
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
     facts = "closed to make room; open it again"
-    if found is not None:
-        trace, device = found
+    if current is not None:
+        trace, device = current
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"

@@ -78,8 +78,8 @@ def in_words() -> Iterator[None]:
 
 def sound_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """What everybody can read as JSON."""
-    found: dict[str, Any] = sound(answer)
-    return found
+    sound_value: dict[str, Any] = sound(answer)
+    return sound_value
 
 
 def grouping_of(by: object) -> str:

@@ -60,10 +60,10 @@ class TraceStore:
 
     def drop(self, key: str) -> None:
         with self._lock:
-            found = key in self._kept and not self._kept[key].pinned
-            if found:
+            is_kept = key in self._kept and not self._kept[key].pinned
+            if is_kept:
                 del self._kept[key]
-        self._tell([key] if found else [])
+        self._tell([key] if is_kept else [])
 
     def forget(self, held: Collection[str], left_seconds: float) -> int:
         """By the clock: what has not been used for so long and is held by no visitor who is here; how many went."""

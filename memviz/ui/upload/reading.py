@@ -146,23 +146,23 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
         self._go_on()
-        found = open_trace(self._store, trace)
-        self._stored = found.key
+        opened = open_trace(self._store, trace)
+        self._stored = opened.key
         # `cancel` may have come between the two, and found nothing to take away.
         if self._cancelled.is_set():
-            self._store.drop(found.key)
+            self._store.drop(opened.key)
         self._go_on()
-        key = timeline_key(found)
-        device = next(device for device in trace.devices if device.name == found.device)
+        key = timeline_key(opened)
+        device = next(device for device in trace.devices if device.name == opened.device)
         self.outbox.put("curve", key=key, **_curve(device))
-        for asked in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
-            self._send(trace, device, key, asked)
+        for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
+            self._send(trace, device, key, question)
             self._go_on()
-        self.outbox.put(OPENED, key=key, stored=found.key, name=self.name, has_times=has_times(device))
+        self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
-    def _send(self, trace: Trace, device: DeviceTrace, key: str, asked: dict[str, Any]) -> None:
-        packed = piece(trace, device, asked)
-        self.outbox.put("piece", packed.body, key=key, piece=asked["piece"], header=packed.header)
+    def _send(self, trace: Trace, device: DeviceTrace, key: str, question: dict[str, Any]) -> None:
+        packed = piece(trace, device, question)
+        self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
 
     def _go_on(self) -> None:
         if self._cancelled.is_set():

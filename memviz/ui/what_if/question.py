@@ -139,11 +139,11 @@ def _release(text: str) -> Release:
 
 def _parts(text: str) -> list[str]:
     """At the commas between keys, not at those within brackets."""
-    found, depth = [""], 0
+    parts, depth = [""], 0
     for character in text:
         depth += (character == "[") - (character == "]")
         if character == "," and not depth:
-            found.append("")
+            parts.append("")
         else:
-            found[-1] += character
-    return [part for part in found if part]
+            parts[-1] += character
+    return [part for part in parts if part]

@@ -224,9 +224,9 @@ class _WhatIfEvents:
     def _advised(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """What a search found best goes into the form."""
         parsed = parse_question(state.question)
-        found = self.answers.replays.known_search(state.key, terms_of(parsed))
-        if found is not None and found.advised.settings != parsed.settings:
-            question = state.question.with_settings(found.advised.settings)
+        searched = self.answers.replays.known_search(state.key, terms_of(parsed))
+        if searched is not None and searched.advised.settings != parsed.settings:
+            question = state.question.with_settings(searched.advised.settings)
             yield from self._answer(replace(state, question=question, turn=state.turn + 1), request, is_pressed=True)
 
     def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
