@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memviz.allocator.context import OVERHEAD_BYTES, Context, context_on
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, context_on
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
@@ -15,7 +15,7 @@ from memviz.allocator.what_if import CardMemory, FitWord, WhatIf, figures_on, ne
 class Doubt:
     """What is not known of a run on a card."""
 
-    context: Context
+    context: CudaContext
     more: float = 0.0
     """By which share the run may need more than is predicted, and less."""
     less: float = 0.0
@@ -52,11 +52,11 @@ def fit_word(
     return "close" if _runs(source, settings, perhaps, part_of(progress, 1, 2)) else "no"
 
 
-def context_beside(source: Source, card: CardMemory) -> Context:
+def context_beside(source: Source, card: CardMemory) -> CudaContext:
     """What lies beside the allocator: what was said, or else what was seen on the card that the trace names."""
     if card.overhead_bytes == OVERHEAD_BYTES:
         return context_on(source.trace.about.on)
-    return Context("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
+    return CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
 
 
 def with_fit(source: Source, outcome: WhatIf, progress: Progress | None = None) -> WhatIf:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from memviz.allocator.as_recorded import replay_as_recorded
-from memviz.allocator.context import OVERHEAD_BYTES, Context
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures, Replayed
@@ -67,7 +67,7 @@ class WhatIf:
     enough, or nobody asked."""
     fit: FitWord | None = None
     """Of `replayed`, where what lies beside the allocator is an interval; None without a card."""
-    context: Context | None = None
+    context: CudaContext | None = None
     """What lies beside the allocator; None where nothing does."""
 
     @property

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memviz.errors import UsageError
 from memviz.runner.output_check.rounding_bounds import tolerances
-from memviz.runner.output_check.ulps import Counted, Ulps, ulps_between
+from memviz.runner.output_check.ulps import UlpCounts, Ulps, ulps_between
 
 PIECE = 1 << 18
 """Elements at a time: a handful of float64 arrays of 2 MiB, which caches still hold."""
@@ -141,7 +141,7 @@ class _DifferenceSums:
     reference_absmax: float = 0.0
     nonfinite: list[int] = field(default_factory=lambda: [0, 0, 0])
     spread: _Spread = field(default_factory=lambda: _Spread())
-    ulps: Counted = field(default_factory=Counted)
+    ulps: UlpCounts = field(default_factory=UlpCounts)
 
     def add(self, reference: Tensor, ours: Tensor) -> None:
         exact, mine = reference.to(torch.float64), ours.to(torch.float64)

@@ -26,7 +26,7 @@ _MAGNITUDES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
+class PretendedOutOfMemory:
     """One allocation that failed, whether or not the program went on."""
 
     event: int
@@ -44,7 +44,7 @@ class OutOfMemoryReport:
     """What is told when an allocation fails, and to whom."""
 
     def __init__(self, card: CardMemory) -> None:
-        self.failures: list[OutOfMemory] = []
+        self.failures: list[PretendedOutOfMemory] = []
         self.observers: list[Observer] = []
         self._card = card
 
@@ -56,7 +56,7 @@ class OutOfMemoryReport:
         requested, free = failure.asked_of_device, self.free_bytes(allocator)
         allowed = self._card.total_bytes if allocator.limit is None else allocator.limit
         figures = (failure.requested, requested, failure.allocated, failure.reserved)
-        self.failures.append(OutOfMemory(event, line_of_caller(), *figures))
+        self.failures.append(PretendedOutOfMemory(event, line_of_caller(), *figures))
         for observer in self.observers:
             observer(0, requested, allowed, free)
         return OutOfMemoryError(self._text(failure, free, allocator.limit))

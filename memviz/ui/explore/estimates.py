@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace, unchanged
+from memviz.allocator.estimate import ESTIMATE_CODE, ReplayedEstimate, estimate, estimated_trace, unchanged
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Source
@@ -31,7 +31,7 @@ class Offer:
     kind: ActionKind
     name: str
     assumptions: tuple[str, ...]
-    estimate: Estimate
+    estimate: ReplayedEstimate
 
     @property
     def saves(self) -> bool:

@@ -17,7 +17,7 @@ from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.packed_timeline import Packed, as_sent, pack
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
@@ -65,7 +65,7 @@ class SegmentView:
     figures: Html
     table: Html
     """Empty where it was not asked for."""
-    drawing: Packed
+    drawing: PackedTimeline
 
 
 def segment_view(
@@ -134,7 +134,7 @@ def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:
     return " · ".join(words)
 
 
-def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> Packed:
+def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> PackedTimeline:
     """Segments by address, then tiles by address: a tile belongs to the segment that its place adds up to."""
     segments, tiles = moment.segments, moment.tiles
     groups, group_of = segment_groups(trace, segments)

@@ -20,7 +20,7 @@ from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
+from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.visitors import visitor_of
@@ -301,7 +301,7 @@ class _WhatIfEvents:
             yield {"waiting": waiting_html(work.share, events=len(device.events))}
         try:
             outcome, searched = work.result()
-        except Stopped:
+        except BackgroundStopped:
             return
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
