@@ -80,6 +80,22 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     OptimizerInBackward,
     EightBitStates,
 )
+OFFERED_FIRST: tuple[type[Optimization], ...] = (
+    Checkpointing,
+    ChunkedCrossEntropy,
+    SplitFeedForward,
+    ChunkedFeedForward,
+    ActivationOffload,
+    OptimizerInBackward,
+    EightBitStates,
+    WeightOffload,
+    Lora,
+    LayerwiseCasting,
+    WeightQuantization,
+    FlatGradients,
+    AttentionBackend,
+)
+"""Wherever people choose, in this order; what is not named here comes after them."""
 _PLACES = {optimization.name: place for place, optimization in enumerate(OPTIMIZATIONS)}
 
 

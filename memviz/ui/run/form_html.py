@@ -16,12 +16,6 @@ from memviz.units import bytes_text, count_text
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
 """Knobs that stand in the open, in this order; the others wait behind a fold."""
 _MOST_FIRST = 6
-_USUAL = (
-    *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
-    *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
-    *("layerwise_casting", "weight_quantization", "flat_gradients", "attention_backend"),
-)
-"""Optimizations that stand first, in this order."""
 _CLAIMS = {
     "bitwise": "Same output, bit for bit.",
     "rounding": "Same output up to rounding.",
@@ -90,12 +84,8 @@ def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]
         _step(form),
         fit_fields_html(form.search),
         head,
-        *(_optimization(optimization, form) for optimization in sorted(listing["optimizations"], key=_place)),
+        *(_optimization(row, form) for row in sorted(listing["optimizations"], key=lambda row: row["offered"])),
     ]
-
-
-def _place(row: Mapping[str, Any]) -> int:
-    return _USUAL.index(row["name"]) if row["name"] in _USUAL else len(_USUAL)
 
 
 def _apart(knobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
