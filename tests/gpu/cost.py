@@ -76,8 +76,8 @@ def as_ratios(rounds: Rounds) -> dict[str, Any]:
 
 def _step(plan: Plan, model: nn.Module, device: CudaDevice) -> RunStep:
     placed = device.place(model)
-    for each in placed.parameters():
-        each.grad = None
+    for parameter in placed.parameters():
+        parameter.grad = None
     return RunStep(plan.workload, device, placed, device.inputs(plan.workload), make_optimizer("none", placed))
 
 

@@ -156,7 +156,7 @@ def test_running_out_of_memory_is_kept_as_it_was():
     taken = history.take_last()
     history.stop()
     assert actions(taken.snapshot) == ["segment_alloc", "alloc", "oom"]
-    assert sum(each["allocated_size"] for each in _with_sizes(taken.snapshot)) == 8192
+    assert sum(with_size["allocated_size"] for with_size in _with_sizes(taken.snapshot)) == 8192
 
 
 def _with_sizes(snapshot: dict[str, Any]) -> list[dict[str, int]]:
