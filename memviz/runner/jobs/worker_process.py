@@ -238,13 +238,16 @@ class Worker:
         """Has it import what every run needs, and returns at once."""
         self._send([], [])
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]:
-        """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
+    def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]:
+        """In order. Every request ends in `done` or `failed`, whatever becomes of the process.
+
+        `figures_only` are predictions without numerics and without a file of their trace.
+        """
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
         figures: dict[int, RunEvent] = {}
         self.is_free = False
-        self._send(requests, numbers)
+        self._send(requests, numbers, figures_only=figures_only)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
@@ -261,12 +264,13 @@ class Worker:
                 self.is_free = not waiting
                 yield event
 
-    def _send(self, requests: Sequence[Request], numbers: list[int]) -> None:
+    def _send(self, requests: Sequence[Request], numbers: list[int], *, figures_only: bool = False) -> None:
         message = {
             "folder": str(self.folder),
             "requests": [request.as_json() for request in requests],
             "numbers": numbers,
             "seconds": self.timeout,
+            "figures_only": figures_only,
         }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):

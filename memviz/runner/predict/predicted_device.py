@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.device import DeviceMemory
+from memviz.allocator.replayer import SaidBetween
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
@@ -87,6 +88,7 @@ class PredictedDevice:
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
+        self._peaks_from = 0
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
@@ -176,6 +178,11 @@ class PredictedDevice:
     def reset_peak(self) -> None:
         self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
         self.recorder.ledger.allocator.statistics.reset_peak()
+        self._peaks_from = len(self.recorder.ledger.history)
+
+    @property
+    def said_between(self) -> SaidBetween:
+        return SaidBetween(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
         """As a program may say while it runs; what is laid out already stays as it is."""
