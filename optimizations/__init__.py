@@ -21,6 +21,7 @@ from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
+from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
@@ -44,7 +45,9 @@ class Optimization(Protocol):
     # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
     # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
     # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
-    # a knob `micro_batches`, which a run sets to what its workload makes.
+    # a knob `micro_batches`, which a run sets to how many backward passes make its step;
+    # `changes_loop: ClassVar[bool]`, whether it changes how a step goes through its batch and nothing of the model:
+    # then `split` gives the pieces.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
@@ -76,6 +79,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     WeightOffload,
     Checkpointing,
     ActivationOffload,
+    GradientAccumulation,
     FlatGradients,
     OptimizerInBackward,
     EightBitStates,

@@ -54,6 +54,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "weight_offload",
         "checkpointing",
         "activation_offload",
+        "gradient_accumulation",
         "flat_gradients",
         "optimizer_in_backward",
         "eight_bit_states",

@@ -17,7 +17,7 @@ _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "
 """Knobs that stand in the open, in this order; the others wait behind a fold."""
 _MOST_FIRST = 6
 _USUAL = (
-    *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
+    *("checkpointing", "gradient_accumulation", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
     *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
     *("layerwise_casting", "weight_quantization", "flat_gradients", "attention_backend"),
 )
