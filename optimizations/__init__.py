@@ -1,7 +1,8 @@
 """Memory optimizations, one idea a file. Each file needs torch and nothing else, so it can be copied into a script.
 
-`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters and
-feed-forwards before the weights are cast, casts before the blocks that run them again, and gradients last.
+`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters,
+feed-forwards and autoencoders before the weights are cast, casts before the blocks that run them again, and gradients
+last.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.vae_slicing import VaeSlicing
+from optimizations.vae_tiling import VaeTiling
 from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import WeightQuantization
 
@@ -74,6 +77,8 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
+    VaeSlicing,
+    VaeTiling,
     WeightQuantization,
     LayerwiseCasting,
     WeightOffload,

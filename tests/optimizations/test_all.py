@@ -49,6 +49,8 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "chunked_cross_entropy",
         "split_feed_forward",
         "chunked_feed_forward",
+        "vae_slicing",
+        "vae_tiling",
         "weight_quantization",
         "layerwise_casting",
         "weight_offload",
