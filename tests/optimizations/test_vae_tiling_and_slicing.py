@@ -103,5 +103,5 @@ def test_activations_of_a_run_are_one_picture_s_or_one_tile_s() -> None:
     assert 0 < sliced.peak_allocated_bytes - one.peak_allocated_bytes <= 3 * picture
     tile, tiled = run(1, 128), run(1, 256, "vae_tiling")
     assert 0 < tiled.peak_allocated_bytes - tile.peak_allocated_bytes <= 2 * 9 * picture / 4
-    assert tiled.peak_allocated_bytes < one.peak_allocated_bytes / 2
+    assert tiled.peak_allocated_bytes < 0.6 * one.peak_allocated_bytes
     assert tiled.flops > 1.5 * one.flops
