@@ -23,6 +23,7 @@ from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
 from optimizations.gradient_accumulation import GradientAccumulation
+from optimizations.kv_cache import KvCache
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
@@ -50,7 +51,8 @@ class Optimization(Protocol):
     # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
     # a knob `micro_batches`, which a run sets to how many backward passes make its step;
     # `changes_loop: ClassVar[bool]`, whether it changes how a step goes through its batch and nothing of the model:
-    # then `split` gives the pieces.
+    # then `split` gives the pieces; `needs_cache: ClassVar[bool]`, whether it has an effect only where a model is told
+    # to keep keys and values.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
@@ -79,6 +81,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ChunkedFeedForward,
     VaeSlicing,
     VaeTiling,
+    KvCache,
     WeightQuantization,
     LayerwiseCasting,
     WeightOffload,

@@ -125,6 +125,12 @@ class _GivesCache:
         use = getattr(model.config, "use_cache", False) if use is None else use
         if not use or given.get("past_key_values") is not None:
             return None
+        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        if self.knobs.kind == "static" and tokens is not None and tokens.shape[1] > self.knobs.length:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens do not go into a static cache of {self.knobs.length}: set length to as many "
+                "as there will ever be."
+            )
         return args, {**kwargs, "past_key_values": self.knobs._cache(model.config)}
 
 

@@ -74,6 +74,7 @@ def plan_of(request: Request) -> Plan:
     ordered = tuple(fitted(optimization, knobs_of[optimization.name], passes) for optimization in in_order)
     _check_mode(workload, ordered)
     _check_batch(workload, pieces_of(ordered))
+    _check_cache(workload, ordered)
     try:
         check_together(ordered)
     except ValueError as error:
@@ -128,6 +129,14 @@ def _check_batch(workload: Workload, pieces: GradientAccumulation | None) -> Non
             f"{pieces.name} takes a batch in {pieces.pieces} pieces, and this one is {batch}. "
             f"Set batch={pieces.pieces} or more."
         )
+
+
+def _check_cache(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
+    for change in chosen:
+        if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
+            raise UsageError(
+                f"{change.name} is about keys and values that are kept, and here none are. Set cache=true."
+            )
 
 
 def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:

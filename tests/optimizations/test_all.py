@@ -51,6 +51,7 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "chunked_feed_forward",
         "vae_slicing",
         "vae_tiling",
+        "kv_cache",
         "weight_quantization",
         "layerwise_casting",
         "weight_offload",

@@ -165,9 +165,9 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 NO_MODEL_HAS_BOTH = {
     *(("split_feed_forward", part) for part in ("vae_slicing", "vae_tiling")),
     *(("chunked_feed_forward", part) for part in ("vae_slicing", "vae_tiling")),
-    *((part, "weight_quantization") for part in ("vae_slicing", "vae_tiling")),
+    *((part, other) for part in ("vae_slicing", "vae_tiling") for other in ("kv_cache", "weight_quantization")),
 }
-"""Autoencoders have no feed-forwards and no linear layers in their blocks, and other models nothing to take apart."""
+"""Autoencoders have no feed-forwards, no cache and no linear layers in blocks; other models nothing to take apart."""
 CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activation_offload", "flat_gradients")} | {
     *((storing, "gradient_accumulation") for storing in ("layerwise_casting", "weight_quantization")),
     ("chunked_cross_entropy", "layerwise_casting"),

@@ -108,7 +108,7 @@ def _formula_of(packet: Any) -> Formula | None:
 
 
 def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
-    """Of the products of experts, for which torch has no formula. Groups lie in rows, in columns, or in what is summed."""
+    """Of the products of experts, for which torch has no formula. Groups lie in rows, columns or what is summed."""
     groups = left.size(0) if left.dim() == right.dim() == 3 else 1
     return 2 * groups * left.size(-2) * left.size(-1) * right.size(-1)
 

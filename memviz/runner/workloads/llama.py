@@ -9,7 +9,6 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
-from memviz.runner.workloads.language_model import finished
 
 _SIZES = {
     "1b": PublishedDecoder(2048, 8192, 16, 32, 64, tied=True),
@@ -32,11 +31,12 @@ class Llama(Decoder):
 
     size: str = knob("1b", "which published model: Llama 3.2 in 1b and 3b, Llama 3.1 in 8b", choices=tuple(_SIZES))
 
-    def _model(self) -> nn.Module:
+    def _language_model(self) -> nn.Module:
         from transformers import LlamaConfig, LlamaForCausalLM
 
         config = LlamaConfig(**self._dimensions(), rms_norm_eps=1e-5, rope_parameters=self._rope())
-        return finished(LlamaForCausalLM(config))
+        model: nn.Module = LlamaForCausalLM(config)
+        return model
 
     def _rope(self) -> dict[str, Any]:
         return {

@@ -9,7 +9,6 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
-from memviz.runner.workloads.language_model import finished
 
 _SIZES = {"8x7b": PublishedDecoder(4096, 14336, 32, 32, 128, tied=False)}
 _CHOSEN = 2
@@ -29,7 +28,7 @@ class Mixtral(Decoder):
     size: str = knob("8x7b", "the published model", choices=tuple(_SIZES))
     experts: int = knob(8, "feed-forwards in a block; the published model has 8", least=_CHOSEN)
 
-    def _model(self) -> nn.Module:
+    def _language_model(self) -> nn.Module:
         from transformers import MixtralConfig, MixtralForCausalLM
 
         config = MixtralConfig(
@@ -39,4 +38,5 @@ class Mixtral(Decoder):
             rms_norm_eps=1e-5,
             rope_parameters={"rope_type": "default", "rope_theta": 1_000_000.0},
         )
-        return finished(MixtralForCausalLM(config))
+        model: nn.Module = MixtralForCausalLM(config)
+        return model

@@ -9,7 +9,6 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
-from memviz.runner.workloads.language_model import finished
 
 _SIZES = {
     "0.6b": PublishedDecoder(1024, 3072, 28, 16, 128, tied=True),
@@ -33,8 +32,9 @@ class Qwen3(Decoder):
 
     size: str = knob("0.6b", "which published model", choices=tuple(_SIZES))
 
-    def _model(self) -> nn.Module:
+    def _language_model(self) -> nn.Module:
         from transformers import Qwen3Config, Qwen3ForCausalLM
 
         rope = {"rope_type": "default", "rope_theta": 1_000_000.0}
-        return finished(Qwen3ForCausalLM(Qwen3Config(**self._dimensions(), rms_norm_eps=1e-6, rope_parameters=rope)))
+        model: nn.Module = Qwen3ForCausalLM(Qwen3Config(**self._dimensions(), rms_norm_eps=1e-6, rope_parameters=rope))
+        return model

@@ -20,7 +20,7 @@ _USUAL = (
     *("checkpointing", "gradient_accumulation", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
     *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
     *("layerwise_casting", "weight_quantization", "flat_gradients", "attention_backend"),
-    *("vae_tiling", "vae_slicing"),
+    *("vae_tiling", "vae_slicing", "kv_cache"),
 )
 """Optimizations that stand first, in this order."""
 _CLAIMS = {

@@ -1,4 +1,4 @@
-"""GPT-2, Llama, Qwen3 and Mixtral: attention without a mask gives what transformers gives by itself, and the loss is theirs."""
+"""GPT-2, Llama, Qwen3 and Mixtral: attention without a mask gives what transformers gives, and the loss is theirs."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
@@ -97,3 +98,24 @@ def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
     heads = 2 * width * width + 2 * width * 128
     products = heads + 2 * 3 * width * inner + 8 * width + width * (32_000 // 64)
     assert runs[8].flops == 2 * 64 * products + 4 * 64 * 64 * width
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
+def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
+    small = replace(workload_named(name).small(), mode="inference", cache=True, batch=2)
+    after = replace(small, sequence=small.sequence - 5, new_tokens=5)
+    inputs = small.inputs(CPU)
+    assert torch.equal(after.inputs(CPU)["input_ids"], inputs["input_ids"])
+    with torch.no_grad():
+        at_once = seeded(small)(**inputs)
+        one_by_one = seeded(after)(**inputs)
+    torch.testing.assert_close(one_by_one.logits[:, -1], at_once.logits[:, -1])
+    assert one_by_one.past_key_values.get_seq_length() == small.sequence
+
+
+def test_tokens_one_by_one_want_a_cache_and_positions():
+    with pytest.raises(UsageError, match="set cache=true and mode=inference"):
+        workload_named("llama", {"new_tokens": "4", "mode": "inference"})
+    with pytest.raises(UsageError, match="32768 and 4 new tokens; Mixtral knows 32,768"):
+        settings = {"new_tokens": "4", "mode": "inference", "cache": "true", "sequence": "32768"}
+        workload_named("mixtral", settings)
