@@ -46,7 +46,7 @@ class VaeSlicing:
         _autoencoders(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        before = [(each, each.use_slicing) for each in _autoencoders(model)]
+        before = [(module, module.use_slicing) for module in _autoencoders(model)]
         for autoencoder, _ in before:
             autoencoder.enable_slicing()
 
@@ -61,7 +61,9 @@ class VaeSlicing:
 
 
 def _autoencoders(model: nn.Module) -> list[Any]:
-    having = [each for each in model.modules() if hasattr(each, "use_slicing") and hasattr(each, "enable_slicing")]
+    having = [
+        module for module in model.modules() if hasattr(module, "use_slicing") and hasattr(module, "enable_slicing")
+    ]
     if not having:
         raise ValueError("No autoencoder of diffusers that can work in slices was found in this model.")
     return having

@@ -49,7 +49,7 @@ class VaeTiling:
         _autoencoders(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        before = [(each, each.use_tiling) for each in _autoencoders(model)]
+        before = [(module, module.use_tiling) for module in _autoencoders(model)]
         for autoencoder, _ in before:
             autoencoder.enable_tiling()
 
@@ -64,7 +64,9 @@ class VaeTiling:
 
 
 def _autoencoders(model: nn.Module) -> list[Any]:
-    having = [each for each in model.modules() if hasattr(each, "use_tiling") and hasattr(each, "enable_tiling")]
+    having = [
+        module for module in model.modules() if hasattr(module, "use_tiling") and hasattr(module, "enable_tiling")
+    ]
     if not having:
         raise ValueError("No autoencoder of diffusers that can work in tiles was found in this model.")
     return having

@@ -27,16 +27,16 @@ def test_gradients_are_those_of_the_whole_batch_up_to_rounding(make: Any) -> Non
     whole = gradients(case, None)
     ours = gradients(case, GradientAccumulation(2))
     assert whole.keys() == ours.keys()
-    for name, each in whole.items():
-        torch.testing.assert_close(ours[name], each, rtol=1e-4, atol=1e-6)
-    assert any(not torch.equal(each, ours[name]) for name, each in whole.items())
+    for name, gradient in whole.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(gradient, ours[name]) for name, gradient in whole.items())
 
 
 def gradients(case: Case, pieces: GradientAccumulation | None) -> dict[str, Tensor]:
     case.model.zero_grad()
     for part, share in parts_of(case.model, pieces):
         (case.loss(part) * share).backward()
-    return {name: each.grad.clone() for name, each in case.model.named_parameters() if each.grad is not None}
+    return {name: weight.grad.clone() for name, weight in case.model.named_parameters() if weight.grad is not None}
 
 
 def test_every_row_is_in_one_piece_and_shares_say_how_many_there_are() -> None:

@@ -40,9 +40,9 @@ def held(cache: Any) -> int:
     storages = {}
     for layer in cache.layers:
         for value in vars(layer).values():
-            for each in value if isinstance(value, tuple) else (value,):
-                if isinstance(each, Tensor) and each.dim() > 1:
-                    storages[each.untyped_storage().data_ptr()] = each.untyped_storage().nbytes()
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, Tensor) and tensor.dim() > 1:
+                    storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
     return sum(storages.values())
 
 
@@ -80,14 +80,19 @@ def test_a_sliding_cache_keeps_a_window_and_later_tokens_do_not_see_beyond_it() 
 def test_the_first_call_is_the_same_whichever_keeps_it_and_static_stays_so() -> None:
     model = made()
     first, later = read(model, TOKENS).logits, read(model, TOKENS, 5).logits
-    for each in (KvCache("quantized"), KvCache("sliding", window=3), KvCache("static", length=64), KvCache("dynamic")):
-        undo = each.apply(model)
+    for change in (
+        KvCache("quantized"),
+        KvCache("sliding", window=3),
+        KvCache("static", length=64),
+        KvCache("dynamic"),
+    ):
+        undo = change.apply(model)
         torch.testing.assert_close(read(model, TOKENS).logits, first)
         ours = read(model, TOKENS, 5).logits
         undo()
-        if each.claim == "lossy":
+        if change.claim == "lossy":
             assert not torch.allclose(ours, later, atol=1e-6)
-            assert each.kind == "sliding" or (ours - later).norm() < 0.1 * later.norm()
+            assert change.kind == "sliding" or (ours - later).norm() < 0.1 * later.norm()
         else:
             torch.testing.assert_close(ours, later)
     assert torch.equal(read(model, TOKENS, 5).logits, later)

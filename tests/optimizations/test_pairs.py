@@ -70,8 +70,8 @@ def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
 
 def counted(chosen: list[Any]) -> list[Any]:
     """As a run does: what counts backward passes knows how many pieces make a step."""
-    passes = next((each.pieces for each in chosen if isinstance(each, GradientAccumulation)), 1)
-    return [replace(each, micro_batches=passes) if hasattr(each, "micro_batches") else each for each in chosen]
+    passes = next((change.pieces for change in chosen if isinstance(change, GradientAccumulation)), 1)
+    return [replace(change, micro_batches=passes) if hasattr(change, "micro_batches") else change for change in chosen]
 
 
 @dataclass(frozen=True)
@@ -93,8 +93,10 @@ def results(case: Case, pieces: GradientAccumulation | None = None, *, training:
     loss = backward(case, pieces)
     numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
     numbers = {"loss": loss, **{name: each.clone() for name, each in numbers.items()}}
-    before = [(each, each.detach().clone()) for each in case.model.parameters()]
-    optimizer = torch.optim.SGD([each for each in case.model.parameters() if each.requires_grad], 0.05, momentum=0.9)
+    before = [(parameter, parameter.detach().clone()) for parameter in case.model.parameters()]
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in case.model.parameters() if parameter.requires_grad], 0.05, momentum=0.9
+    )
     for _ in range(2):
         case.model.zero_grad()
         backward(case, pieces)
@@ -121,8 +123,8 @@ def backward(case: Case, pieces: GradientAccumulation | None) -> Tensor:
 def made(make: Callable[[], Case]) -> Case:
     """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
     case = make()
-    for each in case.model.parameters():
-        each.data = each.data.to(torch.float8_e4m3fn).to(each.dtype)
+    for parameter in case.model.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)
     return case
 
 
@@ -130,7 +132,7 @@ def changed(case: Case, chosen: list[Optimization], *, training: bool) -> Result
     torch.manual_seed(3)
     undo = apply_all(case.model, chosen)
     try:
-        pieces = next((each for each in chosen if isinstance(each, GradientAccumulation)), None)
+        pieces = next((change for change in chosen if isinstance(change, GradientAccumulation)), None)
         return results(case, pieces, training=training)
     finally:
         undo()
