@@ -44,6 +44,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
         {"every": "1", "keep": "attention"},
         {"every": "1", "offload": "true"},
     ),
+    "gradient_accumulation": ({"pieces": "2"}, {"pieces": "4"}, {"pieces": "8"}),
     "flat_gradients": ({"how": "flat"},),
 }
 """Settings of each that differ in what they save and cost. An optimization that is not named is tried as it is."""
