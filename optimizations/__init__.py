@@ -80,7 +80,23 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     OptimizerInBackward,
     EightBitStates,
 )
-_PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
+OFFERED_FIRST: tuple[type[Optimization], ...] = (
+    Checkpointing,
+    ChunkedCrossEntropy,
+    SplitFeedForward,
+    ChunkedFeedForward,
+    ActivationOffload,
+    OptimizerInBackward,
+    EightBitStates,
+    WeightOffload,
+    Lora,
+    LayerwiseCasting,
+    WeightQuantization,
+    FlatGradients,
+    AttentionBackend,
+)
+"""Wherever people choose, in this order; what is not named here comes after them."""
+_PLACES = {optimization.name: place for place, optimization in enumerate(OPTIMIZATIONS)}
 
 
 def check_together(optimizations: Iterable[Optimization]) -> None:
@@ -95,9 +111,9 @@ def check_together(optimizations: Iterable[Optimization]) -> None:
 
 def apply_all(model: nn.Module, optimizations: Iterable[Optimization]) -> Callable[[], None]:
     """In the order of `OPTIMIZATIONS`, others last; undone in reverse, also where one of them refuses half-way."""
-    ordered = sorted(optimizations, key=lambda each: _PLACES.get(each.name, len(_PLACES)))
+    ordered = sorted(optimizations, key=lambda optimization: _PLACES.get(optimization.name, len(_PLACES)))
     check_together(ordered)
     with contextlib.ExitStack() as undo:
-        for each in ordered:
-            undo.callback(each.apply(model))
+        for optimization in ordered:
+            undo.callback(optimization.apply(model))
         return undo.pop_all().close

@@ -64,8 +64,8 @@ class Source:
     @property
     def freed(self) -> WhoFreed:
         if self._freed is None or self._freed[0] is not self.needless:
-            found = who_freed(self.device, self.recorded, self.steps, self.needless or ())
-            self._freed = (self.needless, found)
+            freed_by = who_freed(self.device, self.recorded, self.steps, self.needless or ())
+            self._freed = (self.needless, freed_by)
         return self._freed[1]
 
     def know_sizes(self, sizes: Mapping[int, int]) -> None:

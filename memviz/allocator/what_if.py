@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from memviz.allocator.as_recorded import replay_as_recorded
-from memviz.allocator.context import OVERHEAD_BYTES, Context
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
 from memviz.allocator.other_settings import OtherSettings
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures, Replayed
@@ -67,7 +67,7 @@ class WhatIf:
     enough, or nobody asked."""
     fit: FitWord | None = None
     """Of `replayed`, where what lies beside the allocator is an interval; None without a card."""
-    context: Context | None = None
+    context: CudaContext | None = None
     """What lies beside the allocator; None where nothing does."""
 
     @property
@@ -109,11 +109,11 @@ def what_if(
     def replay(settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None) -> Replayed:
         return replay_on(source, settings, card, afresh=afresh, progress=progress)
 
-    found = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
+    outcome = answered(source, recorded, wanted, card, replay=replay, progress=rest_of(progress, 1, 5))
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
-    smallest = smallest_for(source, found.replayed, overhead_bytes, part_of(progress, 4, 5))
-    return replace(found, smallest_card=smallest)
+    smallest = smallest_for(source, outcome.replayed, overhead_bytes, part_of(progress, 4, 5))
+    return replace(outcome, smallest_card=smallest)
 
 
 def answered(

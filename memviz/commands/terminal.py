@@ -40,8 +40,8 @@ def harmless(text: str, keep: str = "\n\t") -> str:
     return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
 
 
-def _escaped(each: str) -> str:
-    code = ord(each)
+def _escaped(character: str) -> str:
+    code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 

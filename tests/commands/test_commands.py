@@ -83,7 +83,7 @@ def test_summary_as_json(small: Path) -> None:
             }
         ],
     }
-    assert {tuple(each) for each in notes} == {("code", "level", "text", "remedy")}
+    assert {tuple(note) for note in notes} == {("code", "level", "text", "remedy")}
 
 
 def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:

@@ -196,7 +196,7 @@ def test_command_in_the_readme_does_what_it_says(line, folder):
     if shown is not None:
         whole = "..." not in shown
         expected = shown if whole else shown[: shown.index("...")]
-        printed = [each.rstrip() for each in done.stdout.splitlines()]
+        printed = [splitline.rstrip() for splitline in done.stdout.splitlines()]
         assert printed[: None if whole else len(expected)] == expected
 
 
@@ -214,7 +214,11 @@ def named_paths(name: str) -> list[str]:
 @pytest.mark.parametrize("name", READMES)
 def test_every_path_named_in_it_exists(name):
     folder = (ROOT / name).parent
-    missing = [each for each in named_paths(name) if not (folder / each).exists() and not (ROOT / each).exists()]
+    missing = [
+        named_path
+        for named_path in named_paths(name)
+        if not (folder / named_path).exists() and not (ROOT / named_path).exists()
+    ]
     assert missing == []
 
 

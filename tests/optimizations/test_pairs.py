@@ -86,8 +86,10 @@ def results(case: Case, *, training: bool) -> Results:
     loss.backward()
     numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
     numbers = {"loss": loss.detach(), **{name: each.clone() for name, each in numbers.items()}}
-    before = [(each, each.detach().clone()) for each in case.model.parameters()]
-    optimizer = torch.optim.SGD([each for each in case.model.parameters() if each.requires_grad], 0.05, momentum=0.9)
+    before = [(parameter, parameter.detach().clone()) for parameter in case.model.parameters()]
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in case.model.parameters() if parameter.requires_grad], 0.05, momentum=0.9
+    )
     for _ in range(2):
         case.model.zero_grad()
         case.loss(case.model).backward()
@@ -104,8 +106,8 @@ def results(case: Case, *, training: bool) -> Results:
 def made(make: Callable[[], Case]) -> Case:
     """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
     case = make()
-    for each in case.model.parameters():
-        each.data = each.data.to(torch.float8_e4m3fn).to(each.dtype)
+    for parameter in case.model.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)
     return case
 
 

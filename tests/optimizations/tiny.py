@@ -52,7 +52,7 @@ class Stack(nn.Module):
 
     @property
     def runs(self) -> list[int]:
-        return [each.runs for each in self.blocks]
+        return [block.runs for block in self.blocks]
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,7 @@ class Space:
         """Of the next dimension."""
         alone, apart, changes = self._keeps_alone, self._kept_apart, _changes(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
-        fitting = (each for each in new if each in alone and not any((change, each) in apart for change in changes))
+        fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
         return [0, *(number for _, number in fitting)]
 
     def _goes_together(self, place: Place) -> bool:
@@ -121,7 +121,7 @@ class Space:
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
         """Of each change that goes with the request, and keeps what must stay."""
-        changes = [(place, number) for place, each in enumerate(self.options) for number in range(1, len(each))]
+        changes = [(place, number) for place, settings in enumerate(self.options) for number in range(1, len(settings))]
         allowed = KEEPS[: KEEPS.index(self.keep) + 1]
         known = {change: self._keeps((change,)) for change in changes}
         return {change: keeps for change, keeps in known.items() if keeps is not None and keeps in allowed}
@@ -201,7 +201,7 @@ def space_of(request: Request, keep: Keep) -> Space:
         same = _SAME_OPTIMIZER.get(request.optimizer, (request.optimizer,))
         other = () if keep == "outputs" or request.optimizer == _LEAST_OPTIMIZER else (_LEAST_OPTIMIZER,)
         names.append("optimizer")
-        options.append((None, *({"optimizer": each} for each in (*same[1:], *other))))
+        options.append((None, *({"optimizer": optimizer} for optimizer in (*same[1:], *other))))
     if keep != "outputs" and getattr(plan.workload, "dtype", "") == "fp32":
         names.append("dtype")
         options.append((None, {"dtype": "bf16"}))

@@ -27,15 +27,15 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.cuda_history import MemoryHistory, Window
+from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
-from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, card_memory
+from memviz.runner.predict.out_of_memory import OutOfMemoryReport, PretendedOutOfMemory, card_memory
 from memviz.runner.predict.place import place_model
-from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
+from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import SharedAllocationMode
@@ -227,12 +227,12 @@ class PredictedDevice:
         return max(self._highest[0], self.peak_requested_bytes)
 
     @property
-    def windows(self) -> tuple[Window, ...]:
+    def windows(self) -> tuple[HistoryWindow, ...]:
         """The files that the program's own history was dumped to."""
         return tuple(self._history.windows)
 
     @property
-    def out_of_memory(self) -> tuple[OutOfMemory, ...]:
+    def out_of_memory(self) -> tuple[PretendedOutOfMemory, ...]:
         """What the program could not have, whether or not it went on."""
         return tuple(self._report.failures)
 
@@ -271,7 +271,7 @@ class PredictedDevice:
     def finish(self) -> Trace:
         return self._trace(None)
 
-    def _trace(self, kept: Kept | None) -> Trace:
+    def _trace(self, kept: KeptTrace | None) -> Trace:
         """Of the whole run, or what a file of this moment shows of it."""
         self.recorder.know_parameters()
         about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})

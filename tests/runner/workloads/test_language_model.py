@@ -69,7 +69,7 @@ def test_dropout_is_published_and_its_twin_has_none():
     assert (workload.dropout, workload.small().dropout) == (0.1, 0.0)
     with torch.device("meta"):
         model = workload.build()
-    assert {each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)} == {0.1}
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
 
 
 @BOTH
