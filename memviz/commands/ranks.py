@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
@@ -25,7 +26,6 @@ from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import Difference
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.groups import Group
-from memviz.ranks.places import places_of
 from memviz.ranks.smaller_card import OnCard, Smaller, on_card
 from memviz.ranks.together import Ranks
 from memviz.runner.predict.cards import card_named
@@ -33,7 +33,8 @@ from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percen
 
 _TOP = 20
 _MORE = """\
-PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://).
+PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
+or the table that -o wrote before: then no snapshot is read.
 A rank's number is the one in its file's name, unless the file says it.
 """
 
@@ -129,7 +130,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _MORE
     parser.add_argument("places", metavar="PLACE", nargs="+", help="where the snapshots lie")
     add_device(parser)
-    parser.add_argument("-o", "--output", metavar="FILE", help="ranks.parquet: the rows; begun there, it goes on there")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="ranks.parquet: the rows; begun there, it goes on there"
+    )
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of Dask, whose workers read then (tcp://host:8786)")
     parser.add_argument("--processes", type=positive, metavar="N", help="on this machine (default: one for each core)")
     parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
@@ -142,12 +145,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _run(args: argparse.Namespace) -> int:
     card = None if args.card is None else _card(args.card, args.overhead)
-    places = places_of(args.places)
 
     def show(done: int, total: int) -> None:
         progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
 
-    gathering = Gathering(places, args.device, processes=args.processes)
+    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes)
     try:
         job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
     finally:
