@@ -149,7 +149,7 @@ def _run(args: argparse.Namespace) -> int:
     def show(done: int, total: int) -> None:
         progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
 
-    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes)
+    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler)
     try:
         job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
     finally:

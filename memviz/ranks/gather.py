@@ -12,6 +12,7 @@ from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
 from memviz.ranks.row import Reduced
 from memviz.ranks.row_file import RowFile
+from memviz.ranks.scheduler import reduced_there
 from memviz.ranks.together import Ranks, together
 
 Progress = Callable[[int, int], None]
@@ -27,6 +28,8 @@ class Gathering:
     device: str | None = None
     output: Path | None = None
     processes: int | None = None
+    scheduler: str | None = None
+    """Of Dask: then its workers read, and nobody here."""
 
 
 def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
@@ -54,7 +57,10 @@ def _read(places: Sequence[Place], wanted: Gathering, kept: RowFile | None) -> I
     left = {place.address: place for place in places}
     for row in known:
         del left[row.place]
-    yield from reduced_here(tuple(left.values()), wanted.device, processes=wanted.processes)
+    if wanted.scheduler is not None:
+        yield from reduced_there(tuple(left.values()), wanted.scheduler, wanted.device)
+    else:
+        yield from reduced_here(tuple(left.values()), wanted.device, processes=wanted.processes)
 
 
 def _counted(rows: Iterator[Reduced], total: int, progress: Progress | None) -> Iterator[Reduced]:

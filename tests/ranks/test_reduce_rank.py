@@ -127,3 +127,36 @@ def test_what_the_file_says_of_its_rank_is_kept() -> None:
 
     row = row_of(read(root), Place("here"))
     assert (row.said_rank, row.said_mesh) == (12, "pp=1,dp=4")
+
+
+@pytest.fixture
+def unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    from memviz.ranks import reduce_rank as reading
+    from tests.ranks.unsteady_files import UnsteadyFiles
+
+    monkeypatch.setattr(reading, "_PAUSE_SECONDS", 0)
+    fsspec.register_implementation("unsteady", UnsteadyFiles, clobber=True)
+
+
+@pytest.mark.usefixtures("unsteady")
+def test_a_network_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    here = written(tmp_path, "rank0.pickle")
+    (place,) = places_of([f"unsteady://{here}"])
+    row = reduce_rank(place)
+    assert isinstance(row, RankRow)
+    assert (row.place, row.peak_bytes) == (f"unsteady://{here}", reduced(here).peak_bytes)
+
+
+@pytest.mark.usefixtures("unsteady")
+def test_a_network_that_keeps_failing_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.ranks.unsteady_files import UnsteadyFiles
+
+    def fails(*_: object) -> None:
+        raise ConnectionResetError("The line broke.")
+
+    monkeypatch.setattr(UnsteadyFiles, "open", fails)
+    failed = reduce_rank(Place(f"unsteady://{tmp_path}/rank0.pickle"))
+    assert isinstance(failed, FailedFile)
+    assert failed.reason == "It cannot be read (The line broke.), tried 3 times."
