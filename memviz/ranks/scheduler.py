@@ -135,37 +135,51 @@ def _by_value(function: Any) -> Any:
 
 
 def _handed_out(client: Any, places: Sequence[Place], device: str | None, task: Any) -> Iterator[Reduced]:
+    threads = max(sum(client.nthreads().values()), 1)
+    suspects: list[Place] = []
+    yield from _side_by_side(client, places, device, task, threads * _AHEAD, suspects)
+    for place in suspects:
+        # Alone: what a worker was given beside the one that ended it is suspected by Dask as well.
+        alone: list[Place] = []
+        yield from _side_by_side(client, [place], device, task, 1, alone)
+        yield from (FailedFile(one.address, _KILLED, one.etag, one.size) for one in alone)
+
+
+def _side_by_side(
+    client: Any, places: Sequence[Place], device: str | None, task: Any, many: int, suspects: list[Place]
+) -> Iterator[Reduced]:
+    """So many of them under way at a time; those with which workers died end in `suspects`."""
     from distributed import as_completed
+    from distributed.scheduler import KilledWorker
 
     waiting = iter(places)
-    threads = max(sum(client.nthreads().values()), 1)
     place_of = {}
 
-    def submitted(many: int) -> list[Any]:
+    def submitted(count: int) -> list[Any]:
         futures = []
-        for place in islice(waiting, many):
+        for place in islice(waiting, count):
             future = client.submit(task, place.address, place.etag, place.size, device, pure=False)
             place_of[future.key] = place
             futures.append(future)
         return futures
 
-    under_way = as_completed(submitted(threads * _AHEAD), loop=client.loop)
+    under_way = as_completed(submitted(many), loop=client.loop)
     for future in under_way:
         place = place_of.pop(future.key)
-        yield _result(future, place)
+        try:
+            yield _result(future)
+        except KilledWorker:
+            suspects.append(place)
         future.release()
         for another in submitted(1):
             under_way.add(another)
 
 
-def _result(future: Any, place: Place) -> Reduced:
+def _result(future: Any) -> Reduced:
     from distributed import CancelledError
-    from distributed.scheduler import KilledWorker
 
     try:
         row: Reduced = future.result()
-    except KilledWorker:
-        return FailedFile(place.address, _KILLED, place.etag, place.size)
     except CancelledError:
         raise UsageError("The scheduler has gone, or has cancelled what it was asked.") from None
     except ImportError as error:

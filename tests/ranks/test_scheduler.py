@@ -30,9 +30,15 @@ distributed = pytest.importorskip("distributed", reason="distributed is not inst
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two processes, as on two machines: they share nothing with this one but its files."""
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
-    ) as made:
+    import dask
+
+    # Two workers may die of one file before it is given up: each takes seconds to come back.
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+        ) as made,
+    ):
         yield made
 
 
