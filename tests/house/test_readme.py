@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from memviz.commands import COMMANDS
 from tests.house.repository import ROOT, files, text_of
+from tests.ranks.files import write_ranks
 from tests.second_process import memviz
 
 NEEDED = {
@@ -173,7 +174,18 @@ def test_predicting_command_in_the_readme_runs_the_script(line, folder):
     assert (folder / "run.pickle").stat().st_size > 0
 
 
-ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING)
+MANY_RANKS = "python -m memviz ranks "
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(MANY_RANKS)])
+def test_command_about_many_ranks_in_the_readme_reads_a_folder(line, folder):
+    write_ranks(folder / "job", 4)
+    done = memviz(*shlex.split(line)[3:], folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Of 4 ranks the highest peak is 120 MiB, on rank 0.")
+
+
+ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS)
 
 
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
