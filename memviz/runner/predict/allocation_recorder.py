@@ -23,7 +23,7 @@ from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
-from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
@@ -118,6 +118,8 @@ class AllocationRecorder:
         """By rule, of what is not predicted: likely bytes and an upper bound, the most of any one time."""
         self._rule = NO_RULE
         """Of the allocation to come."""
+        self.instead: Mapping[Any, Instead] = {}
+        """Operators that are answered otherwise, such as those that send something to other ranks."""
         self.making_nowhere = False
         """While a function runs that was told to make something on `meta`."""
 

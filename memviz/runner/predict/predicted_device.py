@@ -30,6 +30,8 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_history import MemoryHistory, Window
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
+from memviz.runner.predict.group.pretended_group import grouped
+from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
@@ -64,13 +66,16 @@ class PredictedDevice:
         facts: Mapping[str, str] | None = None,
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
+        rank: Rank | None = None,
     ) -> None:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
+        `rank` is the process of a group that is predicted; the others are pretended.
         """
         self.card = card
+        self.rank = rank
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
@@ -113,10 +118,12 @@ class PredictedDevice:
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
             mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
-            stack.enter_context(FakeCuda(self, self.recorder, self._report, self._history).installed(mode))
+            named = NamedDevices(self.card.name, self.rank)
+            cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
+            stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            stack.enter_context(grouped(self.recorder, self.rank))
             stack.enter_context(sliced_as_in(self.release))
-            named = NamedDevices(self.card.name)
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())
             position = self.recorder.position
