@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d as functions
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
 from memviz.runner.predict.torch_patches import Patches
@@ -110,6 +111,9 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) 
     patches.replace(functions, "_store_based_barrier", lambda *args, **kwargs: None)
     patches.replace(functions, "_new_process_group_helper", group.with_our_device(functions._new_process_group_helper))
     patches.replace(torch.distributed.utils, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+    # Who asks torch for the module of a device by its type asks for the card's.
+    patches.put(torch, "meta", torch.cuda)
+    follow_sharded_tensors(patches)
     _follow_processes(patches, rank)
     if rank is not None:
         _set_environment(patches, rank)
