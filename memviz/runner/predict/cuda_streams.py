@@ -224,7 +224,11 @@ class AnyEvent(metaclass=_AnyEvent):
 
 
 def follow_streams(patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions) -> None:
-    event: Any = type("Event", (FakeEvent,), {"device": named.own, "order": order, "assumptions": assumptions, "__module__": "torch.cuda"})
+    event: Any = type(
+        "Event",
+        (FakeEvent,),
+        {"device": named.own, "order": order, "assumptions": assumptions, "__module__": "torch.cuda"},
+    )
     own = {"device": named.own, "device_index": named.own.index}
     known = {**own, "order": order, "named": named, "new_event": event, "__module__": "torch.cuda.streams"}
     plain: Any = type("Stream", (FakeStream,), {**known, "__module__": "torch"})

@@ -35,6 +35,7 @@ from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, card_memory
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
@@ -50,6 +51,10 @@ from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
+RESERVED_IS_UNPROVEN = (
+    "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
+    "reserved depends on the order in which streams give memory back, and is not validated."
+)
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Of all cycles, where a program empties the cache; to look for them takes long once libraries are loaded."""
 
@@ -259,7 +264,8 @@ class PredictedDevice:
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
-        return (*unseen_by(self.recorder.operators, self.card), *assumed)
+        shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
+        return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
 
     def unproven(self) -> tuple[Unproven, ...]:
         """Rules that its memory rests on and that no recording proves."""
@@ -272,6 +278,7 @@ class PredictedDevice:
             "kernels of torch": ".".join(map(str, self.release)),
             "card_bytes": str(self.card.memory_bytes),
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
+            **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
             "not predicted": " ".join(self.unseen()),
         }
 

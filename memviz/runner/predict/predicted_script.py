@@ -65,7 +65,9 @@ def predict_script(
     """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
-    device = device_for(order.card, torch=order.torch, settings=order.settings_text, assume=order.assume, rank=order.rank)
+    device = device_for(
+        order.card, torch=order.torch, settings=order.settings_text, assume=order.assume, rank=order.rank
+    )
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
     with device, changes.following(), OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps:

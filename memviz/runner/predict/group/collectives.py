@@ -12,6 +12,7 @@ from torch._C import _distributed_c10d as c10d
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.works import Works
 from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
+from memviz.runner.predict.program_position import NO_TASK
 from memviz.trace.model import Category
 
 aten = torch.ops.aten
@@ -62,8 +63,10 @@ class Collectives:
         def run(func: Operator, args: Any, kwargs: Any) -> Any:
             named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
             named.update(kwargs)
-            group = c10d.ProcessGroup.unbox(named["process_group"])  # type: ignore[attr-defined]
+            group = c10d.ProcessGroup.unbox(named["process_group"])
             out, written = collective(named, group)
+            if any(tensor.is_meta for tensor in tensors_in(list(args))):
+                self._recorder.shares_with_others()
             returns = func._schema.returns
             if not returns:
                 return None
@@ -74,6 +77,7 @@ class Collectives:
         return run
 
     def _reduce_all(self, args: Any, group: Any) -> Any:
+        self._are_gradients(args["tensors"])
         for tensor in args["tensors"]:
             self._sum(tensor, group.size())
         return args["tensors"], args["tensors"]
@@ -86,7 +90,7 @@ class Collectives:
 
     def _gather_all(self, args: Any, group: Any) -> Any:
         for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
-            self._flattened(outputs)
+            self._flattened(outputs, "allgather_")
             for output in outputs:
                 self._copy(output, sent)
         return args["output_tensors"], [*tensors_in(args["output_tensors"])]
@@ -109,12 +113,13 @@ class Collectives:
 
     def _reduce_lists(self, args: Any, group: Any) -> Any:
         for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
-            self._flattened(sent)
+            self._flattened(sent, "reduce_scatter_")
             self._copy(output, sent[group.rank()])
             self._sum(output, group.size())
         return args["output_tensors"], list(args["output_tensors"])
 
     def _reduce_base(self, args: Any, group: Any) -> Any:
+        self._are_gradients([args["input_tensor"], args["output_tensor"]])
         self._part(args["output_tensor"], args["input_tensor"], group)
         return args["output_tensor"], [args["output_tensor"]]
 
@@ -156,17 +161,20 @@ class Collectives:
     def _barrier(self, args: Any, group: Any) -> Any:
         self.works.end_all()
         if group.name() == "nccl":
-            ledger, recorder = self._recorder.ledger, self._recorder
-            ledger.free(recorder.take_for(Category.TEMPORARY, _BARRIER_BYTES, "barrier"))
+            self._recorder.take_for_a_moment(_BARRIER_BYTES, "barrier")
         return None, []
 
-    def _flattened(self, tensors: list[Tensor]) -> None:
+    def _are_gradients(self, tensors: list[Tensor]) -> None:
+        """What is summed over ranks while backward runs."""
+        if self._recorder.position.task != NO_TASK:
+            self._recorder.know(tensors, Category.GRADIENT)
+
+    def _flattened(self, tensors: list[Tensor], operator: str) -> None:
         """NCCL gathers and scatters one piece of memory, and copies between it and a list."""
         if tensors and tensors[0].is_meta:
             size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-            recorder = self._recorder
             if size:
-                recorder.ledger.free(recorder.take_for(Category.TEMPORARY, size, "allgather_"))
+                self._recorder.take_for_a_moment(size, operator)
 
     def _sum(self, tensor: Tensor, count: int) -> None:
         if self.reduced_by in _SUMS and tensor.dtype != torch.bool:

@@ -94,8 +94,9 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) 
         patches.put(owner, "ProcessGroupNCCL", nccl)
         patches.put(owner, "ProcessGroupGloo", gloo)
         patches.replace(owner, "is_nccl_available", lambda: True)
-        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor"):
-            patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
+        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"):
+            if name in vars(owner):
+                patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
         patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
@@ -140,7 +141,7 @@ class _Group:
         if self._rank is not None:
             rank = self._rank.number if rank < 0 else rank
             world_size = self._rank.world_size
-        yield dist.HashStore(), rank, world_size
+        yield c10d.HashStore(), rank, world_size
 
     def with_our_device(self, make: Callable[..., Any]) -> Callable[..., Any]:
         """Tensors of the card are `meta` to torch's C++."""

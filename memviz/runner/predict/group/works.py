@@ -21,7 +21,7 @@ class Works:
     def begin(self, group: str, held: Any, result: list[torch.Tensor], *, is_async: bool) -> Any:
         """As torch's C++ takes it."""
         if not is_async:
-            return c10d.FakeWork().boxed()  # type: ignore[attr-defined]
+            return c10d.FakeWork().boxed()
         work = PretendedWork(self, group, held, result)
         self._going_on.setdefault(group, []).append(work)
         self._made.append(work)
