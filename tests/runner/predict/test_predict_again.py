@@ -22,9 +22,14 @@ CASES = {
         "llama", {"layers": "2"}, (("checkpointing", {"every": "1", "offload": "true"}),), card="T4"
     ),
     "weights in fp8": Request(
-        "ltx_video", {"layers": "2", "mode": "inference"}, (("layerwise_casting", {"storage": "float8_e4m3fn"}),), card="T4"
+        "ltx_video",
+        {"layers": "2", "mode": "inference"},
+        (("layerwise_casting", {"storage": "float8_e4m3fn"}),),
+        card="T4",
     ),
-    "weights on the host": Request("flux", {"double_layers": "1", "single_layers": "1"}, (("weight_offload", {"granularity": "leaf"}),), card="T4"),
+    "weights on the host": Request(
+        "flux", {"double_layers": "1", "single_layers": "1"}, (("weight_offload", {"granularity": "leaf"}),), card="T4"
+    ),
     "no room": Request("llama", {"layers": "4"}, card="T4", optimizer="adamw"),
 }
 
