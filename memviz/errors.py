@@ -35,3 +35,26 @@ class TraceError(MemvizError):
 
 class UsageError(MemvizError):
     """The Trace is fine; the question does not fit it."""
+
+
+class LibraryNeeded(MemvizError):
+    """A part of memviz that was not installed with it."""
+
+
+_EXTRA_OF = {
+    **dict.fromkeys(("gradio", "starlette", "plotly", "pandas"), "page"),
+    **dict.fromkeys(("torch", "diffusers", "transformers", "safetensors"), "run"),
+    **dict.fromkeys(("pyarrow",), "ranks"),
+}
+
+
+def library_needed(error: ModuleNotFoundError) -> LibraryNeeded | None:
+    """None where it is no library of ours that is missing."""
+    name = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF.get(name)
+    if extra is None:
+        return None
+    return LibraryNeeded(
+        f"This needs {name}, which is not installed here. `pip install 'memviz[{extra}]'` brings it, and in a checkout "
+        "`pip install -r requirements.txt`."
+    )

@@ -19,7 +19,7 @@ from memviz.runner.jobs.worker_process import RunEvent, Worker
 from memviz.runner.request import Request
 
 _ROOT = Path(__file__).parents[3]
-_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations")
+_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations", "memviz/optimizations")
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
 _SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
