@@ -29,6 +29,11 @@ def requirements() -> dict[str, str]:
 
 
 class BuildPy(build_py):
+    def get_source_files(self) -> list[str]:
+        """What a source archive holds, to build the same wheel from."""
+        moved = (path for name in MOVED for path in (ROOT / name).rglob("*") if "__pycache__" not in path.parts)
+        return [*super().get_source_files(), "requirements.txt", *(str(path.relative_to(ROOT)) for path in moved)]
+
     def run(self) -> None:
         super().run()
         if self.editable_mode:

@@ -2,7 +2,8 @@
 
 MemvizError                 shown to people as it stands: what, why, and what to do
 ├── TraceError              a file that cannot become a Trace
-└── UsageError              a question that this Trace cannot answer (no such device, event, time)
+├── UsageError              a question that this Trace cannot answer (no such device, event, time)
+└── LibraryNeeded           a part of memviz that was not installed with it
 
 They are raised where the fault is found and shown in one place per surface: `memviz.__main__` for the
 command line, `memviz.ui.shell.programs` and the tabs for the page.
@@ -51,10 +52,11 @@ _EXTRA_OF = {
 def library_needed(error: ModuleNotFoundError) -> LibraryNeeded | None:
     """None where it is no library of ours that is missing."""
     name = (error.name or "").partition(".")[0]
-    extra = _EXTRA_OF.get(name)
-    if extra is None:
-        return None
+    return needed_library(name) if name in _EXTRA_OF else None
+
+
+def needed_library(name: str) -> LibraryNeeded:
     return LibraryNeeded(
-        f"This needs {name}, which is not installed here. `pip install 'memviz[{extra}]'` brings it, and in a checkout "
-        "`pip install -r requirements.txt`."
+        f"This needs {name}, which is not installed here. `pip install 'memviz[{_EXTRA_OF[name]}]'` brings it, and in "
+        "a checkout `pip install -r requirements.txt`."
     )

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-from memviz.errors import MemvizError
+from memviz.errors import MemvizError, needed_library
 from memviz.runner.jobs.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
 from memviz.runner.request import Request
@@ -99,6 +100,8 @@ def _lines_of(module: str, *arguments: str) -> Iterator[str]:
 
 def start_python(arguments: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
     """Every process of the runner starts here; tests have one ready that has PyTorch already."""
+    if find_spec("torch") is None:
+        raise needed_library("torch")
     command = [sys.executable, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
