@@ -25,9 +25,10 @@ def segments_then(found: SegmentsAt, which: Which, event_count: int) -> Headline
     if not reserved:
         return Headline(f"Nothing is reserved{where}.")
     free = int(found.tiles.size[found.tiles.kind == TileKind.FREE].sum())
+    share = f"{bytes_text(free)} ({percent_text(free, reserved)})"
     return Headline(
         f"{bytes_text(reserved)} are reserved in {segments}{where}.",
-        f"Blocks take {bytes_text(reserved - free)} of it, and {bytes_text(free)} ({percent_text(free, reserved)}) is free.",
+        f"Blocks take {bytes_text(reserved - free)} of it, and {share} is free.",
     )
 
 

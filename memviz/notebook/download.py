@@ -6,17 +6,37 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from http.client import HTTPException
 from tempfile import TemporaryFile
 from typing import IO, BinaryIO
 from urllib.error import HTTPError, URLError
 from urllib.parse import unquote, urlsplit
-from urllib.request import HTTPRedirectHandler, ProxyHandler, Request, build_opener
+from urllib.request import (
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    HTTPHandler,
+    HTTPRedirectHandler,
+    HTTPSHandler,
+    OpenerDirector,
+    ProxyHandler,
+    Request,
+    UnknownHandler,
+)
 
 from memviz.errors import TraceError, UsageError
 from memviz.trace.limits import Limits
 
 _ADDRESS = re.compile(r"[a-zA-Z][a-zA-Z0-9+.-]*://")
 _PROTOCOLS = ("http", "https")
+_HANDLERS = (
+    ProxyHandler,
+    HTTPHandler,
+    HTTPSHandler,
+    HTTPRedirectHandler,
+    HTTPDefaultErrorHandler,
+    HTTPErrorProcessor,
+    UnknownHandler,
+)
 _SILENCE_SECONDS = 30.0
 _PIECE = 1 << 20
 
@@ -46,9 +66,10 @@ def downloaded(address: str, limits: Limits) -> Iterator[tuple[BinaryIO, int]]:
         except TraceError as error:
             raise error.named(name) from None
         except HTTPError as error:
+            error.close()
             reason = f"Its server answers {error.code}."
             raise TraceError(reason, remedy="Look whether the address is right.", source=name) from None
-        except (URLError, OSError, ValueError) as error:
+        except (URLError, OSError, HTTPException, ValueError) as error:
             why = error.reason if isinstance(error, URLError) else error
             raise TraceError(f"It cannot be downloaded ({why}).", source=name) from None
         file.seek(0)
@@ -64,22 +85,18 @@ def _check(address: str) -> None:
         raise UsageError("Only addresses that begin with http:// or https:// are opened; download the file first.")
 
 
-class _SameProtocols(HTTPRedirectHandler):
-    """A server may send us on, but not to a protocol that nobody asked for."""
-
-    def redirect_request(
-        self, req: Request, fp: IO[bytes], code: int, msg: str, headers: object, newurl: str
-    ) -> Request | None:
-        if urlsplit(newurl).scheme.lower() not in _PROTOCOLS:
-            raise TraceError("Its server sends us to an address that is not one of the web.")
-        return super().redirect_request(req, fp, code, msg, headers, newurl)  # type: ignore[arg-type]
+def _opener() -> OpenerDirector:
+    """A server may send us on, but to no other protocol: there is nothing here that knows one."""
+    opener = OpenerDirector()
+    for handler in _HANDLERS:
+        opener.add_handler(handler())
+    return opener
 
 
 def _fetch(address: str, file: IO[bytes], limits: Limits) -> int:
     until, size = time.monotonic() + limits.seconds, 0
-    opener = build_opener(_SameProtocols, ProxyHandler())
     request = Request(address, headers={"User-Agent": "memviz", "Accept-Encoding": "identity"})
-    with opener.open(request, timeout=min(_SILENCE_SECONDS, limits.seconds)) as answer:
+    with _opener().open(request, timeout=min(_SILENCE_SECONDS, limits.seconds)) as answer:
         # One read is one arrival, so that a server which sends a byte now and then is noticed.
         while piece := answer.read1(_PIECE):
             size += len(piece)
