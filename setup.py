@@ -37,6 +37,8 @@ class BuildPy(build_py):
     def run(self) -> None:
         super().run()
         if self.editable_mode:
+            # A checkout stays as it is, with all three at its top.
+            self.distribution.packages += MOVED
             return
         inside = Path(self.build_lib) / "memviz"
         for name in MOVED:

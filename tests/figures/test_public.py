@@ -13,7 +13,7 @@ import memviz
 from memviz import figures
 from tests.house.repository import ROOT, python_files, text_of
 
-SECTION = re.search(r"^### In Python and notebooks$(.*?)^### ", text_of("README.md"), re.M | re.S)[1]
+SECTION = text_of("memviz/notebook/README.md")
 CALLS = {
     call.partition("(")[0]: call
     for call, _ in re.findall(r"^\| `(\w+\([^`]+\))`(.*)$", SECTION[SECTION.index("| figure |") :], re.M)
