@@ -70,8 +70,11 @@ class Comparison(Result):
     def _html(self) -> Html:
         others = range(1, len(self.found.moments))
         letters = [letter(side) for side in range(len(self.found.moments))]
-        rows = [_row(change, others, self._most()) for change in self.rows[:MOST_ROWS]]
-        rest = self.found.after(MOST_ROWS)
+        # By the largest difference, so those that differ come first.
+        differ = sum(any(change.delta(other) for other in others) for change in self.rows)
+        shown = min(differ, MOST_ROWS)
+        rows = [_row(change, others, self._most()) for change in self.rows[:shown]]
+        rest = self.found.after(shown)
         if any(rest.counts):
             rows.append(Row(_numbers(rest.bytes, [rest.delta(other) for other in others]), "(all others)"))
         rows.append(Row(_numbers(self.peaks, [self.found.delta(other) for other in others]), "peak"))

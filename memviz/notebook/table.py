@@ -13,9 +13,9 @@ from memviz.ui.html.markup import Html, joined, tag
 
 MOST_ROWS = 20
 _LONGEST = 120
-_NUMBER = "text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
-_TEXT = "text-align:left;font-family:ui-monospace,monospace;overflow-wrap:anywhere"
-_BAR_CELL = "min-width:10em;width:40%"
+_NUMBER = "padding:0 0.6em;text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums"
+_TEXT = "padding:0 0.6em;text-align:left;font-family:ui-monospace,monospace;overflow-wrap:anywhere"
+_BAR_CELL = "width:12em;min-width:12em"
 
 
 @dataclass(frozen=True)
