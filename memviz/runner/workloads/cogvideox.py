@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -41,6 +42,10 @@ class CogVideoX(VideoModel):
     name: ClassVar[str] = "cogvideox"
     title: ClassVar[str] = "CogVideoX transformer"
     sentence: ClassVar[str] = "Makes video: text and video in one long sequence, all of it attending to all of it."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "2b"}, 1_693_783_872, "2B", "https://huggingface.co/zai-org/CogVideoX-2b"),
+        Published({"size": "5b"}, 5_570_283_072, "5B", "https://huggingface.co/zai-org/CogVideoX-5b"),
+    )
 
     size: str = knob("2b", "which published model", choices=tuple(_SIZES))
     batch: int = knob(1, "videos at once", least=1)

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
@@ -29,6 +30,9 @@ class HunyuanVideo(VideoModel):
     name: ClassVar[str] = "hunyuan_video"
     title: ClassVar[str] = "HunyuanVideo transformer"
     sentence: ClassVar[str] = "Makes video: 20 blocks that treat text and video apart, then 40 that treat them as one."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 12_821_012_544, "13B", "https://github.com/Tencent-Hunyuan/HunyuanVideo"),
+    )
     depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")
 
     batch: int = knob(1, "videos at once", least=1)

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
@@ -29,6 +30,9 @@ class LtxVideo(VideoModel):
     name: ClassVar[str] = "ltx_video"
     title: ClassVar[str] = "LTX-Video transformer"
     sentence: ClassVar[str] = "Makes video: every latent of 8 frames by 32 by 32 pixels is a token."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 1_923_385_472, "1.9B", "https://arxiv.org/abs/2501.00103"),
+    )
     frames_per_latent: ClassVar[int] = 8
     pixels_per_latent: ClassVar[int] = 32
     patch: ClassVar[int] = 1

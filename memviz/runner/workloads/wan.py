@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
@@ -39,6 +40,10 @@ class Wan(VideoModel):
     name: ClassVar[str] = "wan"
     title: ClassVar[str] = "Wan 2.1 transformer"
     sentence: ClassVar[str] = "Makes video: long sequences of video that attend to each other and look at the text."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "1.3b"}, 1_418_996_800, "1.3B", "https://github.com/Wan-Video/Wan2.1"),
+        Published({"size": "14b"}, 14_288_491_584, "14B", "https://github.com/Wan-Video/Wan2.1"),
+    )
 
     size: str = knob("1.3b", "which published model", choices=tuple(_SIZES))
     batch: int = knob(1, "videos at once", least=1)
