@@ -192,4 +192,4 @@ def _seconds(way: TriedWay) -> str:
     return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
 
 
-COMMAND = Command("fit", "Find the cheapest way to make a model fit on a card, predicted.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

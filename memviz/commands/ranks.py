@@ -166,4 +166,4 @@ def _json(job: Ranks, card: OnCard | None) -> dict[str, Any]:
     return {"headline": headline_json(headlines.ranks(job, card)), **ranks_json(job, card)}
 
 
-COMMAND = Command("ranks", "Many ranks: the highest, who is out of line and why.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

@@ -296,4 +296,4 @@ def _write(answer: ReplayAnswer, path: Path) -> None:
             )
 
 
-COMMAND = Command("replay", "What if: other allocator settings, or another card.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

@@ -137,16 +137,16 @@ def _by_value(function: Any) -> Any:
 def _handed_out(client: Any, places: Sequence[Place], device: str | None, task: Any) -> Iterator[Reduced]:
     threads = max(sum(client.nthreads().values()), 1)
     suspects: list[Place] = []
-    yield from _side_by_side(client, places, device, task, threads * _AHEAD, suspects)
+    yield from _side_by_side(client, places, device, task, many=threads * _AHEAD, suspects=suspects)
     for place in suspects:
         # Alone: what a worker was given beside the one that ended it is suspected by Dask as well.
         alone: list[Place] = []
-        yield from _side_by_side(client, [place], device, task, 1, alone)
+        yield from _side_by_side(client, [place], device, task, many=1, suspects=alone)
         yield from (FailedFile(one.address, _KILLED, one.etag, one.size) for one in alone)
 
 
 def _side_by_side(
-    client: Any, places: Sequence[Place], device: str | None, task: Any, many: int, suspects: list[Place]
+    client: Any, places: Sequence[Place], device: str | None, task: Any, *, many: int, suspects: list[Place]
 ) -> Iterator[Reduced]:
     """So many of them under way at a time; those with which workers died end in `suspects`."""
     from distributed import as_completed

@@ -290,3 +290,23 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
 def test_what_is_asked_wrongly_is_said_before_anything_runs(tmp_path: Path, wrong: tuple[str, ...]) -> None:
     done = predict(tmp_path, "print('never')", *wrong)
     assert done.returncode == 2 and "never" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_one_process_of_many(tmp_path: Path) -> None:
+    body = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "held = torch.ones(dist.get_rank() + 1, device=f'cuda:{os.environ[\"LOCAL_RANK\"]}')\n"
+        "dist.all_reduce(held)\n"
+    )
+    done = predict(tmp_path, body, "--world-size", "16", "--rank", "9", "-o", "run.pickle")
+    assert done.returncode == 0, done.stderr
+    figures = said(done)
+    assert (figures["rank"], figures["world_size"], figures["peak_requested_bytes"]) == (9, 16, 40)
+    assert "rank 9 of 16" in done.stderr and "NCCL's buffers" in {rule["rule"] for rule in figures["unproven"]}
+    assert load_trace(tmp_path / "run.pickle").about.facts["rank"] == "9"
+    alone = predict(tmp_path, body)
+    assert alone.returncode == 3 and "--world-size 8" in said(alone)["stopped"]["what"]
+    for options, word in {("--rank", "1"): "--world-size N", ("--rank", "2", "--world-size", "2"): "0 to 1"}.items():
+        refused = predict(tmp_path, body, *options)
+        assert refused.returncode == 2 and word in refused.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.looks import Looks
+from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
 from memviz.runner.predict.prediction_errors import (
     data_needed,
@@ -51,7 +53,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = self._treatments[func] = treatment_of(func, self._kernels, self.autocast.release)
+            treatment = treatment_of(func, self._kernels, self.autocast.release)
+            if func in self.recorder.instead:
+                treatment = replace(treatment, instead=self.recorder.instead[func])
+            self._treatments[func] = treatment
         self.recorder.arrived(treatment, args)
         if treatment.instead is not None:
             out = treatment.instead(func, args, kwargs)
@@ -84,6 +89,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
+        if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
+            # C++ code of torch's that no word of ours is heard in.
+            kwargs = {**kwargs, "device": META}
         on_device = any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
         if on_device:
             out = self.recorder.host.meets_device(func, args)

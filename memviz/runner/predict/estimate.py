@@ -15,6 +15,7 @@ from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
+from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
 from memviz.runner.predict.predicted_trace import trains
@@ -49,6 +50,8 @@ class Estimate:
     """By the card's memory while it ran."""
     steps: int = 0
     """Of an optimizer."""
+    rank: Rank | None = None
+    """Which process of a group ran."""
     windows: tuple[HistoryWindow, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
@@ -126,6 +129,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         limited=device.limited,
         operators=frozenset(device.recorder.operators),
         steps=steps,
+        rank=device.rank,
         windows=device.windows,
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
