@@ -8,27 +8,56 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
+from torch.utils._pytree import tree_map
 
+from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.torch_patches import Patches
 
-_RECKONS = ("_propagate_tensor_meta_non_cached",)
+_SHAPES = "_propagate_tensor_meta_non_cached"
+"""torch finds them with tensors that pretend to be of the card."""
 
 
 def follow_sharded_tensors(patches: Patches) -> None:
     try:
-        from torch.distributed.tensor._sharding_prop import ShardingPropagator
+        from torch.distributed.tensor import _sharding_prop as propagation
     except ImportError:
         return
-    for name in _RECKONS:
-        run = vars(ShardingPropagator).get(name)
-        if run is not None:
-            patches.replace(ShardingPropagator, name, _apart(run))
+    kind: Any = propagation.ShardingPropagator
+    run = vars(kind).get(_SHAPES)
+    if run is not None:
+        patches.replace(kind, _SHAPES, _apart(run, propagation))
 
 
-def _apart(run: Callable[..., Any]) -> Callable[..., Any]:
+def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
     @wraps(run)
-    def reckoned(*args: Any, **kwargs: Any) -> Any:
+    def reckoned(self: Any, schema: Any) -> Any:
         with torch._C.DisableTorchFunction(), _disable_current_modes():
-            return run(*args, **kwargs)
+            try:
+                made = schema.op(*_without_data(schema.args_schema), **_without_data(schema.kwargs_schema))
+            except (RuntimeError, NotImplementedError, TypeError):
+                return run(self, schema)
+            return _described(made, propagation.TensorMeta)
 
     return reckoned
+
+
+def _without_data(arguments: Any) -> Any:
+    """Specifications of DTensors as tensors of their whole shapes."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, torch.device):
+            return META
+        meta = getattr(value, "tensor_meta", None)
+        if meta is None:
+            return value
+        return torch.empty_strided(meta.shape, meta.stride, dtype=meta.dtype, device=META)
+
+    return tree_map(made, arguments, is_leaf=lambda value: hasattr(value, "tensor_meta"))
+
+
+def _described(made: Any, kind: Any) -> Any:
+    if isinstance(made, torch.Tensor):
+        return kind(shape=made.shape, stride=made.stride(), dtype=made.dtype)
+    if isinstance(made, tuple | list):
+        return type(made)(_described(item, kind) for item in made)
+    return None
