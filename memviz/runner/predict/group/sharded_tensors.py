@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -10,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils._pytree import tree_map
 
+from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.torch_patches import Patches
 
@@ -17,15 +20,43 @@ _SHAPES = "_propagate_tensor_meta_non_cached"
 """torch finds them with tensors that pretend to be of the card."""
 
 
-def follow_sharded_tensors(patches: Patches) -> None:
-    try:
-        from torch.distributed.tensor import _sharding_prop as propagation
-    except ImportError:
-        return
+def follow_sharded_tensors(patches: Patches, layout: Layout) -> None:
+    """Where they are imported: before a group is made nobody needs them."""
+    if not hasattr(torch.distributed, "tensor"):
+        importlib.import_module("torch.distributed.tensor")
+    from torch.distributed.tensor import _sharding_prop as propagation
+    from torch.distributed.tensor.placement_types import Shard
+
     kind: Any = propagation.ShardingPropagator
     run = vars(kind).get(_SHAPES)
     if run is not None:
         patches.replace(kind, _SHAPES, _apart(run, propagation))
+    whole: Any = Shard.__dict__.get("local_shard_size_and_offset")
+    if isinstance(whole, staticmethod):
+        patches.replace(Shard, "local_shard_size_and_offset", staticmethod(_noted(whole.__func__, layout)))
+    sharded = importlib.import_module("torch.distributed.fsdp")
+    parameters: Any = sys.modules.get(f"{sharded.__name__}._fully_shard._fsdp_param")
+    if parameters is not None and hasattr(parameters, "_chunk_with_empty"):
+        patches.replace(parameters, "_chunk_with_empty", _noted_chunks(parameters._chunk_with_empty, layout))
+
+
+def _noted(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    @wraps(run)
+    def noted(length: Any, parts: int, *rest: Any, **named: Any) -> Any:
+        if type(length) is int:
+            layout.note_parts(length, parts)
+        return run(length, parts, *rest, **named)
+
+    return noted
+
+
+def _noted_chunks(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:
+    @wraps(run)
+    def noted(tensor: torch.Tensor, num_chunks: int, dim: int) -> Any:
+        layout.note_parts(tensor.size(dim), num_chunks)
+        return run(tensor, num_chunks, dim)
+
+    return noted
 
 
 def _apart(run: Callable[..., Any], propagation: Any) -> Callable[..., Any]:
