@@ -48,8 +48,11 @@ class Layout:
 
     @classmethod
     def of_json(cls, said: Any) -> Layout:
-        pairs = ({tuple(pair) for pair in said[name]} for name in ("dimensions", "chains", "uneven"))
-        return cls(*pairs, unlike=[list(ranks) for ranks in said["unlike"]])
+        def pairs(name: str) -> set[tuple[int, int]]:
+            return {(one, other) for one, other in said[name]}
+
+        unlike = [list(ranks) for ranks in said["unlike"]]
+        return cls(pairs("dimensions"), pairs("chains"), pairs("uneven"), unlike)
 
 
 def dimension_of(ranks: Sequence[int]) -> Dimension | None:

@@ -21,6 +21,7 @@ from torch.distributed import distributed_c10d as functions
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
 from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
 from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
@@ -100,6 +101,7 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives, 
             if name in vars(owner):
                 patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
         patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
+        patches.replace(owner, "recv_object_list", no_message)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
     patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
@@ -154,6 +156,7 @@ class _Group:
             if not self._begun:
                 self._begun = True
                 follow_sharded_tensors(self._patches, self._layout)
+                follow_pipelines(self._patches)
                 follow_sharded_optimizers(self._patches, self._layout)
             ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
             if isinstance(group, dist.ProcessGroup):

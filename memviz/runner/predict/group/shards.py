@@ -47,10 +47,7 @@ def on_shards(mode: TorchDispatchMode, func: Any, args: Any, kwargs: Any) -> Any
         out = func(*args, **kwargs)
     if not isinstance(out, list | tuple):
         return out
-    return [
-        DTensor(shard, like._spec, requires_grad=False)  # type: ignore[call-arg]
-        for shard, like in zip(out, first, strict=True)
-    ]
+    return [DTensor(shard, like._spec, requires_grad=False) for shard, like in zip(out, first, strict=True)]
 
 
 def _is_partial(tensor: Any) -> bool:
