@@ -98,7 +98,7 @@ class FairLock:
 
     def _in_order(self) -> list[object]:
         """Owners who wait. Those who are inside go to the end when they come out."""
-        under_way = Counter(each.key for each in self._inside)
+        under_way = Counter(turn.key for turn in self._inside)
         return sorted(self._ring, key=under_way.__getitem__)
 
     def _before(self, turn: Turn) -> int:

@@ -1,7 +1,8 @@
 """Memory optimizations, one idea a file. Each file needs torch and nothing else, so it can be copied into a script.
 
-`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters and
-feed-forwards before the weights are cast, casts before the blocks that run them again, and gradients last.
+`OPTIMIZATIONS` lists them in the order in which they are applied: settings before anything, kernels, adapters,
+feed-forwards and autoencoders before the weights are cast, casts before the blocks that run them again, and gradients
+last.
 """
 
 from __future__ import annotations
@@ -21,10 +22,14 @@ from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
+from optimizations.gradient_accumulation import GradientAccumulation
+from optimizations.kv_cache import KvCache
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
 from optimizations.optimizer_in_backward import OptimizerInBackward
 from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.vae_slicing import VaeSlicing
+from optimizations.vae_tiling import VaeTiling
 from optimizations.weight_offload import WeightOffload
 from optimizations.weight_quantization import WeightQuantization
 
@@ -44,7 +49,10 @@ class Optimization(Protocol):
     # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
     # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
     # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
-    # a knob `micro_batches`, which a run sets to what its workload makes.
+    # a knob `micro_batches`, which a run sets to how many backward passes make its step;
+    # `changes_loop: ClassVar[bool]`, whether it changes how a step goes through its batch and nothing of the model:
+    # then `split` gives the pieces; `needs_cache: ClassVar[bool]`, whether it has an effect only where a model is told
+    # to keep keys and values.
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
@@ -71,16 +79,44 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
+    VaeSlicing,
+    VaeTiling,
+    KvCache,
     WeightQuantization,
     LayerwiseCasting,
     WeightOffload,
     Checkpointing,
     ActivationOffload,
+    GradientAccumulation,
     FlatGradients,
     OptimizerInBackward,
     EightBitStates,
 )
-_PLACES = {each.name: place for place, each in enumerate(OPTIMIZATIONS)}
+OFFERED_FIRST: tuple[type[Optimization], ...] = (
+    Checkpointing,
+    GradientAccumulation,
+    GradientAccumulation,
+    ChunkedCrossEntropy,
+    SplitFeedForward,
+    ChunkedFeedForward,
+    ActivationOffload,
+    OptimizerInBackward,
+    EightBitStates,
+    WeightOffload,
+    KvCache,
+    VaeTiling,
+    VaeSlicing,
+    Lora,
+    LayerwiseCasting,
+    WeightQuantization,
+    FlatGradients,
+    AttentionBackend,
+    VaeTiling,
+    VaeSlicing,
+    KvCache,
+)
+"""Wherever people choose, in this order; what is not named here comes after them."""
+_PLACES = {optimization.name: place for place, optimization in enumerate(OPTIMIZATIONS)}
 
 
 def check_together(optimizations: Iterable[Optimization]) -> None:
@@ -95,9 +131,9 @@ def check_together(optimizations: Iterable[Optimization]) -> None:
 
 def apply_all(model: nn.Module, optimizations: Iterable[Optimization]) -> Callable[[], None]:
     """In the order of `OPTIMIZATIONS`, others last; undone in reverse, also where one of them refuses half-way."""
-    ordered = sorted(optimizations, key=lambda each: _PLACES.get(each.name, len(_PLACES)))
+    ordered = sorted(optimizations, key=lambda optimization: _PLACES.get(optimization.name, len(_PLACES)))
     check_together(ordered)
     with contextlib.ExitStack() as undo:
-        for each in ordered:
-            undo.callback(each.apply(model))
+        for optimization in ordered:
+            undo.callback(optimization.apply(model))
         return undo.pop_all().close

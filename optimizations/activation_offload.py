@@ -73,7 +73,7 @@ class ActivationOffload:
         return undo.close
 
     def code(self) -> str:
-        return f"from optimizations.activation_offload import ActivationOffload\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ActivationOffload\n\nundo = {self!r}.apply(model)"
 
 
 @dataclass(frozen=True)
@@ -115,7 +115,7 @@ class _Moving:
         return _Moving, (self.knobs,)
 
     def enter(self, model: nn.Module, _: Any) -> None:
-        self.stays = {_storage_of(each) for each in (*model.parameters(), *model.buffers())}
+        self.stays = {_storage_of(tensor) for tensor in (*model.parameters(), *model.buffers())}
         hooks = saved_tensors_hooks(self.to_host, _to_device)
         self.entered.append(hooks)
         hooks.__enter__()

@@ -74,7 +74,7 @@ class AllocatorSettings:
 
 
 def _options(conf: str) -> list[str]:
-    return [each for each in _SEPARATE.split(re.sub(r"\s+", "", conf)) if each]
+    return [part for part in _SEPARATE.split(re.sub(r"\s+", "", conf)) if part]
 
 
 def _in_force() -> str:
@@ -88,5 +88,5 @@ def _in_force() -> str:
 def _looked_for() -> list[str]:
     """Those of the variables that this PyTorch reads."""
     cuda, hip, general = _VARIABLES
-    release = tuple(int(each) for each in re.findall(r"\d+", torch.__version__)[:2])
+    release = tuple(int(digits) for digits in re.findall(r"\d+", torch.__version__)[:2])
     return [cuda, *([hip] if torch.version.hip else []), *([general] if release >= (2, 9) else [])]

@@ -79,16 +79,16 @@ class AttentionBackend:
         if self.strict and self.backend != "math":
             dtype = _dtype(model)
             self._refuse_dtype(dtype)
-            for name, each in model.named_modules():
-                self._refuse_heads(name, each, 16 // dtype.itemsize)
+            for name, module in model.named_modules():
+                self._refuse_heads(name, module, 16 // dtype.itemsize)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         _refuse_none(model)
         _refuse_other_ways(model)
         with contextlib.ExitStack() as undo:
-            for each in _not_sdpa(model):
-                undo.callback(each.set_attn_implementation, each.config._attn_implementation)
-                each.set_attn_implementation("sdpa")
+            for part in _not_sdpa(model):
+                undo.callback(part.set_attn_implementation, part.config._attn_implementation)
+                part.set_attn_implementation("sdpa")
             switch = _Switch(self)
             undo.callback(switch.back)
             switch.choose(model)
@@ -105,11 +105,11 @@ class AttentionBackend:
     def code(self) -> str:
         words = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
         construction = f"undo = AttentionBackend({words}).apply(model)"
-        return f"from optimizations.attention_backend import AttentionBackend\n\n{construction}"
+        return f"from {__name__} import AttentionBackend\n\n{construction}"
 
     def _refuse_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in _SERVES[self.backend]:
-            served = ", ".join(_word(each) for each in _SERVES[self.backend])
+            served = ", ".join(_word(backend) for backend in _SERVES[self.backend])
             raise ValueError(
                 f"The {self.backend} kernel computes in {served}, and this model is in {_word(dtype)}: choose one of "
                 "these dtypes, the math kernel, or strict=false to let other kernels stand in."
@@ -234,36 +234,40 @@ def _may_attend(function: Any, kind: type, seen: set[CodeType]) -> bool:
     if code is None:
         return True
     codes, names = [code], {kind.__name__, getattr(called, "__name__", "")}
-    for each in codes:  # grows: functions within functions have code of their own
-        codes += [inner for inner in each.co_consts if isinstance(inner, CodeType)]
-        names |= {*each.co_names, *each.co_freevars}
+    for outer in codes:  # grows: functions within functions have code of their own
+        codes += [inner for inner in outer.co_consts if isinstance(inner, CodeType)]
+        names |= {*outer.co_names, *outer.co_freevars}
     seen.update(codes)
     if any(word in name.lower() for name in names for word in _ATTENTION):
         return True
-    return any(_may_attend(each, kind, seen) for each in _functions(called, kind, names) if each.__code__ not in seen)
+    return any(
+        _may_attend(function, kind, seen)
+        for function in _functions(called, kind, names)
+        if function.__code__ not in seen
+    )
 
 
 def _functions(function: Any, kind: type, names: set[str]) -> Iterator[FunctionType]:
     """Those of Python that it can reach by a name: its module's, its class's, and what stood around it."""
-    cells = [each.cell_contents for each in function.__closure__ or () if each != CellType()]
-    found = [
+    cells = [cell.cell_contents for cell in function.__closure__ or () if cell != CellType()]
+    candidates = [
         *cells,
         *(function.__globals__.get(name) for name in names),
         *(getattr(kind, name, None) for name in names),
     ]
-    yield from (each for each in map(_plain, found) if isinstance(each, FunctionType))
+    yield from (function for function in map(_plain, candidates) if isinstance(function, FunctionType))
 
 
-def _plain(found: Any) -> Any:
-    return inspect.unwrap(getattr(found, "__func__", found)) if callable(found) else None
+def _plain(value: Any) -> Any:
+    return inspect.unwrap(getattr(value, "__func__", value)) if callable(value) else None
 
 
 def _refuse_other_ways(model: nn.Module) -> None:
-    for each in _not_sdpa(model):
-        if not getattr(each, "_supports_sdpa", False):
-            raise ValueError(f"{type(each).__name__} computes attention by itself, so PyTorch's kernels have no say.")
-    for name, each in model.named_modules():
-        processor = getattr(each, "processor", None)
+    for part in _not_sdpa(model):
+        if not getattr(part, "_supports_sdpa", False):
+            raise ValueError(f"{type(part).__name__} computes attention by itself, so PyTorch's kernels have no say.")
+    for name, module in model.named_modules():
+        processor = getattr(module, "processor", None)
         own = _diffusers_backend(processor)
         if own != "native":
             raise ValueError(

@@ -80,7 +80,7 @@ class Checkpointing:
         is_kth = [self.every > 0 and number % self.every == 0 for number in range(count)]
         skipped = self._skipped()
         wanted = (number for number in range(count) if is_kth[number] != self.invert)
-        return tuple(number for number in wanted if not any(number in each for each in skipped))
+        return tuple(number for number in wanted if not any(number in numbers for numbers in skipped))
 
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
@@ -88,8 +88,8 @@ class Checkpointing:
         self._found(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        found = self._found(model)
-        kinds = {found[number]: (type(found[number]), number) for number in self.chosen(len(found))}
+        chosen = self._found(model)
+        kinds = {chosen[number]: (type(chosen[number]), number) for number in self.chosen(len(chosen))}
         for block, (plain, number) in kinds.items():
             block.__class__ = _checkpointed(plain, self, number)
 
@@ -103,10 +103,10 @@ class Checkpointing:
         return undo
 
     def code(self) -> str:
-        knobs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
         words = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
         construction = f"Checkpointing({', '.join(words)})"
-        return f"from optimizations.checkpointing import Checkpointing\n\nundo = {construction}.apply(model)"
+        return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
 
     def _skipped(self) -> list[range]:
         ranges = []
@@ -118,15 +118,17 @@ class Checkpointing:
         return ranges
 
     def _found(self, model: nn.Module) -> list[nn.Module]:
-        found = list(blocks(model).values())
-        if not found:
+        blocks_found = list(blocks(model).values())
+        if not blocks_found:
             raise ValueError(
                 "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
                 "class that have modules inside: put the repeated part of the model into such a list."
             )
-        last = max((each[-1] for each in self._skipped()), default=0)
-        if last >= len(found):
-            raise ValueError(f"skip names block {last}; this model has {len(found)}, numbered 0 to {len(found) - 1}.")
+        last = max((skip[-1] for skip in self._skipped()), default=0)
+        if last >= len(blocks_found):
+            raise ValueError(
+                f"skip names block {last}; this model has {len(blocks_found)}, numbered 0 to {len(blocks_found) - 1}."
+            )
         if any(hasattr(type(module), "unchecked_class") for module in model.modules()):
             raise ValueError("Blocks of this model are checkpointed already: undo that first.")
         if any(getattr(module, "gradient_checkpointing", False) is True for module in model.modules()):
@@ -134,7 +136,7 @@ class Checkpointing:
                 "The model checkpoints by itself already, and doing it twice would compute everything three times: "
                 "call its disable_gradient_checkpointing() or gradient_checkpointing_disable() first."
             )
-        return found
+        return blocks_found
 
     def _run(self, number: int, plain: type[nn.Module], block: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Any:
         if self.function is None:
@@ -144,18 +146,18 @@ class Checkpointing:
         # By position, as diffusers gives them, so that any way of checkpointing sees the tensors.
         given = inspect.signature(block.forward).bind(*args, **kwargs)
         given.apply_defaults()
-        by_name = {name: each for name, each in given.kwargs.items() if name in kwargs}
+        by_name = {name: value for name, value in given.kwargs.items() if name in kwargs}
         return self.function(_as_plain(plain, block, by_name), *given.args)
 
     def _recompute(self, block: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         # Only positional tensors pass the hooks that move them; nested ones, as rotary tables, are shared and stay.
         everything, names, unnamed = (*args, *kwargs.values()), tuple(kwargs), len(args)
-        caches = {place: _as_now(each) for place, each in enumerate(everything) if hasattr(each, "get_seq_length")}
+        caches = {place: _as_now(value) for place, value in enumerate(everything) if hasattr(value, "get_seq_length")}
         calls = itertools.count()
 
         def positional(*values: Any) -> Any:
             if next(calls):
-                values = tuple(_as_now(caches.get(place, each)) for place, each in enumerate(values))
+                values = tuple(_as_now(caches.get(place, value)) for place, value in enumerate(values))
             return block(*values[:unnamed], **dict(zip(names, values[unnamed:], strict=True)))
 
         how: dict[str, Any] = {"use_reentrant": False}
@@ -248,11 +250,11 @@ def _takes_the_block_alone(function: Callable[..., Any]) -> bool:
 def _as_now(value: Any) -> Any:
     """A key/value cache as it is before a block writes to it, so that the recomputation finds it empty again."""
     if isinstance(value, list):
-        return [_as_now(each) for each in value]
+        return [_as_now(item) for item in value]
     if not hasattr(value, "get_seq_length"):
         return value
     twin = copy.copy(value)
-    twin.__dict__.update({name: _as_now(each) for name, each in vars(value).items()})
+    twin.__dict__.update({name: _as_now(item) for name, item in vars(value).items()})
     return twin
 
 

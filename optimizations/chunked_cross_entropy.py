@@ -82,7 +82,7 @@ class ChunkedCrossEntropy:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.chunked_cross_entropy import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
 
 
 def chunked_cross_entropy(
@@ -263,13 +263,13 @@ def _without_logits(output: Any) -> Any:
 
 
 def _language_models(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    found = False
+    has_one = False
     for name, module in model.named_modules():
         head: Any = getattr(module, "get_output_embeddings", lambda: None)()
         if head is not None and getattr(getattr(module, "loss_function", None), "__name__", "") == _LOSS:
-            found = True
+            has_one = True
             yield name or "The model", module
-    if not found:
+    if not has_one:
         raise ValueError(
             "No language model with a loss of its own was found here. Known are those of transformers that are trained "
             "to say the next token; in a loop of your own call chunked_cross_entropy on what goes into the head."

@@ -88,7 +88,7 @@ class ChunkedFeedForward:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.chunked_feed_forward import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
 
     def run(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`function` on all rows of `x`, some at a time."""
@@ -101,15 +101,15 @@ class ChunkedFeedForward:
         return _written_one_by_one(function, pieces).view(*x.shape[:-1], -1)
 
     def _chosen(self, model: nn.Module) -> dict[str, _Way]:
-        found = {name or "(the model)": way for name, way in feed_forwards(model)}
-        chosen = {name: way for name, way in found.items() if re.search(self.only, name)}
-        if not found:
+        ways = {name or "(the model)": way for name, way in feed_forwards(model)}
+        chosen = {name: way for name, way in ways.items() if re.search(self.only, name)}
+        if not ways:
             raise ValueError(
                 "No feed-forward was recognised here. Known are modules called FeedForward, MLP or FFN and "
                 "nn.Sequential, where they are made of linear layers, activations, dropout and norms."
             )
         if not chosen:
-            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(found)}.")
+            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(ways)}.")
         for name, way in chosen.items():
             if any(attribute in vars(module) for module, attribute, _ in way.replacing(self)):
                 raise ValueError(f"The forward of {name} is replaced already: undo that first.")
@@ -239,9 +239,9 @@ def _way(module: nn.Module) -> _Way | None:
 
 def _is_by_token(module: nn.Module) -> bool:
     """Made of layers that see each token by itself, two of them with matrices."""
-    leaves = [each for each in module.modules() if next(each.children(), None) is None]
+    leaves = [leaf for leaf in module.modules() if next(leaf.children(), None) is None]
     matrices = [leaf for leaf in leaves if getattr(getattr(leaf, "weight", None), "ndim", 0) == 2]
-    own = any(True for each in module.modules() if each not in leaves for _ in each.parameters(recurse=False))
+    own = any(True for part in module.modules() if part not in leaves for _ in part.parameters(recurse=False))
     return len(matrices) > 1 and not own and all(map(_sees_one_token, leaves))
 
 
@@ -255,7 +255,7 @@ def _sees_one_token(layer: nn.Module) -> bool:
 
 def _is_fused(block: Any) -> bool:
     """By the names that diffusers gives. Its forward is cat([attention, act_mlp(proj_mlp(x))]), then proj_out."""
-    layers = [getattr(block, each, None) for each in ("proj_mlp", "act_mlp", "proj_out")]
+    layers = [getattr(block, name, None) for name in ("proj_mlp", "act_mlp", "proj_out")]
     if (
         not all(isinstance(layer, nn.Module) for layer in layers)
         or "SingleTransformerBlock" not in type(block).__name__

@@ -82,7 +82,7 @@ class EightBitStates:
         return weakref.finalize(model, undo)
 
     def code(self) -> str:
-        return f"from optimizations.eight_bit_states import EightBitStates\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import EightBitStates\n\nundo = {self!r}.apply(model)"
 
 
 @dataclass(frozen=True)
@@ -163,14 +163,19 @@ class _Steps:
         model = self.model()
         mine = set() if model is None else set(model.parameters())
         groups = optimizer.param_groups
-        todo = [(each, group) for group in groups for each in group["params"] if each in mine and each.grad is not None]
+        todo = [
+            (weight, group)
+            for group in groups
+            for weight in group["params"]
+            if weight in mine and weight.grad is not None
+        ]
         if not todo:
             return
         _refuse_others(optimizer)
         self.stepped.add(optimizer)
-        gradients = {each: each.grad for each, _ in todo}
-        for each in gradients:
-            each.grad = None
+        gradients = {weight: weight.grad for weight, _ in todo}
+        for parameter in gradients:
+            parameter.grad = None
         try:
             for weight, group in todo:
                 weight.grad = gradients[weight]
@@ -189,9 +194,9 @@ class _Steps:
         step = step.__wrapped__ if getattr(step, "hooked", False) else step
         with torch.no_grad():
             step(optimizer)
-            for key, each in list(state.items()):
-                if isinstance(each, Tensor) and each.is_floating_point() and each.numel() >= self.least:
-                    state[key] = Packed.of(each, is_signed=key not in _NEVER_NEGATIVE)
+            for key, value in list(state.items()):
+                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() >= self.least:
+                    state[key] = Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         for weight, gradient in self.aside.items():

@@ -96,10 +96,10 @@ class FlatGradients:
         return undo.close
 
     def code(self) -> str:
-        knobs = [(each.name, getattr(self, each.name), each.default) for each in fields(self)]
+        knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
         words = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
         construction = f"undo = FlatGradients({words}).apply(model)  # after a step each sum is p.main_grad"
-        return f"from optimizations.flat_gradients import FlatGradients\n\n{construction}"
+        return f"from {__name__} import FlatGradients\n\n{construction}"
 
 
 def flat_gradient(model: nn.Module) -> Tensor:
@@ -144,15 +144,15 @@ class _Sums:
             self.replicas.release()
 
     def begin(self, model: nn.Module) -> None:
-        for each in self.places if self.knobs.fill_grad else ():
-            each.grad = None
+        for weight in self.places if self.knobs.fill_grad else ():
+            weight.grad = None
         self.let_go()
         trained = _trained(model)
         self.replicas = _Replicas(model) if isinstance(model, DistributedDataParallel) else None
         self.model, size, self.begun = weakref.ref(model), 0, True
-        for each in trained:
-            self.places[each] = slice(size, size := size + each.numel())
-            hook = each.register_post_accumulate_grad_hook(self.after_accumulation)  # type: ignore[no-untyped-call]
+        for weight in trained:
+            self.places[weight] = slice(size, size := size + weight.numel())
+            hook = weight.register_post_accumulate_grad_hook(self.after_accumulation)  # type: ignore[no-untyped-call]
             self.hooks.append(hook)
         self.hooks.append(register_optimizer_step_pre_hook(self.before_optimizer))
         if self.knobs.how == "flat":
@@ -217,14 +217,14 @@ class _Sums:
 
     def hand_over(self) -> None:
         assert self.total is not None
-        for each, place in self.places.items():
-            each.main_grad = self.total[place].view_as(each)  # type: ignore[attr-defined]
+        for weight, place in self.places.items():
+            weight.main_grad = self.total[place].view_as(weight)  # type: ignore[attr-defined]
             if self.knobs.fill_grad:
-                each.grad = self.total[place].view_as(each).to(each.dtype)
+                weight.grad = self.total[place].view_as(weight).to(weight.dtype)
         self.end()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        ours = (each in self.places for group in optimizer.param_groups for each in group["params"])
+        ours = (weight in self.places for group in optimizer.param_groups for weight in group["params"])
         if self.done and any(ours):
             raise RuntimeError(
                 f"The optimizer stepped after {self.done} of {self.knobs.micro_batches} micro-batches, before the sum "
@@ -280,9 +280,9 @@ def _sums_of(model: nn.Module) -> _Sums | None:
     return next((owner for owner in owners if isinstance(owner, _Sums)), None)
 
 
-def _cat(places: Mapping[nn.Parameter, slice], found: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
+def _cat(places: Mapping[nn.Parameter, slice], gradients: Mapping[nn.Parameter, Tensor], dtype: torch.dtype) -> Tensor:
     """One after the other; zeros for a parameter that took no part, as autograd makes them."""
-    parts = (found[place] if place in found else torch.zeros_like(place, dtype=dtype) for place in places)
+    parts = (gradients[place] if place in gradients else torch.zeros_like(place, dtype=dtype) for place in places)
     return torch.cat([part.flatten() for part in parts])
 
 
@@ -297,10 +297,10 @@ def _refuse_outer_replicas(model: nn.Module) -> None:
 
 
 def _refuse_distributed(model: nn.Module) -> None:
-    for name, each in model.named_modules():
-        if each is not model and isinstance(each, DistributedDataParallel):
+    for name, module in model.named_modules():
+        if module is not model and isinstance(module, DistributedDataParallel):
             raise ValueError(f"{name} is wrapped in DistributedDataParallel: apply FlatGradients to that wrapper.")
-        if type(each).__name__ == "FullyShardedDataParallel" or hasattr(type(each), "set_requires_gradient_sync"):
+        if type(module).__name__ == "FullyShardedDataParallel" or hasattr(type(module), "set_requires_gradient_sync"):
             raise ValueError(
                 f"{name or 'This model'} is sharded or replicated by FSDP or replicate, which reduces gradients by "
                 "itself, into tensors of its own: leave FlatGradients out, and let it sum in fp32, by "
@@ -314,7 +314,7 @@ def _refuse_distributed(model: nn.Module) -> None:
 
 
 def _refuse_special_replicas(model: Any) -> None:
-    ignored = [name for name, each in model.module.named_parameters() if each.requires_grad]
+    ignored = [name for name, weight in model.module.named_parameters() if weight.requires_grad]
     ignored = [name for name in ignored if name in model.parameters_to_ignore]
     why = {
         "a communication hook": bool(model._comm_hooks) or bool(model._get_ddp_logging_data().get("comm_hook")),
@@ -333,13 +333,13 @@ def _refuse_special_replicas(model: Any) -> None:
 
 def _trained(model: nn.Module) -> list[nn.Parameter]:
     _refuse_distributed(model)
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     if not trained:
         raise ValueError("No parameter of this model is trained, so there are no gradients to add up.")
-    for name, each in trained.items():
-        if each.dtype not in _FITTING:
-            raise ValueError(f"{name} is {each.dtype}, which a sum in float32 cannot hold; bf16, fp16 and fp32 fit.")
-    if len(devices := sorted({str(each.device) for each in trained.values()})) > 1:
+    for name, weight in trained.items():
+        if weight.dtype not in _FITTING:
+            raise ValueError(f"{name} is {weight.dtype}, which a sum in float32 cannot hold; bf16, fp16 and fp32 fit.")
+    if len(devices := sorted({str(weight.device) for weight in trained.values()})) > 1:
         raise ValueError(f"One buffer lies on one device, and this model is on {', '.join(devices)}.")
     if any(getattr(module, "sparse", False) is True for module in model.modules()):
         raise ValueError("A sparse gradient has no place in a flat buffer: build the embedding with sparse=False.")

@@ -118,7 +118,7 @@ class LayerwiseCasting:
         if not cast:
             why = f"all are skipped, by {', '.join(kept)}; shorten skip" if kept else "it has no layer with a matrix"
             raise ValueError(f"There is nothing to cast in this model: {why}.")
-        for dtype in {each for weight in cast for each in (weight.dtype, self._computes_in(weight))}:
+        for dtype in {dtype for weight in cast for dtype in (weight.dtype, self._computes_in(weight))}:
             _check_holds(_DTYPES[self.storage], dtype)
         for name, module in self._converted(model, cast).items():
             if any(parameter not in cast for parameter in module.parameters()):
@@ -134,9 +134,9 @@ class LayerwiseCasting:
         self.check(model, training=False)
         cast, owners, storage = self._sort(model)[0], _owners(model), _DTYPES[self.storage]
         weights = {
-            each: _Weight(each, owners[each], storage, None if self.compute == "own" else _DTYPES[self.compute])
-            for each in _in_order(model)
-            if each in cast
+            weight: _Weight(weight, owners[weight], storage, None if self.compute == "own" else _DTYPES[self.compute])
+            for weight in _in_order(model)
+            if weight in cast
         }
         telling, undo = _telling(model, weights), []
         for module, (kind, first) in telling.items():
@@ -148,8 +148,8 @@ class LayerwiseCasting:
             convert = _Convert(_DTYPES[self.compute], next(module.parameters()).dtype)
             undo.append(module.register_forward_pre_hook(convert.enter, with_kwargs=True).remove)
             undo.append(module.register_forward_hook(convert.leave).remove)
-        for each in weights.values():
-            each.rest()
+        for resting in weights.values():
+            resting.rest()
 
         def restore() -> None:
             if any(vars(type(module)).get("told_by") is not first for module, (_, first) in telling.items()):
@@ -157,8 +157,8 @@ class LayerwiseCasting:
             for module, (kind, _) in telling.items():
                 module.__class__ = kind
             telling.clear()
-            for each in undo:
-                each()
+            for undo_one in undo:
+                undo_one()
             for weight in weights.values():
                 weight.restore()
 
@@ -175,23 +175,23 @@ class LayerwiseCasting:
         return tuple(sorted(costs, key=lambda cost: -cost.saved_bytes))
 
     def code(self) -> str:
-        return f"from optimizations.layerwise_casting import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
 
     def _computes_in(self, weight: Parameter) -> torch.dtype:
         return weight.dtype if self.compute == "own" else _DTYPES[self.compute]
 
     def _converted(self, model: nn.Module, cast: Mapping[Parameter, str]) -> dict[str, nn.Module]:
         """Modules that compute with cast weights, where that is in another dtype than the model's."""
-        if all(each.dtype is self._computes_in(each) for each in cast):
+        if all(weight.dtype is self._computes_in(weight) for weight in cast):
             return {}
-        found = {}
+        converted = {}
         for name, module in model.named_modules():
             some_or_all = any if _is_leaf(module) else all
             if (_is_leaf(module) or _reads(module)) and some_or_all(
                 parameter in cast for parameter in module.parameters()
             ):
-                found[name] = module
-        return found
+                converted[name] = module
+        return converted
 
     def _sort(self, model: nn.Module) -> tuple[dict[Parameter, str], dict[str, dict[Parameter, str]]]:
         """Weights to cast, and those left alone by reason; each with the name of its module."""
@@ -214,14 +214,14 @@ class LayerwiseCasting:
         if "@declared" in patterns:
             patterns += getattr(model, "_skip_layerwise_casting_patterns", None) or ()
             fp32 = getattr(model, "_keep_in_fp32_modules", None) or ()
-            patterns += [rf"(^|\.){re.escape(each)}(\.|$)" for each in fp32]
-        found: dict[str, str] = {}
+            patterns += [rf"(^|\.){re.escape(name)}(\.|$)" for name in fp32]
+        reasons: dict[str, str] = {}
         for path, module in model.named_modules():
-            around = found.get(path.rpartition(".")[0], "")
+            around = reasons.get(path.rpartition(".")[0], "")
             named = (pattern for pattern in patterns if path and re.search(pattern, path))
             kinds = (kind.__name__ for kind in type(module).__mro__ if kind.__name__ in classes)
-            found[path] = around or next(named, "") or next(kinds, "")
-        return found
+            reasons[path] = around or next(named, "") or next(kinds, "")
+        return reasons
 
 
 _Owner = tuple[str, nn.Module, str]
@@ -280,8 +280,8 @@ class _Weight:
 
     def tells(self) -> torch.dtype:
         """What a model says of itself: the dtype that its weight has when it is not at rest."""
-        found = self._now().dtype
-        return found if self.users == 0 and found is not self.storage else self.own
+        weight = self._now().dtype
+        return weight if self.users == 0 and weight is not self.storage else self.own
 
     def restore(self) -> None:
         self.weight = self._now()
@@ -296,9 +296,9 @@ class _Weight:
         return getattr(self.owners[0][1], self.witness).dtype  # type: ignore[no-any-return]
 
     def _now(self) -> Parameter:
-        found = [module._parameters.get(name) for _, module, name in self.owners]
-        first = found[0]
-        if first is None or any(each is None or each.data_ptr() != first.data_ptr() for each in found):
+        now = [module._parameters.get(name) for _, module, name in self.owners]
+        first = now[0]
+        if first is None or any(pointer is None or pointer.data_ptr() != first.data_ptr() for pointer in now):
             raise ValueError(
                 f"{self.owners[0][0]} was cast, and its weight has been taken away or replaced in one of several "
                 "places since: undo the casting before, and cast again after."
@@ -324,8 +324,8 @@ class _Unit:
             self.risen[-1].append(weight)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        for each in self.risen.pop() if self.risen else ():
-            each.down()
+        for weight in self.risen.pop() if self.risen else ():
+            weight.down()
 
 
 def _owners(model: nn.Module) -> dict[Parameter, list[_Owner]]:
@@ -349,12 +349,12 @@ def _listed(text: str) -> list[str]:
 def _is_leaf(module: nn.Module) -> bool:
     own = [parameter for parameter in module._parameters.values() if parameter is not None]
     below = (parameter for child in module.children() for parameter in child.parameters())
-    return any(each.is_floating_point() and each.dim() >= 2 for each in own) and next(below, None) is None
+    return any(tensor.is_floating_point() and tensor.dim() >= 2 for tensor in own) and next(below, None) is None
 
 
 def _in_order(module: nn.Module) -> list[Parameter]:
     """As Module.to goes through them: those of the modules below first, then the module's own."""
-    below = [each for child in module.children() for each in _in_order(child)]
+    below = [weight for child in module.children() for weight in _in_order(child)]
     return list(
         dict.fromkeys([*below, *(parameter for parameter in module._parameters.values() if parameter is not None)])
     )
@@ -367,8 +367,8 @@ def _units(
     inside = {module for block in blocks for module in block.modules()}
     leaves = [module for module in model.modules() if _is_leaf(module) and module not in inside]
     readers = {module: read for module in model.modules() if (read := _reads(module))}
-    for module, used in [*((each, _in_order(each)) for each in (*blocks, *leaves)), *readers.items()]:
-        if unit := [weights[each] for each in used if each in weights]:
+    for module, used in [*((module, _in_order(module)) for module in (*blocks, *leaves)), *readers.items()]:
+        if unit := [weights[weight] for weight in used if weight in weights]:
             yield module, _Unit(unit)
 
 
@@ -390,7 +390,7 @@ def _reads(module: nn.Module) -> list[Parameter]:
     forward = inspect.unwrap(module.forward)
     called = forward if inspect.isroutine(forward) else type(forward).__call__
     code = getattr(getattr(called, "__func__", called), "__code__", None)
-    found: list[Parameter] = []
+    reading: list[Parameter] = []
     for *path, last in _taken(code) if code is not None and not _is_leaf(module) else ():
         owner: Any = module
         for name in path:
@@ -398,20 +398,20 @@ def _reads(module: nn.Module) -> list[Parameter]:
         if owner is None or (last == "weight" and not path and "weight" not in module._parameters):
             return _in_order(module)
         # Of all parameters at once, forwards ask the first one's dtype.
-        found += list(owner.parameters())[: 1 if last == "parameters" else None]
-    return found
+        reading += list(owner.parameters())[: 1 if last == "parameters" else None]
+    return reading
 
 
 @cache
 def _taken(code: CodeType) -> list[list[str]]:
     """What stands before `.weight` and `.parameters` in a function, as in self.proj.weight."""
-    found: list[list[str]] = []
+    names_taken: list[list[str]] = []
     names: list[str] = []
     for step in dis.get_instructions(code) if {"weight", "parameters"} & {*code.co_names} else ():
         names = [*names, step.argval] if step.opname in ("LOAD_ATTR", "LOAD_METHOD") else []
         if names and names[-1] in ("weight", "parameters"):
-            found.append(names)
-    return found
+            names_taken.append(names)
+    return names_taken
 
 
 class _Convert:
@@ -435,13 +435,13 @@ def _telling(
     model: nn.Module, weights: Mapping[Parameter, _Weight]
 ) -> dict[nn.Module, tuple[type[nn.Module], _Weight]]:
     """Models of diffusers and transformers tell the dtype of their first weight, and inputs are converted to that."""
-    found: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
+    telling: dict[nn.Module, tuple[type[nn.Module], _Weight]] = {}
     for module in model.modules():
         if isinstance(getattr(type(module), "dtype", None), property):
             cast = (weights[parameter] for parameter in module.parameters() if parameter in weights)
-            first = next((each for each in cast if str(each.own) == str(module.dtype)), None)
-            found |= {} if first is None else {module: (type(module), first)}
-    return found
+            first = next((weight for weight in cast if str(weight.own) == str(module.dtype)), None)
+            telling |= {} if first is None else {module: (type(module), first)}
+    return telling
 
 
 def _telling_class(kind: Any, first: _Weight) -> type[nn.Module]:
@@ -470,4 +470,4 @@ def _check_holds(storage: torch.dtype, wide: torch.dtype) -> None:
 
 
 def _word(dtype: torch.dtype) -> str:
-    return next(name for name, each in _DTYPES.items() if each is dtype)
+    return next(name for name, dtype_ in _DTYPES.items() if dtype_ is dtype)

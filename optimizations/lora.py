@@ -69,8 +69,8 @@ class Lora:
         chosen = self._chosen(model)
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
-        for each in trained:
-            each.requires_grad_(False)
+        for weight in trained:
+            weight.requires_grad_(False)
         adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
         for owner, last, layer in places:
             owner._modules[last] = adapted[layer]
@@ -78,26 +78,26 @@ class Lora:
         def undo() -> None:
             for owner, last, layer in places:
                 owner._modules[last] = layer
-            for each in trained:
-                each.requires_grad_()
+            for weight in trained:
+                weight.requires_grad_()
 
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.lora import Lora\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import Lora\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
         """Layers to adapt, each with all its names."""
         if any(isinstance(module, Adapted) for module in model.modules()):
             raise ValueError("This model has adapters already: undo that first.")
-        found: dict[nn.Module, list[str]] = {}
+        chosen: dict[nn.Module, list[str]] = {}
         for name, module in _linear_layers(model):
             if re.search(self.only, name):
-                found.setdefault(module, []).append(name)
-        if not found:
+                chosen.setdefault(module, []).append(name)
+        if not chosen:
             names = ", ".join(name for name, _ in _linear_layers(model)) or "none"
             raise ValueError(f"No linear layer has {self.only!r} in its name; in the blocks there are: {names[:400]}.")
-        return found
+        return chosen
 
 
 class Adapted(nn.Module):

@@ -80,7 +80,7 @@ class OptimizerInBackward:
     def code(self) -> str:
         words = "" if self.micro_batches == 1 else f"micro_batches={self.micro_batches}"
         construction = f"undo = OptimizerInBackward({words}).apply(model)  # before the optimizer is made"
-        return f"from optimizations.optimizer_in_backward import OptimizerInBackward\n\n{construction}"
+        return f"from {__name__} import OptimizerInBackward\n\n{construction}"
 
 
 class _Steps:
@@ -95,7 +95,7 @@ class _Steps:
         """The newest optimizer of a weight steps it."""
         model = self.model()
         mine = set() if model is None else {parameter for parameter in model.parameters() if parameter.requires_grad}
-        theirs = {each for group in optimizer.param_groups for each in group["params"]} & mine
+        theirs = {weight for group in optimizer.param_groups for weight in group["params"]} & mine
         if optimizer in self.taken or not theirs:
             return
         _refuse_others(optimizer)
@@ -104,8 +104,8 @@ class _Steps:
         self.taken[optimizer] = _Taken(optimizer, theirs, self.micro_batches)
 
     def let_go(self) -> None:
-        for each in self.taken.values():
-            each.leave(set(each.hooks))
+        for hooked in self.taken.values():
+            hooked.leave(set(hooked.hooks))
         self.taken.clear()
 
 
@@ -128,8 +128,8 @@ class _Taken:
             self.hooks[weight] = leaf.register_post_accumulate_grad_hook(self.step)
 
     def leave(self, weights: set[nn.Parameter]) -> None:
-        for each in weights & self.hooks.keys():
-            self.hooks.pop(each).remove()
+        for weight in weights & self.hooks.keys():
+            self.hooks.pop(weight).remove()
 
     def step(self, weight: Tensor) -> None:
         optimizer = self.optimizer()
@@ -151,7 +151,7 @@ class _Taken:
 
 
 def _group_of(weight: Tensor, optimizer: Optimizer) -> dict[str, Any] | None:
-    return next((group for group in optimizer.param_groups if any(each is weight for each in group["params"])), None)
+    return next((group for group in optimizer.param_groups if any(other is weight for other in group["params"])), None)
 
 
 def _plain_step(optimizer: Optimizer) -> None:

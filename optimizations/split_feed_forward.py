@@ -98,18 +98,18 @@ class SplitFeedForward:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.split_feed_forward import SplitFeedForward\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import SplitFeedForward\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
-        found = {name or "(the model)": module for name, module in feed_forwards(model)}
-        chosen = {name: module for name, module in found.items() if re.search(self.only, name)}
-        if not found:
+        modules = {name or "(the model)": module for name, module in feed_forwards(model)}
+        chosen = {name: module for name, module in modules.items() if re.search(self.only, name)}
+        if not modules:
             raise ValueError(
                 "No feed-forward was recognised here. Known are: diffusers' FeedForward with the activations that it "
                 "comes with; gate_proj, up_proj, down_proj as in Llama; nn.Sequential of linear, activation, linear."
             )
         if not chosen:
-            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(found)}.")
+            raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(modules)}.")
         return chosen
 
 
@@ -248,7 +248,7 @@ def _sequential(module: nn.Module) -> Parts | None:
 
 def _gated(module: Any) -> Parts | None:
     """By the names that transformers' Llama and its many relatives give."""
-    if not all(isinstance(getattr(module, each, None), nn.Module) for each in ("gate_proj", "up_proj", "down_proj")):
+    if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "down_proj")):
         return None
     activation: Any = getattr(module, "act_fn", getattr(module, "activation_fn", None))
     return Parts(module.gate_proj, activation, module.up_proj, module.down_proj, getattr(module, "dropout", _same))

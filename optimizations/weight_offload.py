@@ -95,20 +95,20 @@ class WeightOffload:
         return undo.close
 
     def code(self) -> str:
-        return f"from optimizations.weight_offload import WeightOffload\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import WeightOffload\n\nundo = {self!r}.apply(model)"
 
     def _units(self, model: nn.Module) -> list[_Unit]:
         """As many as may wait on the host, from the first on."""
         units, weights, waiting = [], dict[nn.Parameter, _Weight](), 0
         for modules in self._pieces(model):
             own = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
-            new = [each for each in own if each not in weights]
-            size = sum(each.numel() * each.element_size() for each in new)
+            new = [weight for weight in own if weight not in weights]
+            size = sum(weight.numel() * weight.element_size() for weight in new)
             if self.most_gib and waiting + size > self.most_gib * _GIB:
                 continue
             waiting += size
-            weights.update({each: _Weight(each) for each in new})
-            units.append(_Unit(modules, [weights[each] for each in own]))
+            weights.update({weight: _Weight(weight) for weight in new})
+            units.append(_Unit(modules, [weights[weight] for weight in own]))
         return units
 
     def _pieces(self, model: nn.Module) -> Iterator[list[nn.Module]]:

@@ -98,28 +98,30 @@ class WeightQuantization:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.weight_quantization import WeightQuantization\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import WeightQuantization\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
         """By every name that they have."""
         if any(isinstance(module, Quantized) for module in model.modules()):
             raise ValueError("Weights of this model are whole numbers already: undo that first.")
         inside = {module for block in _listed_in(model) for module in block.modules()}
-        found = {
+        linears = {
             name: module
             for name, module in model.named_modules(remove_duplicate=False)
             if type(module) is nn.Linear and (not inside or module in inside)
         }
         chosen = {
             name: layer
-            for name, layer in found.items()
+            for name, layer in linears.items()
             if re.search(self.only, name) and not (self.skip and re.search(self.skip, name))
         }
         replaced = next((name for name, layer in chosen.items() if "forward" in vars(layer)), None)
         if replaced is not None:
             raise ValueError(f"The forward of {replaced} is replaced, and might read its weight: undo that first.")
         if not chosen:
-            raise ValueError(f"There is no linear layer to quantize; in the blocks there are {', '.join(found)[:400]}.")
+            raise ValueError(
+                f"There is no linear layer to quantize; in the blocks there are {', '.join(linears)[:400]}."
+            )
         return chosen
 
 

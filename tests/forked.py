@@ -81,7 +81,7 @@ class Forked(subprocess.Popen[Any]):
         cwd, env = given[4:6]
         stdin, _, _, stdout, _, stderr = ends = given[9:15]
         call = {
-            "arguments": [os.fspath(each) for each in args[1:]],
+            "arguments": [os.fspath(arg) for arg in args[1:]],
             "folder": os.fspath(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
             "apart": self._apart,
@@ -125,7 +125,7 @@ def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
 
 def start_python(arguments: Sequence[str], **streams: Any) -> Forked:
     """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
-    server = with_torch() if any(each.startswith("memviz") for each in arguments) else light()
+    server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
     command = [sys.executable, *arguments]
     return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
@@ -146,8 +146,8 @@ def serve(line: int) -> None:
         pid = _fork_for_the_one_above()
         if not pid:
             break
-        for each in streams:
-            os.close(each)
+        for stream in streams:
+            os.close(stream)
         ours.sendall(_LENGTH.pack(pid))
     ours.close()
     _become(call, streams)

@@ -206,10 +206,10 @@ class Allocator:
 
     def _truth(self) -> Truth:
         segments, tiles = [], []
-        for each in self.segments:
-            about = (each.stream, each.pool, each.large, each.expandable)
-            segments += [(address, size, *about) for address, size in each.ranges()]
-            tiles += [(b.address, b.size, b.state, b.requested) for b in each.blocks if b.state != "unmapped"]
+        for segment in self.segments:
+            about = (segment.stream, segment.pool, segment.large, segment.expandable)
+            segments += [(address, size, *about) for address, size in segment.ranges()]
+            tiles += [(b.address, b.size, b.state, b.requested) for b in segment.blocks if b.state != "unmapped"]
         return Truth(sorted(segments), sorted(tiles))
 
 
@@ -240,7 +240,7 @@ def _segment_row(segment: Segment, address: int, size: int, blocks: list[Block])
         "segment_pool_id": segment.pool,
         "is_expandable": segment.expandable,
         "frames": [],
-        "blocks": [_block_row(each) for each in blocks],
+        "blocks": [_block_row(block) for block in blocks],
     }
 
 

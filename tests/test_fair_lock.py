@@ -30,8 +30,8 @@ def test_turns_come_in_order_and_never_together() -> None:
         first_in.wait(600)
         time.sleep(0.05)
     let_go.set()
-    for each in threads:
-        each.join(600)
+    for thread in threads:
+        thread.join(600)
     assert seen == ["a", "b", "c"]
 
 
@@ -108,8 +108,8 @@ class Busy:
 
     def ends(self) -> list[str]:
         self._done.set()
-        for each in self._threads:
-            each.join(PATIENCE_SECONDS)
+        for thread in self._threads:
+            thread.join(PATIENCE_SECONDS)
         return self.order
 
 
@@ -175,8 +175,8 @@ def test_those_who_wait_hear_the_number_of_turns_before_theirs() -> None:
             threads[-1].start()
             assert there.wait(PATIENCE_SECONDS)
         let_go.set()
-    for each in threads:
-        each.join(PATIENCE_SECONDS)
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
     # Inside is ann, who comes behind everybody then: bob, ann, bob, ann, ann, as far as they are there.
     assert told == {"ann 1": 1, "ann 2": 2, "bob 1": 1, "ann 3": 4, "bob 2": 3, "eve 1": 2}
     assert (line._ring, line._inside) == ({}, [])
@@ -200,8 +200,8 @@ def test_of_several_places_the_next_goes_to_who_has_fewest_and_none_is_lost() ->
         while sum(map(len, lock._ring.values())) < len(threads):
             time.sleep(0.001)
     first.release()
-    for each in threads:
-        each.join(PATIENCE_SECONDS)
+    for thread in threads:
+        thread.join(PATIENCE_SECONDS)
     second.release()
     assert done == ["one", "many", "many", "many"]
     assert (lock._ring, lock._inside) == ({}, [])

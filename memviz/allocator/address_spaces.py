@@ -75,11 +75,11 @@ class _Space:
 class _Finder:
     def __init__(self, layout: StartLayout, mapped: list[tuple[Group, int, int]]) -> None:
         self.spaces: dict[Group, list[_Space]] = {}
-        asked: dict[Group, list[int]] = {}
+        requests: dict[Group, list[int]] = {}
         for group, address, _ in mapped:
-            asked.setdefault(group, []).append(address)
+            requests.setdefault(group, []).append(address)
         there = ranges_by_group(layout)
-        self._of_group = {group: FirstRanges(asked.get(group, ())) for group in (*there, *asked)}
+        self._of_group = {group: FirstRanges(requests.get(group, ())) for group in (*there, *requests)}
         self._begins = Begins((*(ranges[0].address for ranges in there.values()), *(row[1] for row in mapped)))
         for group, ranges in there.items():
             self._begin(group, ranges[0].address, ranges[-1].end)

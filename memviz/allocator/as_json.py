@@ -10,12 +10,12 @@ from memviz.allocator.search import Search, Tried
 from memviz.allocator.what_if import WhatIf
 
 
-def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
+def replay_json(outcome: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
     """`verdict` is the headline, which is made above here."""
-    ours, card = found.replayed, found.card
+    ours, card = outcome.replayed, outcome.card
     return {
         "settings": ours.settings.to_text(),
-        **_agreement(found.recorded),
+        **_agreement(outcome.recorded),
         "peak_allocated_bytes": ours.peak_allocated_bytes,
         "peak_reserved_bytes": ours.peak_reserved_bytes,
         "reserved_end_bytes": ours.reserved_end_bytes,
@@ -23,9 +23,9 @@ def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[st
         "oom": _oom(ours),
         "verdict": verdict,
         "provenance": ours.trace.about.label,
-        "recorded_settings": found.recorded.settings.to_text(),
-        "addresses": addresses(found.recorded),
-        **_beside(found),
+        "recorded_settings": outcome.recorded.settings.to_text(),
+        "addresses": addresses(outcome.recorded),
+        **_beside(outcome),
         "peak_requested_bytes": ours.peak_requested_bytes,
         "waiting_at_start_bytes": ours.waiting_at_start_bytes,
         "unused_at_peak_bytes": ours.unused_at_peak_bytes,
@@ -33,24 +33,24 @@ def replay_json(found: WhatIf, searched: Search | None, verdict: str) -> dict[st
         "card_bytes": card.total_bytes if card else None,
         "overhead_bytes": card.overhead_bytes if card else None,
         "memory_bytes": card.usable_bytes if card else None,
-        "fit": found.fit,
-        "context": found.context.as_json() if found.context else None,
-        "smallest_card_bytes": found.smallest_card.total_bytes if found.smallest_card else None,
+        "fit": outcome.fit,
+        "context": outcome.context.as_json() if outcome.context else None,
+        "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
         "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
         **(_search(searched) if searched else {}),
     }
 
 
-def _beside(found: WhatIf) -> dict[str, Any]:
+def _beside(outcome: WhatIf) -> dict[str, Any]:
     """The recording, and the recorded settings in the same memory and from the same start."""
     return {
-        "as_recorded": found.replayed is found.base and not found.parted,
-        "why_not_as_recorded": found.parted if found.replayed is found.base else found.why_not_as_recorded,
-        "recorded_peak_reserved_bytes": found.recorded_peak_bytes,
-        "recorded_retries": found.recorded.retries,
-        "recorded_settings_replayed": _figures(found.rival),
-        "recorded_settings_as_memory_lay": _figures(found.base),
-        "change_bytes": None if found.replayed.oom or found.rival.oom else found.change_bytes,
+        "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
+        "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
+        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes,
+        "recorded_retries": outcome.recorded.retries,
+        "recorded_settings_replayed": _figures(outcome.rival),
+        "recorded_settings_as_memory_lay": _figures(outcome.base),
+        "change_bytes": None if outcome.replayed.oom or outcome.rival.oom else outcome.change_bytes,
     }
 
 
@@ -99,18 +99,18 @@ def _search(searched: Search) -> dict[str, Any]:
     }
 
 
-def _tried(each: Tried) -> dict[str, Any]:
+def _tried(tried: Tried) -> dict[str, Any]:
     return {
-        "settings": each.text,
-        "is_recorded": each.is_recorded,
-        "as_recorded": each.is_as_recorded,
-        "fits": each.fits,
-        "peak_allocated_bytes": each.peak_allocated_bytes,
-        "peak_reserved_bytes": each.peak_reserved_bytes,
-        "peak_reserved_on_card_bytes": each.reserved_on_card_bytes,
-        "retries": each.retries,
-        "oom": _oom(each),
-        "smallest_card_bytes": each.smallest_card.total_bytes if each.smallest_card else None,
+        "settings": tried.text,
+        "is_recorded": tried.is_recorded,
+        "as_recorded": tried.is_as_recorded,
+        "fits": tried.fits,
+        "peak_allocated_bytes": tried.peak_allocated_bytes,
+        "peak_reserved_bytes": tried.peak_reserved_bytes,
+        "peak_reserved_on_card_bytes": tried.reserved_on_card_bytes,
+        "retries": tried.retries,
+        "oom": _oom(tried),
+        "smallest_card_bytes": tried.smallest_card.total_bytes if tried.smallest_card else None,
     }
 
 

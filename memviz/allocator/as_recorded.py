@@ -198,9 +198,9 @@ class AsRecorded(Replay):
                 return unmap_range(self.allocator, block, address, address + size)
         else:
             free = (pair.small if size == SMALL_SEGMENT else pair.large).free.get(stream)
-            found = free.find(address, size) if free else None
-            if found and not found.is_split and found.expandable is None:
-                return release_segment(self.allocator, found)
+            free_block = free.find(address, size) if free else None
+            if free_block and not free_block.is_split and free_block.expandable is None:
+                return release_segment(self.allocator, free_block)
         why = "The file gives memory back that is in use, or not there, by what the file shows before."
         return self._note(event, self._recorded(event, event + 1), [], why)
 
@@ -256,8 +256,8 @@ class AsRecorded(Replay):
         self.allocator.statistics.num_ooms += 1
         now = self.allocator.statistics
         if self.oom is None:
-            asked = segment_size(self.allocator.round_size(size), self.settings.large_segment_size)
-            self.oom = RanOut(event, size, asked, now.allocated, now.reserved)
+            requested = segment_size(self.allocator.round_size(size), self.settings.large_segment_size)
+            self.oom = RanOut(event, size, requested, now.allocated, now.reserved)
 
 
 def _why(recorded: list[Entry], ours: list[Entry]) -> str:

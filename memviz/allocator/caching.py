@@ -76,8 +76,8 @@ class CachingAllocator(AllocatorState):
         blocks = self._pool_for(size, pool)
         block = self._take_cached(blocks, size, stream) if search else None
         if block is None:
-            asked = segment_size(size, self.settings.large_segment_size)
-            request = SegmentRequest(blocks, stream, requested, size, asked)
+            segment_bytes = segment_size(size, self.settings.large_segment_size)
+            request = SegmentRequest(blocks, stream, requested, size, segment_bytes)
             block = self._take_new(request)
         return self._split_and_hand_out(block, size, requested)
 
@@ -175,18 +175,18 @@ class CachingAllocator(AllocatorState):
         return block
 
     def _allocate(self, request: SegmentRequest) -> Block | None:
-        asked = request.asked_of_device
+        requested = request.asked_of_device
         # What a segment would take is tested even where only a page will be mapped.
-        if self.limit is not None and self.statistics.reserved + asked > self.limit:
+        if self.limit is not None and self.statistics.reserved + requested > self.limit:
             if self.settings.throw_on_cudamalloc_oom:
                 self.statistics.num_oom_rejections += 1
                 self._record_out_of_memory(request)
-                raise self._out_of_memory(request.requested, asked)
+                raise self._out_of_memory(request.requested, requested)
             return None
         if self._expandable:
             return allocate_expandable(self, request)
-        address = self.device.malloc(asked)
-        return None if address is None else self.add_segment(address, asked, request.stream, request.pool)
+        address = self.device.malloc(requested)
+        return None if address is None else self.add_segment(address, requested, request.stream, request.pool)
 
     def add_segment(self, address: int, size: int, stream: int, pool: BlockPool) -> Block:
         """One free block as large as the segment, not yet in any list."""
@@ -233,10 +233,10 @@ class CachingAllocator(AllocatorState):
         free = self.device.free_bytes
         self.record(Action.OOM, free, request.size, request.stream, request.pool.owner.id)
 
-    def _out_of_memory(self, requested: int, asked: int) -> AllocationFailed:
+    def _out_of_memory(self, requested: int, segment_bytes: int) -> AllocationFailed:
         now = self.statistics
         return AllocationFailed(
-            requested=requested, asked_of_device=asked, allocated=now.allocated, reserved=now.reserved
+            requested=requested, asked_of_device=segment_bytes, allocated=now.allocated, reserved=now.reserved
         )
 
 

@@ -21,7 +21,7 @@ generations below were seen to keep. An assumption."""
 
 
 @dataclass(frozen=True)
-class Context:
+class CudaContext:
     kind: str
     """Of card: a generation of NVIDIA's, or A100, which differs from the rest of its own."""
     least_bytes: int
@@ -48,16 +48,16 @@ nvidia-smi may count what the driver keeps of an A100 besides, some 600 MiB that
 _VOLTA_BY_DRIVER = "the most of it by nvidia-smi in transformers' documentation, the least by PyTorch's own messages"
 """1,343 MiB with one small tensor on a V100."""
 
-TURING = Context("Turing cards", 64 * _MiB, 256 * _MiB)
-VOLTA = Context("a V100", 320 * _MiB, 1344 * _MiB, _VOLTA_BY_DRIVER)
-A100 = Context("an A100", 384 * _MiB, 1792 * _MiB, _A100_BY_DRIVER)
-AMPERE = Context("Ampere cards other than the A100", 192 * _MiB, 448 * _MiB)
-ADA = Context("Ada cards", 192 * _MiB, 512 * _MiB)
-HOPPER = Context("Hopper cards", 512 * _MiB, 768 * _MiB)
-BLACKWELL = Context("Blackwell cards", 448 * _MiB, 768 * _MiB)
+TURING = CudaContext("Turing cards", 64 * _MiB, 256 * _MiB)
+VOLTA = CudaContext("a V100", 320 * _MiB, 1344 * _MiB, _VOLTA_BY_DRIVER)
+A100 = CudaContext("an A100", 384 * _MiB, 1792 * _MiB, _A100_BY_DRIVER)
+AMPERE = CudaContext("Ampere cards other than the A100", 192 * _MiB, 448 * _MiB)
+ADA = CudaContext("Ada cards", 192 * _MiB, 512 * _MiB)
+HOPPER = CudaContext("Hopper cards", 512 * _MiB, 768 * _MiB)
+BLACKWELL = CudaContext("Blackwell cards", 448 * _MiB, 768 * _MiB)
 KNOWN = (TURING, VOLTA, A100, AMPERE, ADA, HOPPER, BLACKWELL)
 """`python -m tests.benchmarks.contexts` makes these of the public readings, in whole 64 MiB outwards."""
-UNKNOWN = Context(
+UNKNOWN = CudaContext(
     "any card",
     min(context.least_bytes for context in KNOWN),
     max(context.most_bytes for context in KNOWN),
@@ -78,7 +78,7 @@ _WHAT = "The CUDA context and loaded kernels lie beside PyTorch's allocator and 
 _MORE = "Several processes on one card, NCCL and libraries with memory of their own take more"
 
 
-def context_on(card: str) -> Context:
+def context_on(card: str) -> CudaContext:
     """By the card's name, as CUDA has it."""
     words = card.replace("-", " ")
     return next((context for context, pattern in _NAMES if re.search(pattern, words)), UNKNOWN)

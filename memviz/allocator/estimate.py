@@ -17,7 +17,7 @@ ESTIMATE_CODE = "estimate"
 
 
 @dataclass(frozen=True)
-class Estimate:
+class ReplayedEstimate:
     """Both in memory without end, under the recorded settings but for what was changed."""
 
     before: Figures
@@ -41,12 +41,12 @@ def unchanged(source: Source) -> Figures:
 
 def estimate(
     source: Source, changed: Trace | None = None, *, expandable: bool = False, before: Figures | None = None
-) -> Estimate:
+) -> ReplayedEstimate:
     """`changed` are requests of the same device; without them those of the source are taken. `before` is what
     `unchanged` says, for whoever has it already."""
     settings, afresh = _terms(source, expandable)
     after = figures_on(_source(source, changed), settings, afresh=afresh)
-    return Estimate(unchanged(source) if before is None else before, after)
+    return ReplayedEstimate(unchanged(source) if before is None else before, after)
 
 
 def estimated_trace(

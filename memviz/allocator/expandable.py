@@ -57,10 +57,10 @@ def add_expandable(allocator: AllocatorState, segment: ExpandableSegment, stream
 
 
 def _run_is_long_enough(start: Block, size: int) -> bool:
-    found, block = 0, start
-    while found < size:
-        found += block.size
-        if found >= size:
+    run_bytes, block = 0, start
+    while run_bytes < size:
+        run_bytes += block.size
+        if run_bytes >= size:
             break
         if block.next is None or block.next.in_use:
             return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from memviz.allocator.context import OVERHEAD_BYTES, Context, context_on
+from memviz.allocator.context import OVERHEAD_BYTES, CudaContext, context_on
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Progress, Source, part_of
 from memviz.allocator.settings import Settings
@@ -15,7 +15,7 @@ from memviz.allocator.what_if import CardMemory, FitWord, WhatIf, figures_on, ne
 class Doubt:
     """What is not known of a run on a card."""
 
-    context: Context
+    context: CudaContext
     more: float = 0.0
     """By which share the run may need more than is predicted, and less."""
     less: float = 0.0
@@ -52,25 +52,25 @@ def fit_word(
     return "close" if _runs(source, settings, perhaps, part_of(progress, 1, 2)) else "no"
 
 
-def context_beside(source: Source, card: CardMemory) -> Context:
+def context_beside(source: Source, card: CardMemory) -> CudaContext:
     """What lies beside the allocator: what was said, or else what was seen on the card that the trace names."""
     if card.overhead_bytes == OVERHEAD_BYTES:
         return context_on(source.trace.about.on)
-    return Context("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
+    return CudaContext("this card", card.overhead_bytes, card.overhead_bytes, "as you said")
 
 
-def with_fit(source: Source, found: WhatIf, progress: Progress | None = None) -> WhatIf:
+def with_fit(source: Source, outcome: WhatIf, progress: Progress | None = None) -> WhatIf:
     """Memory of which nothing is set aside is all the allocator's, and leaves nothing open."""
-    ours, card = found.replayed, found.card
+    ours, card = outcome.replayed, outcome.card
     if card is None:
-        return found
+        return outcome
     if not card.overhead_bytes:
-        return replace(found, fit="yes" if ours.oom is None else "no")
+        return replace(outcome, fit="yes" if ours.oom is None else "no")
     context = context_beside(source, card)
-    live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
+    live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
     known = replace(ours, peak_requested_bytes=live)
     word = fit_word(source, ours.settings, card.total_bytes, Doubt(context), known=known, progress=progress)
-    return replace(found, fit=word, context=context)
+    return replace(outcome, fit=word, context=context)
 
 
 def _within(limit: int | None, usable: int) -> bool:

@@ -40,11 +40,11 @@ class PendingFrees:
         """How often a free has waited for the stream, ever."""
         return self._passed.get(stream, 0) + len(self._events.get(stream, ()))
 
-    def finish(self, stream: int, asked: int | None = None) -> None:
+    def finish(self, stream: int, event: int | None = None) -> None:
         """The stream has done everything asked of it so far, or the first `asked`; the next malloc will see it."""
         done = len(self._events.get(stream, ()))
-        if asked is not None:
-            done = min(done, asked - self._passed.get(stream, 0))
+        if event is not None:
+            done = min(done, event - self._passed.get(stream, 0))
         self._finished[stream] = max(done, self._finished.get(stream, 0))
 
     def process(self) -> None:

@@ -31,11 +31,11 @@ class FirstRanges:
             low, high = low >> 1, high >> 1
 
     def at(self, address: int) -> int | None:
-        place, found = bisect_left(self._addresses, address) + self._leaves, self._none
+        place, latest = bisect_left(self._addresses, address) + self._leaves, self._none
         while place:
-            found = min(found, self._first[place])
+            latest = min(latest, self._first[place])
             place >>= 1
-        return None if found == self._none else found
+        return None if latest == self._none else latest
 
 
 class Begins:

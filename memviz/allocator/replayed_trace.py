@@ -76,8 +76,8 @@ def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events
     made = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
     stacks = dict(zip(device.segments.address.tolist(), device.segments.stack.tolist(), strict=True))
     stacks.update(zip(events.address[made].tolist(), events.stack[made].tolist(), strict=True))
-    found = [stacks.get(address, NO_STACK) for address in segments.address.tolist()]
-    return replace(segments, stack=np.array(found, dtype=np.int32))
+    stack_numbers = [stacks.get(address, NO_STACK) for address in segments.address.tolist()]
+    return replace(segments, stack=np.array(stack_numbers, dtype=np.int32))
 
 
 def _with_block_stacks(blocks: Blocks, device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Blocks:

@@ -113,8 +113,10 @@ def search(
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
     parts = [part_of(progress, number, len(wanted)) for number in range(len(wanted))]
-    found = [_tried(source, settings, card, overhead_bytes, part) for settings, part in zip(wanted, parts, strict=True)]
-    tried = sorted(found, key=_rank)
+    outcomes = [
+        _tried(source, settings, card, overhead_bytes, part) for settings, part in zip(wanted, parts, strict=True)
+    ]
+    tried = sorted(outcomes, key=_rank)
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
@@ -145,10 +147,10 @@ def _is_idle(settings: Settings, recorded: Settings, largest: int) -> bool:
 def _largest_segment(source: Source) -> int:
     """No block is larger than the segment it lies in."""
     events, settings = source.device.events, source.recorded
-    asked = int(events.size[events.action == Action.ALLOC].max(initial=1))
+    requested = int(events.size[events.action == Action.ALLOC].max(initial=1))
     there = max((block.requested for block in source.layout.blocks), default=1)
     round_size = rounding(settings.roundup_power2_divisions)
-    return segment_size(round_size(max(asked, there)), settings.large_segment_size)
+    return segment_size(round_size(max(requested, there)), settings.large_segment_size)
 
 
 def _tried(

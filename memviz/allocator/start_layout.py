@@ -128,9 +128,9 @@ def _segments_at_end(trace: Trace, device: DeviceTrace) -> Iterable[StartSegment
 
 def _segment_events(trace: Trace, device: DeviceTrace, large_page: int) -> list[tuple[int, StartSegment]]:
     events = device.events
-    found = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
+    segment_events = np.flatnonzero((events.action >= Action.SEGMENT_ALLOC) & (events.action <= Action.SEGMENT_UNMAP))
     columns = (events.action, unsigned(events.address), events.size, events.stream, events.pool)
-    rows = zip(*(column[found].tolist() for column in columns), strict=True)
+    rows = zip(*(column[segment_events].tolist() for column in columns), strict=True)
     return [
         (
             action,
@@ -189,15 +189,15 @@ def _live_before(device: DeviceTrace, settings: Settings) -> list[StartBlock]:
     round_size = rounding(settings.roundup_power2_divisions)
     never = len(device.events)
     at_end = _active_at_end(device)
-    found = []
-    for address, (asked, completed, requested) in _freed_first(device).items():
+    live = []
+    for address, (times, completed, requested) in _freed_first(device).items():
         end = at_end.get(address) if completed == never else None
-        found.append(
+        live.append(
             StartBlock(
                 address,
                 end.size if end else round_size(requested),
                 requested,
-                is_waiting=asked == never,
+                is_waiting=times == never,
                 stack=end.stack if end else NO_STACK,
                 freed_at=completed,
                 size_is_exact=end is not None,
@@ -206,7 +206,7 @@ def _live_before(device: DeviceTrace, settings: Settings) -> list[StartBlock]:
     events = device.events
     ends = np.array(list(at_end), dtype=np.uint64)
     mentioned = np.isin(ends, unsigned(events.address)[events.action <= Action.FREE_COMPLETED])
-    return [*found, *(at_end[address] for address in ends[~mentioned].tolist())]
+    return [*live, *(at_end[address] for address in ends[~mentioned].tolist())]
 
 
 def _active_at_end(device: DeviceTrace) -> dict[int, StartBlock]:
@@ -231,13 +231,13 @@ def _freed_first(device: DeviceTrace) -> dict[int, tuple[int, int, int]]:
     after = np.minimum(first + 1, len(order) - 1)
     asks = action[first] == Action.FREE_REQUESTED
     completes_after = asks & (after > first) & (action[after] == Action.FREE_COMPLETED) & ~new[after]
-    asked = np.where(asks, order[first], never)
+    request_event = np.where(asks, order[first], never)
     completed = np.where(completes_after, order[after], np.where(asks, never, order[first]))
     sizes = events.size[order[first]]
     if never > 1 and not (events.action == Action.FREE_REQUESTED).any():
         # This file leaves the asking out (`skip_actions`): nothing was waiting. A ring of one holds no such proof.
-        asked = completed
-    columns = (address[first], asked, completed, sizes)
+        request_event = completed
+    columns = (address[first], request_event, completed, sizes)
     return {a: (b, c, d) for a, b, c, d in zip(*(column.tolist() for column in columns), strict=True)}
 
 

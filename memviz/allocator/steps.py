@@ -112,12 +112,12 @@ _PLAIN = {
 
 def _join_frees(device: DeviceTrace, step: Bytes1) -> None:
     events, states = device.events, device.blocks.state
-    asked, done = step == ReplayStep.REQUEST_FREE, step == ReplayStep.COMPLETE_FREE
+    is_request, done = step == ReplayStep.REQUEST_FREE, step == ReplayStep.COMPLETE_FREE
     waiting = (states == State.ACTIVE_PENDING_FREE) | (states == State.ACTIVE_AWAITING_FREE)
-    if asked.any() and not done.any() and not waiting.any():
-        step[asked] = ReplayStep.LET_GO
+    if is_request.any() and not done.any() and not waiting.any():
+        step[is_request] = ReplayStep.LET_GO
         return
-    together = asked[:-1] & done[1:] & (events.address[:-1] == events.address[1:])
+    together = is_request[:-1] & done[1:] & (events.address[:-1] == events.address[1:])
     step[:-1][together] = ReplayStep.FREE
     step[1:][together] = ReplayStep.NOTHING
 
@@ -218,8 +218,8 @@ def _next_where(wanted: Bools) -> Ints8:
 def _leads_to(run: Bools, wanted: Bools) -> Bools:
     """Whether what comes after the run that a place belongs to is wanted."""
     follower = _next_where(~run)
-    found = follower < len(run)
-    return np.asarray(found & wanted[np.minimum(follower, len(run) - 1)]) if len(run) else run
+    leads = follower < len(run)
+    return np.asarray(leads & wanted[np.minimum(follower, len(run) - 1)]) if len(run) else run
 
 
 def _run_before(run: Bools) -> Ints8:

@@ -54,9 +54,9 @@ def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: C
     peak = int(reserved.max(initial=0))
     collects = settings.garbage_collection_threshold > 0
 
-    def had_no_need(each: Forced) -> bool:
-        there_was_more = 0 < each.grown_bytes <= peak - int(reserved[each.first]) and not collects
-        return there_was_more or each.malloc in needless
+    def had_no_need(forced: Forced) -> bool:
+        there_was_more = 0 < forced.grown_bytes <= peak - int(reserved[forced.first]) and not collects
+        return there_was_more or forced.malloc in needless
 
     unsure = [free for free in steps.forced if not free.is_sure]
     by_program = unsure if any(map(had_no_need, unsure)) else []

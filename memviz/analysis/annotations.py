@@ -167,10 +167,10 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     names = [trace.strings[code] for code in intervals.name]
     profiled = [i for i, name in enumerate(names) if name.startswith("ProfilerStep#")]
     if profiled:
-        found = zip(profiled, intervals.is_open[profiled].tolist(), strict=True)
+        profiled_steps = zip(profiled, intervals.is_open[profiled].tolist(), strict=True)
         return tuple(
             StepRange(names[i], int(intervals.start_event[i]), int(intervals.end_event[i]), is_open)
-            for i, is_open in found
+            for i, is_open in profiled_steps
         )
     optimized = [i for i, name in enumerate(names) if name.startswith("Optimizer.step#") and not intervals.is_open[i]]
     # With several optimizers the first one sets the pace.

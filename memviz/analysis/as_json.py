@@ -89,19 +89,19 @@ def frames_json(trace: Trace, stack: int) -> list[dict[str, Any]]:
     ]
 
 
-def diff_json(found: Changes, settings: Sequence[Setting], *, top: int | None = None) -> dict[str, Any]:
-    pairs = [_pair(found, settings, other, top) for other in range(1, len(found.moments))]
+def diff_json(comparison: Changes, settings: Sequence[Setting], *, top: int | None = None) -> dict[str, Any]:
+    pairs = [_pair(comparison, settings, other, top) for other in range(1, len(comparison.moments))]
     return pairs[0] if len(pairs) == 1 else {"comparisons": pairs}
 
 
-def _pair(found: Changes, settings: Sequence[Setting], other: int, top: int | None) -> dict[str, Any]:
+def _pair(comparison: Changes, settings: Sequence[Setting], other: int, top: int | None) -> dict[str, Any]:
     return {
-        "a": _side(found, 0),
-        "b": _side(found, other),
-        "by": found.by,
-        "delta_bytes": found.delta(other),
-        "rows": [_row(row, found.by, other) for row in found.rows[:top]],
-        "rest_bytes": found.after(top).delta(other),
+        "a": _side(comparison, 0),
+        "b": _side(comparison, other),
+        "by": comparison.by,
+        "delta_bytes": comparison.delta(other),
+        "rows": [_row(row, comparison.by, other) for row in comparison.rows[:top]],
+        "rest_bytes": comparison.after(top).delta(other),
         "settings": {setting.name: [setting.values[0], setting.values[other]] for setting in settings},
     }
 
@@ -119,8 +119,8 @@ def _row(row: Change, by: str, other: int) -> dict[str, Any]:
     }
 
 
-def _side(found: Changes, number: int) -> dict[str, Any]:
-    moment = found.moments[number]
+def _side(comparison: Changes, number: int) -> dict[str, Any]:
+    moment = comparison.moments[number]
     return {
         "file": moment.source,
         "device": moment.which.name,

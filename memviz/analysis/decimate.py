@@ -88,17 +88,17 @@ class _EventSpans:
         self.last_row = int(bounds[-1])
 
     def reduced(self, reduce: np.ufunc, values: Ints8) -> Ints8:
-        found = values[self.first]
+        per_column = values[self.first]
         if len(self.filled):
-            found[self.filled] = reduce.reduceat(values[: self.last_row], self.first[self.filled])
-        return found
+            per_column[self.filled] = reduce.reduceat(values[: self.last_row], self.first[self.filled])
+        return per_column
 
     def first_equal(self, values: Ints8, wanted: Ints8) -> Ints8:
         """Per column the first row with the wanted value."""
-        found = self.first.copy()
+        event = self.first.copy()
         if len(self.filled):
             begin = self.first[self.filled[0]]
             per_row = np.repeat(wanted[self.filled], self.count[self.filled])
             hits = np.flatnonzero(values[begin : self.last_row] == per_row) + begin
-            found[self.filled] = hits[np.searchsorted(hits, self.first[self.filled])]
-        return found
+            event[self.filled] = hits[np.searchsorted(hits, self.first[self.filled])]
+        return event

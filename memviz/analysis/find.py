@@ -136,7 +136,7 @@ def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> Fin
         columns.append(sum_by(codes, all_rows.size[chosen], len(table.sites)))
         columns.append(np.bincount(codes, minlength=len(table.sites)))
     total, count, live_bytes, live_count = columns
-    found = [
+    matching = [
         FoundSite(
             table.sites[code].key,
             table.sites[code].label,
@@ -148,7 +148,7 @@ def sites_found(trace: Trace, device: DeviceTrace, text: str, event: int) -> Fin
         for code in np.flatnonzero(count).tolist()
     ]
     return FindResult(
-        event, tuple(sorted(found, key=lambda match: (-match.live_bytes, -match.bytes, match.label, match.key)))
+        event, tuple(sorted(matching, key=lambda match: (-match.live_bytes, -match.bytes, match.label, match.key)))
     )
 
 

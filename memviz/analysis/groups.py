@@ -69,13 +69,13 @@ def grouped(
     keyed = keyed_by(trace, device, rows, by, rule=rule)
     all_rows = lifetimes(device)
     size, stack = all_rows.size[rows] if weight is None else weight, all_rows.stack[rows]
-    found, codes = np.unique(keyed.codes, return_inverse=True)
-    totals, counts = sum_by(codes, size, len(found)), np.bincount(codes, minlength=len(found))
-    named = [(*keyed.name(int(code)), i) for i, code in enumerate(found)]
+    distinct, codes = np.unique(keyed.codes, return_inverse=True)
+    totals, counts = sum_by(codes, size, len(distinct)), np.bincount(codes, minlength=len(distinct))
+    named = [(*keyed.name(int(code)), i) for i, code in enumerate(distinct)]
     order = sorted(named, key=lambda entry: (-int(totals[entry[2]]), entry[1], entry[0]))
     shown = order if top is None else order[:top]
     heaviest = _heaviest_stacks(codes, stack, size)
-    last = np.full(len(found), BEFORE)
+    last = np.full(len(distinct), BEFORE)
     np.maximum.at(last, codes, all_rows.start[rows])
     groups = tuple(
         Group(key, label, int(totals[i]), int(counts[i]), int(heaviest[i]) if heaviest[i] >= 0 else None, int(last[i]))

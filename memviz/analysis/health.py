@@ -173,8 +173,8 @@ def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     """A free that no other stream delays is asked for and completed by two events in a row."""
     lives, peak = lifetimes(device), timeline(device)
-    asked = lives.free_requested < len(device.events)
-    held = asked & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
+    requests = lives.free_requested < len(device.events)
+    held = requests & ((lives.end - lives.free_requested > 1) | (lives.end == len(device.events)))
     if not held.any():
         return
     count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
@@ -189,25 +189,25 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    found = np.flatnonzero(device.events.action == Action.OOM)
-    if not len(found):
+    ooms = np.flatnonzero(device.events.action == Action.OOM)
+    if not len(ooms):
         return
-    first = int(found[0])
-    asked, free = int(device.events.size[first]), driver_free(device.events, first)
+    first = int(ooms[0])
+    requested, free = int(device.events.size[first]), driver_free(device.events, first)
     figures = fragmentation_at(trace, device, first)
     unused = figures.reserved - figures.live - figures.waiting
-    times = "once" if len(found) == 1 else f"{count_text(len(found))} times; the first time"
+    times = "once" if len(ooms) == 1 else f"{count_text(len(ooms))} times; the first time"
     had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} were free on the device"
-    text = f"It ran out of memory {times}: {bytes_text(asked)} were asked, {had}"
+    text = f"It ran out of memory {times}: {bytes_text(requested)} were asked, {had}"
     if figures.outside or figures.unknown or not figures.reserved:
         yield Note("out_of_memory", f"{text}; what was reserved cannot be told.", level="warning")
         return
     text += f", and of {bytes_text(figures.reserved)} reserved {bytes_text(unused)} held no live tensor."
     if free is None:
         remedy = ""
-    elif free >= asked + LARGE_SEGMENT:
+    elif free >= requested + LARGE_SEGMENT:
         remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
-    elif unused + free < asked:
+    elif unused + free < requested:
         remedy = "No setting of the allocator would have made room: less must be live at that moment."
     elif _maps_pages(device):
         remedy = "There were enough bytes, but not where it could use them: in other streams, pools or half-used pages."

@@ -53,10 +53,10 @@ def growth(
     trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
 ) -> Growth:
     # In the middle of a step its activations are live: they would look like something that grows.
-    found = [step for step in steps(trace, device) if not step.is_open]
-    if not found:
+    whole_steps = [step for step in steps(trace, device) if not step.is_open]
+    if not whole_steps:
         return Growth(by, (), (), (), ())
-    ends = np.array([span.end_event for span in found])
+    ends = np.array([span.end_event for span in whole_steps])
     all_rows = lifetimes(device)
     # Rows that are live at the end of some step: from the first such step up to, not with, the last one.
     first, past = np.searchsorted(ends, all_rows.start), np.searchsorted(ends, all_rows.end)
@@ -71,7 +71,7 @@ def growth(
     shown = sorted(named, key=lambda row: (-row.grown_bytes, row.label, row.key))[:top]
     live = timeline(device).live[ends + 1]
     rest = live - np.array([row.bytes for row in shown], dtype=np.int64).reshape(-1, len(ends)).sum(axis=0)
-    names = tuple(step.name for step in found)
+    names = tuple(step.name for step in whole_steps)
     return Growth(by, names, tuple(live.tolist()), tuple(shown), tuple(rest.tolist()))
 
 

@@ -154,8 +154,8 @@ class _Runs:
 
         last = np.append(first[1:], len(index)) - 1
         requested = np.full(len(first), never)
-        asked = np.flatnonzero(action == Action.FREE_REQUESTED)[::-1]
-        requested[run_of[asked]] = index[asked]
+        requests = np.flatnonzero(action == Action.FREE_REQUESTED)[::-1]
+        requested[run_of[requests]] = index[requests]
         completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], never) if len(first) else requested
         keep = np.flatnonzero(sound)
         kept_address = address[first[keep]]
@@ -180,17 +180,17 @@ def _active_blocks(device: DeviceTrace) -> Ints8:
 
 def _block_of(runs: _Runs, blocks: Ints8, device: DeviceTrace) -> Ints8:
     """The final block of each run that is still open at the end of its address."""
-    found = np.full(len(runs.first), -1)
+    block_of = np.full(len(runs.first), -1)
     open_runs = np.flatnonzero(runs.is_last & (runs.completed == len(device.events)))
     if not len(blocks) or not len(open_runs):
-        return found
+        return block_of
     by_address = blocks[np.argsort(device.blocks.address[blocks], kind="stable")]
     addresses = device.blocks.address[by_address]
     wanted = device.events.address[runs.first[open_runs]]
     place = np.minimum(np.searchsorted(addresses, wanted), len(addresses) - 1)
     hit = addresses[place] == wanted
-    found[open_runs[hit]] = by_address[place[hit]]
-    return found
+    block_of[open_runs[hit]] = by_address[place[hit]]
+    return block_of
 
 
 def _stacks(device: DeviceTrace, started: Bools, source: Ints8, block: Ints8) -> Ints4:

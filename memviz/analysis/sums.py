@@ -36,7 +36,7 @@ def max_of_ranges(values: Ints8, start: Ints8, stop: Ints8) -> Ints8:
     whole = first_block < last_block
     head_stop = np.where(whole, first_block * _BLOCK, stop)
     tail_start = np.where(whole, last_block * _BLOCK, start)
-    found = np.full(len(start), np.iinfo(np.int64).min)
+    highest = np.full(len(start), np.iinfo(np.int64).min)
     parts = (
         (values, start, head_stop),
         (values, tail_start, stop),
@@ -44,15 +44,15 @@ def max_of_ranges(values: Ints8, start: Ints8, stop: Ints8) -> Ints8:
     )
     for source, begin, end in parts:
         filled = np.flatnonzero(begin < end)
-        found[filled] = np.maximum(found[filled], _reduced(source, begin[filled], end[filled]))
-    return found
+        highest[filled] = np.maximum(highest[filled], _reduced(source, begin[filled], end[filled]))
+    return highest
 
 
 def _reduced(values: Ints8, begin: Ints8, end: Ints8) -> Ints8:
     # In order of their begin: `reduceat` also reads what lies between one range and the next.
     order = np.argsort(begin, kind="stable")
     pairs = np.column_stack([begin[order], end[order]]).ravel()
-    found = np.empty(len(begin), dtype=np.int64)
+    highest = np.empty(len(begin), dtype=np.int64)
     if len(pairs):
-        found[order] = np.maximum.reduceat(np.append(values, np.iinfo(np.int64).min), pairs)[::2]
-    return found
+        highest[order] = np.maximum.reduceat(np.append(values, np.iinfo(np.int64).min), pairs)[::2]
+    return highest

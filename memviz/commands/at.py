@@ -63,4 +63,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("at", "What is live after an event or at a time.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

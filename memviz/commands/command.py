@@ -18,8 +18,6 @@ from memviz.trace.model import Trace
 
 @dataclass(frozen=True)
 class Command:
-    name: str
-    help: str
     add_arguments: Callable[[argparse.ArgumentParser], None]
     run: Callable[[argparse.Namespace], int]
     takes_over: bool = False

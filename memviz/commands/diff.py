@@ -46,32 +46,32 @@ def _pairs(traces: Sequence[Trace], device: str | None) -> list[Pair]:
     return [(trace, chosen_device(trace, device)) for trace in traces]
 
 
-def _print(sides: Sequence[Pair], found: Changes, top: int | None) -> None:
+def _print(sides: Sequence[Pair], comparison: Changes, top: int | None) -> None:
     print(f"{printable(str(compare(telling(sides))))}\n")
-    for number, moment in enumerate(found.moments):
-        change = "" if number == 0 else f", {_change(found, number)}"
+    for number, moment in enumerate(comparison.moments):
+        change = "" if number == 0 else f", {_change(comparison, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         reserved = bytes_text(moment.reserved_peak_bytes)
         live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
         print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved} reserved at most")
     print()
-    _print_rows(found, top)
+    _print_rows(comparison, top)
     for setting in setting_differences([trace for trace, _ in sides]):
         if setting.is_known_to_differ:
             values = ("not said" if value is None else value or "not set" for value in setting.values)
             print(f"\n{printable(setting.name)}: {printable(', '.join(values))}")
 
 
-def _print_rows(found: Changes, top: int | None) -> None:
-    others = range(1, len(found.moments))
-    rows = [_cells(row.bytes, [row.delta(other) for other in others], row.thing.name) for row in found.rows[:top]]
-    rest = found.after(top)
+def _print_rows(comparison: Changes, top: int | None) -> None:
+    others = range(1, len(comparison.moments))
+    rows = [_cells(row.bytes, [row.delta(other) for other in others], row.thing.name) for row in comparison.rows[:top]]
+    rest = comparison.after(top)
     if any(rest.counts):
         rows.append(_cells(rest.bytes, [rest.delta(other) for other in others], "(all others)"))
-    peaks = [moment.live_bytes for moment in found.moments]
-    rows.append(_cells(peaks, [found.delta(other) for other in others], "peak"))
-    letters = [letter(number) for number in range(len(found.moments))]
-    head = [*letters, *(f"{other} - A" for other in letters[1:]), found.by]
+    peaks = [moment.live_bytes for moment in comparison.moments]
+    rows.append(_cells(peaks, [comparison.delta(other) for other in others], "peak"))
+    letters = [letter(number) for number in range(len(comparison.moments))]
+    head = [*letters, *(f"{other} - A" for other in letters[1:]), comparison.by]
     print_table(head, rows, left=len(head) - 1)
 
 
@@ -79,10 +79,10 @@ def _cells(sizes: Sequence[int], deltas: Sequence[int], name: str) -> list[str]:
     return [*map(bytes_text, sizes), *map(delta_text, deltas), name]
 
 
-def _change(found: Changes, number: int) -> str:
-    before = found.moments[0].live_bytes
-    share = f" ({percent_text(found.delta(number), before)})" if before else ""
-    return f"{delta_text(found.delta(number))}{share}"
+def _change(comparison: Changes, number: int) -> str:
+    before = comparison.moments[0].live_bytes
+    share = f" ({percent_text(comparison.delta(number), before)})" if before else ""
+    return f"{delta_text(comparison.delta(number))}{share}"
 
 
 def _allowed(text: str) -> tuple[float, str]:
@@ -95,19 +95,19 @@ def _allowed(text: str) -> tuple[float, str]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
 
-def _grown(found: Changes, allowed: tuple[float, str] | None) -> list[int]:
+def _grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
     """Numbers of the traces whose peak is higher than the baseline's by more than allowed."""
     if allowed is None:
         return []
     number, kind = allowed
-    most = number * found.moments[0].live_bytes if kind == "share" else number
-    return [i for i in range(1, len(found.moments)) if found.delta(i) > most]
+    most = number * comparison.moments[0].live_bytes if kind == "share" else number
+    return [i for i in range(1, len(comparison.moments)) if comparison.delta(i) > most]
 
 
-def _say_grown(found: Changes, grown: Sequence[int]) -> None:
+def _say_grown(comparison: Changes, grown: Sequence[int]) -> None:
     for i in grown:
         print(
-            f"memviz: the peak of {found.moments[i].source} grew by {_change(found, i)}, more than allowed",
+            f"memviz: the peak of {comparison.moments[i].source} grew by {_change(comparison, i)}, more than allowed",
             file=sys.stderr,
         )
 
@@ -139,16 +139,16 @@ def _run(args: argparse.Namespace) -> int:
     if args.json and args.markdown:
         raise UsageError("--json or --markdown, not both.")
     sides, top = _pairs([open_trace(path) for path in args.files], args.device), args.top or None
-    found = changes(sides, args.by, with_kinds=False)
-    grown = _grown(found, args.max_growth)
+    comparison = changes(sides, args.by, with_kinds=False)
+    grown = _grown(comparison, args.max_growth)
     if args.json:
-        print_json(compared_json(sides, found, top))
+        print_json(compared_json(sides, comparison, top))
     elif args.markdown:
-        print(markdown(sides, found, grown=grown, link=args.link))
+        print(markdown(sides, comparison, grown=grown, link=args.link))
     else:
-        _print(sides, found, top)
-    _say_grown(found, grown)
+        _print(sides, comparison, top)
+    _say_grown(comparison, grown)
     return GREW if grown else 0
 
 
-COMMAND = Command("diff", "From one peak to another: what holds more, what less.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

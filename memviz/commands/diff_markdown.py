@@ -18,11 +18,11 @@ _CAUSES = 3
 _LONGEST = 200
 
 
-def markdown(sides: Sequence[Pair], found: Changes, *, grown: Sequence[int], link: str | None) -> str:
+def markdown(sides: Sequence[Pair], comparison: Changes, *, grown: Sequence[int], link: str | None) -> str:
     """`grown` are the numbers of the traces that grew by more than allowed."""
-    parts = [f"### {plain(str(compare(telling(sides))))}", "", *_peaks(found), ""]
-    for number in range(1, len(found.moments)):
-        parts += [*_causes(found, number), ""]
+    parts = [f"### {plain(str(compare(telling(sides))))}", "", *_peaks(comparison), ""]
+    for number in range(1, len(comparison.moments)):
+        parts += [*_causes(comparison, number), ""]
     for number in grown:
         parts += [f"**The peak of {letter(number)} grew by more than is allowed.**", ""]
     if link:
@@ -30,32 +30,34 @@ def markdown(sides: Sequence[Pair], found: Changes, *, grown: Sequence[int], lin
     return "\n".join(parts)
 
 
-def _peaks(found: Changes) -> list[str]:
+def _peaks(comparison: Changes) -> list[str]:
     rows = [_row("", "trace", "live at the peak", "reserved at most", "against A"), _row("---", "---", *["---:"] * 3)]
-    for number, moment in enumerate(found.moments):
+    for number, moment in enumerate(comparison.moments):
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
         sizes = bytes_text(moment.live_bytes), bytes_text(moment.reserved_peak_bytes)
-        rows.append(_row(letter(number), code(moment.source + device), *sizes, _against(found, number)))
+        rows.append(_row(letter(number), code(moment.source + device), *sizes, _against(comparison, number)))
     return rows
 
 
-def _against(found: Changes, number: int) -> str:
+def _against(comparison: Changes, number: int) -> str:
     if number == 0:
         return "baseline"
-    before = found.moments[0].live_bytes
-    share = f", {percent_text(found.delta(number), before)}" if before else ""
-    return f"{delta_text(found.delta(number))}{share}"
+    before = comparison.moments[0].live_bytes
+    share = f", {percent_text(comparison.delta(number), before)}" if before else ""
+    return f"{delta_text(comparison.delta(number))}{share}"
 
 
-def _causes(found: Changes, number: int) -> list[str]:
+def _causes(comparison: Changes, number: int) -> list[str]:
     """Those that change the peak most; what they leave is a row, so that all add up."""
-    rows = sorted((row for row in found.rows if row.delta(number)), key=lambda row: -abs(row.delta(number)))[:_CAUSES]
+    rows = sorted((row for row in comparison.rows if row.delta(number)), key=lambda row: -abs(row.delta(number)))[
+        :_CAUSES
+    ]
     if not rows:
         return [f"Nothing is held differently at the peaks of A and {letter(number)}."]
     head = _row(f"from A to {letter(number)}", "A", letter(number), "change")
     lines = [head, _row("---", *["---:"] * 3)]
     lines += [_cells(code(row.thing.name), row.bytes[0], row.bytes[number]) for row in rows]
-    peaks = [moment.live_bytes for moment in found.moments]
+    peaks = [moment.live_bytes for moment in comparison.moments]
     rest = [peaks[side] - sum(row.bytes[side] for row in rows) for side in (0, number)]
     if any(rest):
         lines.append(_cells("everything else", *rest))

@@ -145,9 +145,9 @@ def _kept(way: TriedWay) -> str:
 def _print_largest(answer: FitAnswer) -> None:
     if answer.largest is None:
         return
-    knob, found = answer.largest
-    after = f"{count_text(found.value + 1)} does not fit" if found.next_fails else "nothing larger was refused"
-    print(f"The largest {knob} this way is {count_text(found.value)}; {after}.")
+    knob, largest = answer.largest
+    after = f"{count_text(largest.value + 1)} does not fit" if largest.next_fails else "nothing larger was refused"
+    print(f"The largest {knob} this way is {count_text(largest.value)}; {after}.")
 
 
 def _print_grid(answer: FitAnswer) -> None:
@@ -192,4 +192,4 @@ def _seconds(way: TriedWay) -> str:
     return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
 
 
-COMMAND = Command("fit", "Find the cheapest way to make a model fit on a card, predicted.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

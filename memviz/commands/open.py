@@ -33,4 +33,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("open", "Start the page, with these files open in it.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

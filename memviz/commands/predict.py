@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from memviz.runner.predict.group.rank import Rank
     from memviz.runner.predict.predicted_script import ScriptPrediction
 
-_HELP = "Run your own script on a GPU that is not there, and say what it would take."
 _MORE = """\
 The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
 pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
@@ -184,4 +183,4 @@ def _line(text: str) -> None:
     sys.stderr.flush()
 
 
-COMMAND = Command("predict", _HELP, _add_arguments, _predict, takes_over=True)
+COMMAND = Command(_add_arguments, _predict, takes_over=True)

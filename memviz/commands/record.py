@@ -11,7 +11,6 @@ from memviz.commands.command import Command, positive
 if TYPE_CHECKING:
     from memviz.runner.measure.accelerator import Accelerator
 
-_HELP = "Run your own script with the recording on, and write what it allocated."
 _MORE = """\
 The script runs in this process, as `python SCRIPT ...` would run it, and its exit status is kept.
 FILE is written when it ends, also by an error, by running out of memory, by Ctrl-C or by SIGTERM;
@@ -52,4 +51,4 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     return record_script(load(args.script, args.arguments), wanted, accelerator)
 
 
-COMMAND = Command("record", _HELP, _add_arguments, record, takes_over=True)
+COMMAND = Command(_add_arguments, record, takes_over=True)

@@ -97,7 +97,7 @@ def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress
     chosen = chosen_device(trace, device)
     parts = 1 + _SEARCH_PARTS if question.search else 1
     first, source = part_of(progress, 0, parts), source_of(trace, chosen)
-    found = what_if(
+    outcome = what_if(
         trace,
         chosen,
         settings=question.settings,
@@ -106,9 +106,9 @@ def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress
         progress=first,
         source=source,
     )
-    found = with_fit(source, found)
+    outcome = with_fit(source, outcome)
     if not question.search:
-        return ReplayAnswer(trace, chosen, found, None)
+        return ReplayAnswer(trace, chosen, outcome, None)
     found_best = search(
         source,
         question.card,
@@ -117,7 +117,7 @@ def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress
         overhead_bytes=question.overhead,
         progress=rest_of(progress, 1, parts),
     )
-    return ReplayAnswer(trace, chosen, found, found_best)
+    return ReplayAnswer(trace, chosen, outcome, found_best)
 
 
 def _json(answer: ReplayAnswer) -> dict[str, Any]:
@@ -125,21 +125,21 @@ def _json(answer: ReplayAnswer) -> dict[str, Any]:
     return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}
 
 
-def _print_smallest(found: WhatIf, overhead: int) -> None:
+def _print_smallest(outcome: WhatIf, overhead: int) -> None:
     taken = f", of which {bytes_text(overhead)} are set aside" if overhead else ""
-    if found.smallest_card is None:
+    if outcome.smallest_card is None:
         print("  fits on    no card that is sold")
     else:
-        print(f"  fits on    a card of {found.smallest_card.name} or more{taken}")
+        print(f"  fits on    a card of {outcome.smallest_card.name} or more{taken}")
 
 
 def _print(answer: ReplayAnswer, overhead: int) -> None:
-    found, searched, ours = answer.found, answer.searched, answer.found.replayed
-    print(headlines.what_if(found, searched))
-    if not addresses(found.recorded):
+    outcome, searched, ours = answer.found, answer.searched, answer.found.replayed
+    print(headlines.what_if(outcome, searched))
+    if not addresses(outcome.recorded):
         return
-    print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(found.card)}")
-    live = max(ours.peak_requested_bytes, found.recorded.peak_requested_bytes)
+    print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(outcome.card)}")
+    live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
     until = ", until then" if ours.oom else ""
     print(f"  live       {bytes_text(live)} at the peak, whatever the settings{until}")
     allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
@@ -147,30 +147,30 @@ def _print(answer: ReplayAnswer, overhead: int) -> None:
     share = percent_text(ours.unused_at_peak_bytes, ours.peak_reserved_bytes)
     reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
     print(f"  reserved   {reserved} at its peak, {unused} ({share}) more than allocated; {end} at the end")
-    _print_beside(found)
+    _print_beside(outcome)
     print(f"  retries    {count_text(ours.retries)}")
     if ours.oom is not None:
         _print_oom(ours)
-    if found.context is not None:
-        print(f"  context    {found.context.interval} beside it, {found.context.source}")
-    _print_smallest(found, overhead)
-    print(f"\n{_capital(exactness(found.recorded))}.".replace("..", "."))
+    if outcome.context is not None:
+        print(f"  context    {outcome.context.interval} beside it, {outcome.context.source}")
+    _print_smallest(outcome, overhead)
+    print(f"\n{_capital(exactness(outcome.recorded))}.".replace("..", "."))
     for note in ours.trace.notes:
         print(f"{'!' if note.level == 'warning' else '-'} {printable(note.text)}")
     if searched is not None:
-        _print_search(found, searched)
+        _print_search(outcome, searched)
     elif ours.oom is not None:
         print("\nWith --search it says which settings would have carried it through.")
 
 
-def _print_beside(found: WhatIf) -> None:
+def _print_beside(outcome: WhatIf) -> None:
     """The recording, and the recorded settings as they were replayed, where these are not one."""
-    if not (found.parted or found.why_not_as_recorded):
+    if not (outcome.parted or outcome.why_not_as_recorded):
         return
-    print(f"  recording  {bytes_text(found.recorded_peak_bytes)} reserved at its peak")
-    if found.rival is not found.replayed:
-        words = "until it stops" if found.rival.oom else "at its peak"
-        print(f"  recorded settings, replayed alike: {bytes_text(found.rival.peak_reserved_bytes)} reserved {words}")
+    print(f"  recording  {bytes_text(outcome.recorded_peak_bytes)} reserved at its peak")
+    if outcome.rival is not outcome.replayed:
+        words = "until it stops" if outcome.rival.oom else "at its peak"
+        print(f"  recorded settings, replayed alike: {bytes_text(outcome.rival.peak_reserved_bytes)} reserved {words}")
 
 
 def _where(card: CardMemory | None) -> str:
@@ -191,17 +191,17 @@ def _print_oom(ours: Replayed) -> None:
     oom = ours.oom
     assert oom is not None
     when = f"at event {count_text(oom.event)}" if oom.event >= 0 else "before the first event"
-    asked, segment = bytes_text(oom.requested_bytes), bytes_text(oom.asked_of_device_bytes)
+    requested, segment = bytes_text(oom.requested_bytes), bytes_text(oom.asked_of_device_bytes)
     live, cached = bytes_text(oom.allocated_bytes), bytes_text(oom.reserved_bytes - oom.allocated_bytes)
-    print(f"  out of memory {when}: {asked} asked, which needs {segment} more")
+    print(f"  out of memory {when}: {requested} asked, which needs {segment} more")
     print(f"             {live} allocated and {cached} cached then")
 
 
-def _print_search(found: WhatIf, searched: Search) -> None:
-    card = found.card
-    cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in rows(found, searched)]
+def _print_search(outcome: WhatIf, searched: Search) -> None:
+    card = outcome.card
+    cells = [[row.reserved, row.retries, row.ends, row.fits_on, row.called] for row in rows(outcome, searched)]
     where = f"in {bytes_text(card.usable_bytes)}" if card else "end"
-    print(f"\n{about_rows(found, searched)}")
+    print(f"\n{about_rows(outcome, searched)}")
     print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
     print(f"\n{searched.advice}")
     if not searched.advised.is_recorded:
@@ -296,4 +296,4 @@ def _write(answer: ReplayAnswer, path: Path) -> None:
             )
 
 
-COMMAND = Command("replay", "What if: other allocator settings, or another card.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

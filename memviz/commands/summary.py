@@ -53,9 +53,9 @@ def _print_device(device: dict[str, Any]) -> None:
     reserved, end = device["reserved_peak_bytes"], device["reserved_end_bytes"]
     print(f"  reserved  {bytes_text(reserved)} at its peak, {bytes_text(end)} at the end")
     for oom in device["oom"]:
-        asked, free = bytes_text(oom["requested_bytes"]), oom["device_free_bytes"]
+        requested, free = bytes_text(oom["requested_bytes"]), oom["device_free_bytes"]
         had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} free on the device"
-        print(f"  out of memory at event {count_text(oom['event'])}: {asked} asked, {had}")
+        print(f"  out of memory at event {count_text(oom['event'])}: {requested} asked, {had}")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,4 +70,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("summary", "What a snapshot holds, and what to know about it.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

@@ -18,7 +18,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from types import FrameType
 from typing import Any, TextIO, cast
 
-from memviz.errors import MemvizError
+from memviz.errors import MemvizError, library_needed
 
 FAILED = 2
 """What was asked cannot be answered, in words on the standard error stream; argparse's status too."""
@@ -40,8 +40,8 @@ def harmless(text: str, keep: str = "\n\t") -> str:
     return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
 
 
-def _escaped(each: str) -> str:
-    code = ord(each)
+def _escaped(character: str) -> str:
+    code = ord(character)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
@@ -130,11 +130,20 @@ def status_of(work: Callable[[], int]) -> int:
         _say(f"{error.filename or 'It'} cannot be used ({error.strerror or error}).")
     except MemvizError as error:
         _say(error)
+    except ModuleNotFoundError as error:
+        needed = library_needed(error)
+        if needed is None:
+            return _broken()
+        _say(needed)
     except Exception:
-        _say("This is a fault of memviz, and not of your file. Please report what follows.")
-        traceback.print_exc()
-        return BROKEN
+        return _broken()
     return FAILED
+
+
+def _broken() -> int:
+    _say("This is a fault of memviz, and not of your file. Please report what follows.")
+    traceback.print_exc()
+    return BROKEN
 
 
 def _flushed(work: Callable[[], int]) -> int:

@@ -28,19 +28,19 @@ _LEVEL = 1
 
 
 @dataclass(frozen=True)
-class Packed:
+class PackedTimeline:
     header: dict[str, Any]
     """Names, types and lengths of the columns in `body`, and what is small enough to be said in JSON."""
     body: bytes
 
 
-def pack_timeline(device: DeviceTrace) -> Packed:
+def pack_timeline(device: DeviceTrace) -> PackedTimeline:
     """Spans, and the reserved bytes wherever they change."""
     rows = lifetimes(device)
     return pack_spans(device, rows.start - BEFORE, rows.end - BEFORE, rows.size)
 
 
-def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Packed:
+def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> PackedTimeline:
     """As `pack_timeline`, with other spans than the device's own allocations: from `start` on, by start."""
     line = timeline(device)
     steps = np.flatnonzero(np.diff(line.reserved, prepend=line.reserved[0] - 1))
@@ -56,7 +56,7 @@ def pack_spans(device: DeviceTrace, start: Ints8, end: Ints8, size: Ints8) -> Pa
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, events=len(device.events))
 
 
-def pack_times(device: DeviceTrace, step_us: int = 1) -> Packed:
+def pack_times(device: DeviceTrace, step_us: int = 1) -> PackedTimeline:
     """Microseconds since the first event, in whole steps; sent only when somebody asks for the time axis."""
     since = np.maximum.accumulate(device.events.time_us) - device.events.time_us[:1]
     steps = np.diff(since // step_us * step_us, prepend=0)
@@ -64,7 +64,7 @@ def pack_times(device: DeviceTrace, step_us: int = 1) -> Packed:
     return pack(columns, start_us=int(device.events.time_us[:1].sum()))
 
 
-def pack_groups(colouring: Colouring) -> Packed:
+def pack_groups(colouring: Colouring) -> PackedTimeline:
     """Which group each allocation belongs to, under one meaning of colour, and where that is only probable."""
     columns: dict[str, npt.NDArray[Any]] = {"group": colouring.group}
     if colouring.probable is not None:
@@ -72,12 +72,12 @@ def pack_groups(colouring: Colouring) -> Packed:
     return pack(columns)
 
 
-def pack_sites(code: Ints4, labels: Sequence[str]) -> Packed:
+def pack_sites(code: Ints4, labels: Sequence[str]) -> PackedTimeline:
     """The name of each allocation's place, for what stands under the pointer."""
     return pack({"site": code.astype(np.uint32)}, labels=[label[:_LONGEST] for label in labels])
 
 
-def pack_rows(rows: Ints8, count: int) -> Packed:
+def pack_rows(rows: Ints8, count: int) -> PackedTimeline:
     """A choice of allocations, one bit each."""
     chosen = np.zeros(count, dtype=np.uint8)
     chosen[rows] = 1
@@ -89,12 +89,12 @@ def spans(rows: Lifetimes, colouring: Colouring) -> Spans:
     return Spans(start=rows.start - BEFORE, end=rows.end - BEFORE, size=rows.size, group=colouring.group)
 
 
-def as_sent(packed: Packed) -> dict[str, Any]:
+def as_sent(packed: PackedTimeline) -> dict[str, Any]:
     """As JSON; packed.js unpacks it."""
     return {"header": packed.header, "body": base64.b64encode(packed.body).decode("ascii")}
 
 
-def unpack(packed: Packed) -> dict[str, npt.NDArray[Any]]:
+def unpack(packed: PackedTimeline) -> dict[str, npt.NDArray[Any]]:
     """The other direction, as the browser does it; for tests and for our own reports."""
     raw = np.frombuffer(zlib.decompress(packed.body), dtype=np.uint8)
     columns, at = {}, 0
@@ -106,11 +106,11 @@ def unpack(packed: Packed) -> dict[str, npt.NDArray[Any]]:
     return columns
 
 
-def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> Packed:
+def pack(columns: dict[str, npt.NDArray[Any]], **more: Any) -> PackedTimeline:
     """Any columns in this layout, which `packed.js` reads; `more` goes into the header."""
     parts = [_by_significance(column) for column in columns.values()]
     named = [[name, column.dtype.name, len(column)] for name, column in columns.items()]
-    return Packed({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))
+    return PackedTimeline({"columns": named, **more}, zlib.compress(b"".join(parts), _LEVEL))
 
 
 def _by_significance(column: npt.NDArray[Any]) -> bytes:

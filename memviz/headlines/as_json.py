@@ -21,17 +21,17 @@ from memviz.trace.model import DeviceTrace, Trace
 def summary_json(trace: Trace, devices: Sequence[DeviceTrace] | None = None) -> dict[str, Any]:
     """Of these devices, or of all; each with its headline and its findings."""
     chosen = trace.devices if devices is None else tuple(devices)
-    found = summary(trace, chosen)
-    for row, device in zip(found["devices"], chosen, strict=True):
+    summed = summary(trace, chosen)
+    for row, device in zip(summed["devices"], chosen, strict=True):
         row["headline"] = headline_json(explore(overview(trace, device)))
         row["findings"] = findings_json(trace, device)["findings"]
-    return found
+    return summed
 
 
-def compared_json(sides: Sequence[Pair], found: Changes, top: int | None = None) -> dict[str, Any]:
+def compared_json(sides: Sequence[Pair], comparison: Changes, top: int | None = None) -> dict[str, Any]:
     headline = compare(telling(sides))
     settings = setting_differences([trace for trace, _ in sides])
-    return {"headline": headline_json(headline), **diff_json(found, settings, top=top)}
+    return {"headline": headline_json(headline), **diff_json(comparison, settings, top=top)}
 
 
 def headline_json(headline: Headline) -> dict[str, str]:

@@ -29,19 +29,19 @@ class _Part:
 
 def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
     """`names` are what the traces are called, where that is not their files' names."""
-    found = told.found
-    called = _called(found, names)
-    peaks = [moment.live_bytes for moment in found.moments]
-    still = [name for name, moment in zip(called, found.moments, strict=True) if not moment.event_count]
+    comparison = told.found
+    called = _called(comparison, names)
+    peaks = [moment.live_bytes for moment in comparison.moments]
+    still = [name for name, moment in zip(called, comparison.moments, strict=True) if not moment.event_count]
     verb = "stand" if still else "peak"
     if len(peaks) > 2:
         return _many(called, peaks, verb).and_also(_only_ends(still))
     change = peaks[1] - peaks[0]
     if not change:
-        return Headline(f"Both {verb} at {bytes_text(peaks[0])}.", _balanced(found)).and_also(_only_ends(still))
+        return Headline(f"Both {verb} at {bytes_text(peaks[0])}.", _balanced(comparison)).and_also(_only_ends(still))
     how = "higher" if change > 0 else "lower"
     answer = f"{called[1]} {verb}s {bytes_text(abs(change))} {how} than {called[0]}."
-    return Headline(answer, _sentence(found, _most_telling(told, change), change)).and_also(_only_ends(still))
+    return Headline(answer, _sentence(comparison, _most_telling(told, change), change)).and_also(_only_ends(still))
 
 
 def _only_ends(still: Sequence[str]) -> str:
@@ -49,10 +49,10 @@ def _only_ends(still: Sequence[str]) -> str:
     return f"Of {_together(still)} only the end is known." if still else ""
 
 
-def _called(found: Changes, names: Sequence[str]) -> list[str]:
+def _called(comparison: Changes, names: Sequence[str]) -> list[str]:
     """With the device, where a trace has several it could be."""
-    called = told_apart(names or [trace_name(moment.source) for moment in found.moments])
-    devices = [moment.which for moment in found.moments]
+    called = told_apart(names or [trace_name(moment.source) for moment in comparison.moments])
+    devices = [moment.which for moment in comparison.moments]
     if not any(device.is_one_of_several for device in devices):
         return called
     return [f"{name} ({device_name(device)})" for name, device in zip(called, devices, strict=True)]
@@ -86,13 +86,13 @@ def _as_low(names: Sequence[str], peaks: Sequence[int]) -> str:
     return f"{others[0]} does" if len(others) == 1 else f"{number(len(others))} others do"
 
 
-def _balanced(found: Changes) -> str:
+def _balanced(comparison: Changes) -> str:
     """What grew and what shrank, where the sum of it is nothing."""
-    deltas = [row.delta(1) for row in found.rows if row.delta(1)]
+    deltas = [row.delta(1) for row in comparison.rows if row.delta(1)]
     grown, shrunk = [delta for delta in deltas if delta > 0], [delta for delta in deltas if delta < 0]
     if not deltas:
-        return f"Every {found.by} holds as many bytes in both."
-    words = _plural(found.by) if len(grown) > 1 else found.by
+        return f"Every {comparison.by} holds as many bytes in both."
+    words = _plural(comparison.by) if len(grown) > 1 else comparison.by
     by_how_much = bytes_text(sum(grown))
     return f"{number(len(grown)).capitalize()} {words} grew by {by_how_much}, {number(len(shrunk))} shrank by as much."
 
@@ -110,15 +110,15 @@ def _most_telling(told: Telling, change: int) -> list[_Part]:
     return parts if says_less else by_kind
 
 
-def _parts(found: Changes, change: int) -> list[_Part]:
+def _parts(comparison: Changes, change: int) -> list[_Part]:
     """The largest in the direction of the change: one operator's places together, or a row or two."""
-    rows = [row for row in found.rows if row.delta(1) * change > 0 and row.thing.key not in SAYS_NOTHING]
-    together = _by_operator(found.by, rows)
+    rows = [row for row in comparison.rows if row.delta(1) * change > 0 and row.thing.key not in SAYS_NOTHING]
+    together = _by_operator(comparison.by, rows)
     if together is not None:
         return [together]
     rows.sort(key=lambda row: -abs(row.delta(1)))
     also = [row for row in rows[1:2] if abs(row.delta(1)) >= _ALSO_SHARE * abs(change)]
-    return [_named(row, found.by) for row in (*rows[:1], *also)]
+    return [_named(row, comparison.by) for row in (*rows[:1], *also)]
 
 
 def _by_operator(by: str, rows: Sequence[Change]) -> _Part | None:
@@ -143,7 +143,7 @@ def _named(row: Change, by: str) -> _Part:
     return _Part(kind_name(kind), row.delta(1), is_ours=True, is_plural=is_plural(kind))
 
 
-def _sentence(found: Changes, parts: Sequence[_Part], change: int) -> str:
+def _sentence(comparison: Changes, parts: Sequence[_Part], change: int) -> str:
     if not parts:
         return ""
     verb = ("add" if change > 0 else "hold") + ("" if parts[0].is_plural else "s")
@@ -152,8 +152,8 @@ def _sentence(found: Changes, parts: Sequence[_Part], change: int) -> str:
     words = [f"{name} {verb} {bytes_text(abs(parts[0].bytes))}{less}"]
     words += [f"{part.name} {bytes_text(abs(part.bytes))}" for part in parts[1:]]
     named = sum(part.bytes for part in parts)
-    others_moved = sum(abs(row.delta(1)) for row in found.rows) > abs(named)
-    return f"{', '.join(words)}{_rest(change - named, change, found.by, others_moved=others_moved)}."
+    others_moved = sum(abs(row.delta(1)) for row in comparison.rows) > abs(named)
+    return f"{', '.join(words)}{_rest(change - named, change, comparison.by, others_moved=others_moved)}."
 
 
 def _rest(rest: int, change: int, by: str, *, others_moved: bool) -> str:

@@ -9,30 +9,30 @@ from memviz.headlines.names import counted, device_name, kind_name, of_device, s
 from memviz.units import bytes_text, count_text, percent_text
 
 
-def explore(found: Overview) -> Headline:
-    if found.ran_out is not None:
-        return _ran_out(found, found.ran_out)
-    if not found.event_count:
-        return _only_the_end(found)
+def explore(overview: Overview) -> Headline:
+    if overview.ran_out is not None:
+        return _ran_out(overview, overview.ran_out)
+    if not overview.event_count:
+        return _only_the_end(overview)
     made_of = ""
-    if found.most_of_it is not None:
-        share = percent_text(found.most_of_it.bytes, found.peak_bytes)
-        sure = "probably " if found.most_of_it.is_probable else ""
-        made_of = f", and {share} of it is {sure}{kind_name(found.most_of_it.category)}"
-    elif found.largest_site:
-        share = percent_text(found.largest_site_bytes, found.peak_bytes)
-        made_of = f", and {share} of it was made by {short(found.largest_site)}"
-    answer = f"The peak{of_device(found.device)} is {bytes_text(found.peak_bytes)}{made_of}."
-    return Headline(answer, f"{_kept(found)}{_when(found)}")
+    if overview.most_of_it is not None:
+        share = percent_text(overview.most_of_it.bytes, overview.peak_bytes)
+        sure = "probably " if overview.most_of_it.is_probable else ""
+        made_of = f", and {share} of it is {sure}{kind_name(overview.most_of_it.category)}"
+    elif overview.largest_site:
+        share = percent_text(overview.largest_site_bytes, overview.peak_bytes)
+        made_of = f", and {share} of it was made by {short(overview.largest_site)}"
+    answer = f"The peak{of_device(overview.device)} is {bytes_text(overview.peak_bytes)}{made_of}."
+    return Headline(answer, f"{_kept(overview)}{_when(overview)}")
 
 
-def _kept(found: Overview) -> str:
+def _kept(overview: Overview) -> str:
     """Who keeps most of the activations, where a few places do."""
-    keeps = found.most_of_it.kept_by if found.most_of_it is not None else None
+    keeps = overview.most_of_it.kept_by if overview.most_of_it is not None else None
     if keeps is None:
         return ""
     layers = f", in {keeps.layers} equal layers" if keeps.layers else ""
-    share = percent_text(keeps.bytes, found.peak_bytes)
+    share = percent_text(keeps.bytes, overview.peak_bytes)
     return f"{share} is kept by {_places(keeps.places)}{layers}. "
 
 
@@ -47,8 +47,8 @@ def _places(places: tuple[Site, ...]) -> str:
     return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
 
 
-def _ran_out(found: Overview, failed: FailedRequest) -> Headline:
-    who = device_name(found.device) if found.device.is_one_of_several else "it"
+def _ran_out(overview: Overview, failed: FailedRequest) -> Headline:
+    who = device_name(overview.device) if overview.device.is_one_of_several else "it"
     site = f" in {failed.site}" if failed.site else ""
     times = "" if failed.times == 1 else f" {counted(failed.times, 'time')}, at last when"
     joint = ":" if failed.times == 1 else ""
@@ -59,19 +59,19 @@ def _ran_out(found: Overview, failed: FailedRequest) -> Headline:
     return Headline(f"{answer[0].upper()}{answer[1:]}", f"{reason}.")
 
 
-def _only_the_end(found: Overview) -> Headline:
-    where = f" on {device_name(found.device)}" if found.device.is_one_of_several else ""
+def _only_the_end(overview: Overview) -> Headline:
+    where = f" on {device_name(overview.device)}" if overview.device.is_one_of_several else ""
     why = "The file holds no history, only the state at its end."
-    if found.trace_has_events:
+    if overview.trace_has_events:
         why = "Nothing happened there while the history was recorded; this is its state at the end."
-    return Headline(f"{bytes_text(found.peak_bytes)} are live{where}.", why)
+    return Headline(f"{bytes_text(overview.peak_bytes)} are live{where}.", why)
 
 
-def _when(found: Overview) -> str:
-    if found.peak_event < 0:
+def _when(overview: Overview) -> str:
+    if overview.peak_event < 0:
         return "It was there before the first event."
-    step = f"in {found.step}, " if found.step else ""
-    last = found.event_count - 1
-    if found.peak_event == last:
+    step = f"in {overview.step}, " if overview.step else ""
+    last = overview.event_count - 1
+    if overview.peak_event == last:
         return f"It comes {step}at event {count_text(last)}, the {'last' if last else 'only one'}."
-    return f"It comes {step}at event {count_text(found.peak_event)}; the last is event {count_text(last)}."
+    return f"It comes {step}at event {count_text(overview.peak_event)}; the last is event {count_text(last)}."

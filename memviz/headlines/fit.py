@@ -52,11 +52,11 @@ def front(ways: Sequence[Way]) -> Front:
     weakest = max((way["keeps"] for way in ways), key=_KEEPS.index, default="outputs")
     keeps = weakest if number is None else ways[number]["keeps"]
     of_it = sorted((n for n, way in enumerate(ways) if way["keeps"] == keeps), key=lambda n: (*_order(ways[n]), n))
-    found: list[int] = []
+    ahead: list[int] = []
     for n in of_it:
-        if not found or ways[n]["peak_reserved_bytes"] < ways[found[-1]]["peak_reserved_bytes"]:
-            found.append(n)
-    return Front(str(keeps), tuple(found))
+        if not ahead or ways[n]["peak_reserved_bytes"] < ways[ahead[-1]]["peak_reserved_bytes"]:
+            ahead.append(n)
+    return Front(str(keeps), tuple(ahead))
 
 
 def _order(way: Way) -> tuple[float, int, int]:
@@ -110,8 +110,10 @@ def _nothing_fits(status: SearchStatus) -> Headline:
 
 
 def _largest(status: SearchStatus) -> str:
-    found = (status.answer or {}).get("largest")
-    if not found:
+    largest = (status.answer or {}).get("largest")
+    if not largest:
         return ""
-    after = f"{count_text(found['value'] + 1)} does not fit" if found["next_fails"] else "nothing larger was refused"
-    return f"The largest {found['knob']} this way is {count_text(found['value'])}; {after}. "
+    after = (
+        f"{count_text(largest['value'] + 1)} does not fit" if largest["next_fails"] else "nothing larger was refused"
+    )
+    return f"The largest {largest['knob']} this way is {count_text(largest['value'])}; {after}. "

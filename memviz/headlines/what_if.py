@@ -13,39 +13,39 @@ from memviz.units import bytes_text, count_text, percent_text
 _WORDS = {"": "PyTorch's default settings", "expandable_segments:True": "expandable segments"}
 
 
-def what_if(found: WhatIf, searched: Search | None = None) -> Headline:
-    said = _said(found, searched)
-    if found.devices == 1:
+def what_if(outcome: WhatIf, searched: Search | None = None) -> Headline:
+    said = _said(outcome, searched)
+    if outcome.devices == 1:
         return said
     answer = said.answer if said.answer.startswith("PyTorch") else f"{said.answer[0].lower()}{said.answer[1:]}"
-    return Headline(f"On device {found.device}, {answer}", said.reason)
+    return Headline(f"On device {outcome.device}, {answer}", said.reason)
 
 
-def _said(found: WhatIf, searched: Search | None) -> Headline:
-    if not addresses(found.recorded):
+def _said(outcome: WhatIf, searched: Search | None) -> Headline:
+    if not addresses(outcome.recorded):
         return Headline(
             "There is nothing to replay.", "The file holds no history of allocations, only the state at its end."
         )
-    if found.card is None:
-        return _without_limit(found, searched)
-    return _close(found, _on_card(found, searched))
+    if outcome.card is None:
+        return _without_limit(outcome, searched)
+    return _close(outcome, _on_card(outcome, searched))
 
 
-def _on_card(found: WhatIf, searched: Search | None) -> Headline:
-    assert found.card is not None
-    if found.base.oom is None:
-        return _fits(found, searched)
-    where, live = bytes_text(found.card.usable_bytes), _live_at_once(found, searched)
-    if found.replayed.oom is not None and live > found.card.usable_bytes:
+def _on_card(outcome: WhatIf, searched: Search | None) -> Headline:
+    assert outcome.card is not None
+    if outcome.base.oom is None:
+        return _fits(outcome, searched)
+    where, live = bytes_text(outcome.card.usable_bytes), _live_at_once(outcome, searched)
+    if outcome.replayed.oom is not None and live > outcome.card.usable_bytes:
         return Headline(f"It does not fit in {where} under any setting: {bytes_text(live)} are live at once.")
-    return Headline(f"In {where} this run stops {at_event(found.base.oom)}.", _what_helps(found, searched))
+    return Headline(f"In {where} this run stops {at_event(outcome.base.oom)}.", _what_helps(outcome, searched))
 
 
-def _close(found: WhatIf, said: Headline) -> Headline:
+def _close(outcome: WhatIf, said: Headline) -> Headline:
     """Where what lies beside the allocator decides, which nobody knows exactly."""
-    if found.fit != "close" or found.context is None:
+    if outcome.fit != "close" or outcome.context is None:
         return said
-    beside = f"It is close: the CUDA context takes {found.context.interval} of a card."
+    beside = f"It is close: the CUDA context takes {outcome.context.interval} of a card."
     return Headline(said.answer, _joined(beside, said.reason))
 
 
@@ -54,10 +54,10 @@ def in_words(settings: Settings) -> str:
     return _WORDS.get(text, text)
 
 
-def recording(found: WhatIf) -> str:
+def recording(outcome: WhatIf) -> str:
     """What is recorded, where what stands beside it is a replay that does something else; else nothing."""
-    why = found.why_not_as_recorded
-    return f"The recording reserves {bytes_text(found.recorded_peak_bytes)}: {why}." if why else ""
+    why = outcome.why_not_as_recorded
+    return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}." if why else ""
 
 
 def at_event(oom: RanOut) -> str:
@@ -70,87 +70,87 @@ def _begun(settings: Settings) -> str:
     return f"{words[0].upper()}{words[1:]}" if words in _WORDS.values() else words
 
 
-def _live_at_once(found: WhatIf, searched: Search | None) -> int:
+def _live_at_once(outcome: WhatIf, searched: Search | None) -> int:
     """A recording that failed itself does not show all that it wanted; a search does."""
-    seen = max(found.recorded.peak_requested_bytes, found.base.peak_requested_bytes)
+    seen = max(outcome.recorded.peak_requested_bytes, outcome.base.peak_requested_bytes)
     return max(seen, searched.recorded.peak_requested_bytes) if searched else seen
 
 
-def _spare(bytes_reserved: int, found: WhatIf) -> str:
-    assert found.card is not None
-    return bytes_text(found.card.usable_bytes - bytes_reserved)
+def _spare(bytes_reserved: int, outcome: WhatIf) -> str:
+    assert outcome.card is not None
+    return bytes_text(outcome.card.usable_bytes - bytes_reserved)
 
 
-def _what_helps(found: WhatIf, searched: Search | None) -> str:
-    ours, stopped = found.replayed, found.base.oom
+def _what_helps(outcome: WhatIf, searched: Search | None) -> str:
+    ours, stopped = outcome.replayed, outcome.base.oom
     assert stopped is not None
-    if ours is not found.base:
+    if ours is not outcome.base:
         if ours.oom is not None:
             return f"With {in_words(ours.settings)} it stops {at_event(ours.oom)}."
         through = (
-            f"{_begun(ours.settings)} would carry it through, with {_spare(ours.peak_reserved_bytes, found)} to spare"
+            f"{_begun(ours.settings)} would carry it through, with {_spare(ours.peak_reserved_bytes, outcome)} to spare"
         )
-        return f"{through}{_so_would_the_recorded(found)}."
+        return f"{through}{_so_would_the_recorded(outcome)}."
     if searched is None:
         cached = bytes_text(stopped.reserved_bytes - stopped.allocated_bytes)
-        asked = bytes_text(stopped.requested_bytes)
-        return f"{asked} are asked for then; {cached} are cached, in no piece that it could take."
+        requested = bytes_text(stopped.requested_bytes)
+        return f"{requested} are asked for then; {cached} are cached, in no piece that it could take."
     best = searched.advised
     if not best.fits:
         return "None of the settings tried carries it through."
-    spare = _spare(best.reserved_on_card_bytes, found)
+    spare = _spare(best.reserved_on_card_bytes, outcome)
     if best.is_recorded:
         return f"With what was live before its first event placed anew it would fit, with {spare} to spare."
     return f"{_begun(best.settings)} would carry it through, with {spare} to spare."
 
 
-def _so_would_the_recorded(found: WhatIf) -> str:
+def _so_would_the_recorded(outcome: WhatIf) -> str:
     """What placing anew does is no merit of the settings."""
-    if found.rival is found.base or found.rival.oom is not None:
+    if outcome.rival is outcome.base or outcome.rival.oom is not None:
         return ""
     return ", and so would the recorded settings, with what was live before the first event placed anew"
 
 
-def _fits(found: WhatIf, searched: Search | None) -> Headline:
-    assert found.card is not None
-    base, ours = found.base, found.replayed
-    spare = _spare(base.peak_reserved_bytes, found)
-    answer = f"In {bytes_text(found.card.usable_bytes)} this run fits, with {spare} to spare."
-    if base.retries and not found.parted:
+def _fits(outcome: WhatIf, searched: Search | None) -> Headline:
+    assert outcome.card is not None
+    base, ours = outcome.base, outcome.replayed
+    spare = _spare(base.peak_reserved_bytes, outcome)
+    answer = f"In {bytes_text(outcome.card.usable_bytes)} this run fits, with {spare} to spare."
+    if base.retries and not outcome.parted:
         times = "once" if base.retries == 1 else f"{count_text(base.retries)} times"
-        where = bytes_text(found.card.usable_bytes)
+        where = bytes_text(outcome.card.usable_bytes)
         answer = f"In {where} this run ends as recorded: memory is short {times}, and what is cached goes back."
     if ours is base:
-        return Headline(answer, _joined(recording(found), _advised(found, searched)))
+        return Headline(answer, _joined(recording(outcome), _advised(outcome, searched)))
     if ours.oom is not None:
         return Headline(
-            answer, f"With {in_words(ours.settings)} it would stop {at_event(ours.oom)}{_both_stop(found)}."
+            answer, f"With {in_words(ours.settings)} it would stop {at_event(ours.oom)}{_both_stop(outcome)}."
         )
-    return Headline(answer, _joined(f"{_begun(ours.settings)} would {_reserves(found)}.", recording(found)))
+    return Headline(answer, _joined(f"{_begun(ours.settings)} would {_reserves(outcome)}.", recording(outcome)))
 
 
-def _both_stop(found: WhatIf) -> str:
-    rival = found.rival
-    if rival is found.base or rival.oom is None:
+def _both_stop(outcome: WhatIf) -> str:
+    rival = outcome.rival
+    if rival is outcome.base or rival.oom is None:
         return ""
     return f", and with the recorded settings, from the same start, {at_event(rival.oom)}"
 
 
-def _without_limit(found: WhatIf, searched: Search | None) -> Headline:
-    recorded, ours = found.recorded, found.replayed
-    is_own = ours is found.base
+def _without_limit(outcome: WhatIf, searched: Search | None) -> Headline:
+    recorded, ours = outcome.recorded, outcome.replayed
+    is_own = ours is outcome.base
     peak = bytes_text(ours.peak_reserved_bytes)
     if recorded.oom is not None:
         answer = f"This run ran out of memory at event {count_text(recorded.oom.event)}."
         if is_own:
-            return Headline(answer, _joined(f"Without a limit it would reserve {peak}.", _advised(found, searched)))
-        return Headline(answer, f"Without a limit {in_words(ours.settings)} would {_reserves(found)}.")
+            return Headline(answer, _joined(f"Without a limit it would reserve {peak}.", _advised(outcome, searched)))
+        return Headline(answer, f"Without a limit {in_words(ours.settings)} would {_reserves(outcome)}.")
     if not is_own:
         floor = f"{bytes_text(recorded.peak_requested_bytes)} are live at once, and no setting goes below that."
-        return Headline(f"{_begun(ours.settings)} would {_reserves(found)}.", recording(found) or floor)
-    if found.parted:
-        return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording(found))
-    return Headline(_kept(recorded), _advised(found, searched))
+        return Headline(f"{_begun(ours.settings)} would {_reserves(outcome)}.", recording(outcome) or floor)
+    if outcome.parted:
+        return Headline(f"Without a limit this run would reserve {peak} at its peak.", recording(outcome))
+    return Headline(_kept(recorded), _advised(outcome, searched))
 
 
 def _kept(recorded: Replayed) -> str:
@@ -159,23 +159,23 @@ def _kept(recorded: Replayed) -> str:
     return f"This run reserves {bytes_text(peak)} at its peak, {more} more than it ever holds."
 
 
-def _reserves(found: WhatIf) -> str:
+def _reserves(outcome: WhatIf) -> str:
     """Against the recorded settings in the same memory and from the same start."""
-    peak, change = f"reserve {bytes_text(found.replayed.peak_reserved_bytes)} at the peak", found.change_bytes
-    if found.rival.oom is not None:
-        return f"{peak}, and with the recorded settings it stops {at_event(found.rival.oom)}"
-    than = " than the recorded settings" if found.why_not_as_recorded else ""
+    peak, change = f"reserve {bytes_text(outcome.replayed.peak_reserved_bytes)} at the peak", outcome.change_bytes
+    if outcome.rival.oom is not None:
+        return f"{peak}, and with the recorded settings it stops {at_event(outcome.rival.oom)}"
+    than = " than the recorded settings" if outcome.why_not_as_recorded else ""
     if not change:
         return f"{peak}, as much as the recorded settings"
     return f"{peak}, {bytes_text(abs(change))} {'more' if change > 0 else 'less'}{than}"
 
 
-def _advised(found: WhatIf, searched: Search | None) -> str:
+def _advised(outcome: WhatIf, searched: Search | None) -> str:
     """Of what settings need without a limit: under one the cache fills what there is."""
     if searched is None:
-        return f"{bytes_text(_live_at_once(found, None))} are live at once, and no setting goes below that."
+        return f"{bytes_text(_live_at_once(outcome, None))} are live at once, and no setting goes below that."
     best, recorded = searched.advised, searched.recorded
-    without = " without a limit" if found.card else ""
+    without = " without a limit" if outcome.card else ""
     if best.is_recorded:
         return f"No setting tried reserves noticeably less{without}."
     saved = bytes_text(recorded.peak_reserved_bytes - best.peak_reserved_bytes)

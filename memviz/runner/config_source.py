@@ -145,7 +145,7 @@ def _check_shape(values: dict[str, Any]) -> None:
             raise UsageError(f"a text in it is longer than {count_text(_LONGEST_TEXT)} characters: {value[:40]!r} ...")
         inside = (*value.keys(), *value.values()) if isinstance(value, dict) else value
         if isinstance(value, dict | list):
-            open_values.extend((each, depth + 1) for each in inside)
+            open_values.extend((item, depth + 1) for item in inside)
 
 
 def _check_kind(values: dict[str, Any]) -> None:
@@ -182,7 +182,7 @@ def _settings(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 def _check_numbers(values: dict[str, Any]) -> None:
     for key, value in _settings(values):
-        bound = next(each for each in _BOUNDS if each.names.search(key))
+        bound = next(bound for bound in _BOUNDS if bound.names.search(key))
         for number in _numbers(value):
             if abs(number) > bound.most:
                 what = f" {bound.what}" if bound.what else ""
@@ -194,8 +194,8 @@ def _numbers(value: Any) -> Iterator[int]:
     if isinstance(value, int) and not isinstance(value, bool):
         yield value
     elif isinstance(value, list):
-        for each in value:
-            yield from _numbers(each)
+        for item in value:
+            yield from _numbers(item)
 
 
 def _number(number: int) -> str:
@@ -204,7 +204,7 @@ def _number(number: int) -> str:
 
 def _check_size(values: dict[str, Any]) -> None:
     """About how large the model would be: within a factor of some, which is enough for what is absurd."""
-    parts = [values, *(each for key, each in _settings(values) if isinstance(each, dict))]
+    parts = [values, *(setting for key, setting in _settings(values) if isinstance(setting, dict))]
     parameters = sum(map(_about_parameters, parts))
     if parameters > _MOST_PARAMETERS:
         raise UsageError(

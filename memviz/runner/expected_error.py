@@ -73,9 +73,9 @@ class ExpectedError:
         return word if self.recordings == 1 else {"training step": "training steps"}.get(word, "forward passes")
 
     def as_json(self) -> dict[str, Any]:
-        found = asdict(self)
-        found["class"] = found.pop("kind")
-        return {**found, "covered": self.covered, "sentence": self.sentence}
+        as_dict = asdict(self)
+        as_dict["class"] = as_dict.pop("kind")
+        return {**as_dict, "covered": self.covered, "sentence": self.sentence}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ExpectedError:

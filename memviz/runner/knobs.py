@@ -48,7 +48,7 @@ def knob(default: Any, help: str, *, choices: tuple[Any, ...] = (), unit: str = 
 
 def least_of(of: Any, name: str, otherwise: int) -> int:
     """The smallest value of a knob that makes sense."""
-    (least,) = (each.metadata.get("least") for each in fields(of) if each.name == name)
+    (least,) = (knob.metadata.get("least") for knob in fields(of) if knob.name == name)
     return otherwise if least is None else int(least)
 
 

@@ -16,7 +16,7 @@ from memviz.runner.predict.held_against import is_recorded
 from memviz.runner.workloads import WORKLOADS
 from memviz.runner.workloads.configured import ConfiguredModel
 from memviz.runner.workloads.own import program_rows
-from optimizations import OPTIMIZATIONS
+from optimizations import OFFERED_FIRST, OPTIMIZATIONS
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
@@ -29,7 +29,13 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
             _row(ConfiguredModel),
         ],
         "optimizations": [
-            {**_row(kind), "needs": kind.needs, "claim": kind().claim, "not_with": dict(kind.not_with)}
+            {
+                **_row(kind),
+                "needs": kind.needs,
+                "claim": kind().claim,
+                "not_with": dict(kind.not_with),
+                "offered": OFFERED_FIRST.index(kind) if kind in OFFERED_FIRST else len(OFFERED_FIRST),
+            }
             for kind in OPTIMIZATIONS
         ],
         "cards": [_card_row(card, kind) for kind, cards in CARD_KINDS.items() for card in cards],

@@ -58,10 +58,10 @@ def function_in(file: str, wanted: str = "") -> Function:
 
 def functions_of(file: str) -> list[Function]:
     """Those whose names do not begin with an underscore."""
-    found = [function for function in _functions(file) if not function.name.startswith("_")]
-    if not found:
+    functions = [function for function in _functions(file) if not function.name.startswith("_")]
+    if not functions:
         raise UsageError(f"{file} has no function at its top level; write {_EXPECTED}.")
-    return found
+    return functions
 
 
 def read_argument(function: str, name: str, text: str, hint: Any, default: Any) -> Any:

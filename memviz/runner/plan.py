@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
@@ -14,6 +14,7 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
 from memviz.runner.workloads.configured import configured_workload
 from optimizations import OPTIMIZATIONS, Optimization, check_together
+from optimizations.gradient_accumulation import GradientAccumulation
 
 Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
@@ -43,6 +44,11 @@ class Plan:
         return max(claims, key=get_args(Claim).index, default="bitwise")
 
     @property
+    def passes(self) -> int:
+        """Forward passes in a step."""
+        return passes_of(self.workload, self.optimizations)
+
+    @property
     def window(self) -> str:
         """What the peaks count, in a sentence."""
         request = self.request
@@ -63,9 +69,12 @@ def plan_of(request: Request) -> Plan:
             "An optimization is named twice; give its knobs together, as in checkpointing:every=2,offload=true."
         )
     knobs_of = dict(request.optimizations)
-    in_order = (chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen)
-    ordered = tuple(fitted(optimization, knobs_of[optimization.name], workload) for optimization in in_order)
+    in_order = tuple(chosen[kind.name] for kind in OPTIMIZATIONS if kind.name in chosen)
+    passes = passes_of(workload, in_order)
+    ordered = tuple(fitted(optimization, knobs_of[optimization.name], passes) for optimization in in_order)
     _check_mode(workload, ordered)
+    _check_batch(workload, pieces_of(ordered))
+    _check_cache(workload, ordered)
     try:
         check_together(ordered)
     except ValueError as error:
@@ -90,17 +99,44 @@ def optimization_named(name: str, knobs: object) -> Optimization:
     return made
 
 
-def fitted(optimization: Optimization, knobs: Mapping[str, str], workload: Workload) -> Optimization:
-    """How many micro-batches there are, the workload says; nobody has to say it twice."""
+def pieces_of(optimizations: Iterable[Optimization]) -> GradientAccumulation | None:
+    """What takes each batch in pieces, if anything does."""
+    return next((change for change in optimizations if isinstance(change, GradientAccumulation)), None)
+
+
+def passes_of(workload: Workload, optimizations: Iterable[Optimization]) -> int:
+    """Forward passes in a step, and in training as many backward."""
+    pieces = pieces_of(optimizations)
+    return workload.micro_batches * (1 if pieces is None else pieces.pieces)
+
+
+def fitted(optimization: Optimization, knobs: Mapping[str, str], passes: int) -> Optimization:
+    """How many backward passes make a step, the workload and its pieces say; nobody has to say it twice."""
     if "micro_batches" not in {attribute.name for attribute in fields(optimization)}:  # type: ignore[arg-type]
         return optimization
-    count = workload.micro_batches
-    if knobs.get("micro_batches", str(count)) != str(count):
+    if knobs.get("micro_batches", str(passes)) != str(passes):
         raise UsageError(
-            f"{optimization.name} counts {knobs['micro_batches']} micro-batches and {workload.name} makes {count}. "
-            "Set the workload's alone."
+            f"{optimization.name} counts {knobs['micro_batches']} micro-batches and a step makes {passes} backward "
+            "passes. Set the workload's alone."
         )
-    return replace(optimization, micro_batches=count)  # type: ignore[type-var]
+    return replace(optimization, micro_batches=passes)  # type: ignore[type-var]
+
+
+def _check_batch(workload: Workload, pieces: GradientAccumulation | None) -> None:
+    batch = getattr(workload, "batch", None)
+    if pieces is not None and isinstance(batch, int) and batch < pieces.pieces:
+        raise UsageError(
+            f"{pieces.name} takes a batch in {pieces.pieces} pieces, and this one is {batch}. "
+            f"Set batch={pieces.pieces} or more."
+        )
+
+
+def _check_cache(workload: Workload, chosen: tuple[Optimization, ...]) -> None:
+    for change in chosen:
+        if getattr(change, "needs_cache", False) and not getattr(workload, "cache", True):
+            raise UsageError(
+                f"{change.name} is about keys and values that are kept, and here none are. Set cache=true."
+            )
 
 
 def _check_mode(workload: Workload, chosen: tuple[Optimization, ...]) -> None:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from memviz.runner.plan import Plan
+from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.request import Optimizer
 from memviz.runner.run_device import RunDevice
 from memviz.runner.workloads import Workload
 from memviz.trace.model import Trace
 from optimizations import apply_all
 from optimizations.attention_backend import let_go_of_kernels
+from optimizations.gradient_accumulation import GradientAccumulation
 
 Tell = Callable[[str], None]
 """Told each phase as it begins, in words."""
@@ -59,7 +60,7 @@ def take_steps(
     request, workload = plan.request, plan.workload
     inputs = device.inputs(workload)
     optimizer = make_optimizer(request.optimizer, model)
-    step = RunStep(workload, device, model, inputs, optimizer)
+    step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces_of(plan.optimizations))
     kept = None
     for number in range(request.warmup):
         tell(f"warm-up {number + 1} of {request.warmup}")
@@ -88,12 +89,15 @@ class RunStep:
         model: nn.Module,
         inputs: dict[str, Any],
         optimizer: torch.optim.Optimizer | None,
+        *,
+        pieces: GradientAccumulation | None = None,
     ) -> None:
         self.workload = workload
         self.device = device
         self.model = model
         self.inputs = inputs
         self.optimizer = optimizer
+        self.pieces = pieces
         self.model.train(workload.training)
 
     def __call__(self) -> Any:
@@ -101,17 +105,28 @@ class RunStep:
             with self.device.phase("forward"), torch.no_grad():
                 return self.model(**self.inputs)
         for _ in range(self.workload.micro_batches):
-            output = self._forward_and_backward()
+            output = self._whole_batch()
         if self.optimizer is not None:
             with self.device.phase("optimizer step"):
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
         return output
 
-    def _forward_and_backward(self) -> Any:
+    def _whole_batch(self) -> Any:
+        """What is returned is the last piece's; those before are let go of before the next begins."""
+        if self.pieces is None:
+            return self._forward_and_backward(self.inputs, 1.0)
+        output = None
+        for arguments, share in self.pieces.split(self.inputs):
+            del output
+            output = self._forward_and_backward(arguments, share)
+        return output
+
+    def _forward_and_backward(self, arguments: dict[str, Any], share: float) -> Any:
         with self.device.phase("forward"):
-            output = self.model(**self.inputs)
+            output = self.model(**arguments)
             loss = self.workload.loss(output)
+            loss = loss if share == 1 else loss * share
         with self.device.phase("backward"):
             loss.backward()  # type: ignore[no-untyped-call]
         return output

@@ -63,8 +63,8 @@ class Budget:
             raise TraceError(reason, remedy="If you trust the file, raise MEMVIZ_MAX_GROWTH, or unpack it first.")
 
     def too_large(self, what: str) -> TraceError:
-        most, asked = getattr(self.limits, what), getattr(self.asked, what)
-        is_small = most < asked
+        most, wanted = getattr(self.limits, what), getattr(self.asked, what)
+        is_small = most < wanted
         name = "GROWTH" if is_small else what.upper()
         reason = f"{_WORDS[what].format(most)}, {_FOR_ITS_SIZE if is_small else _HERE}"
         remedy = f"If you trust the file, raise MEMVIZ_MAX_{name}"

@@ -26,7 +26,7 @@ _MOST_WRITTEN_OUT = 1 << 20
 _SCALARS = (str, int, float, bool, type(None))
 _PLACES = {"action", "addr", "size", "stream", "time_us", "pool_id", "device_free"}
 _KNOWN_KEYS = _PLACES | {"frames", "forward_frames", "compile_context", "user_metadata", "category"}
-_CATEGORY_NAMES = {each.name.lower(): each for each in Category} | {"autograd_detail": Category.ACTIVATION}
+_CATEGORY_NAMES = {category.name.lower(): category for category in Category} | {"autograd_detail": Category.ACTIVATION}
 """Written by torch's own conversion of a profile into a snapshot, and by nobody else."""
 
 
@@ -68,18 +68,18 @@ class EventCollector:
     def _decode(self, batch: list[dict[str, Any]]) -> tuple[Events, npt.NDArray[np.uint8] | None]:
         self._notice_keys(batch)
         intern = self.interner
-        action = np.array([self._action(each.get("action")) for each in batch], dtype=np.uint8)
+        action = np.array([self._action(entry.get("action")) for entry in batch], dtype=np.uint8)
         events = Events(
             action=action,
-            address=integers([_address(each) for each in batch], "addr"),
-            size=integers([each.get("size", 0) for each in batch], "size"),
-            stream=_codes(intern.stream(each.get("stream", 0)) for each in batch),
-            time_us=integers([each.get("time_us", 0) for each in batch], "time_us"),
-            stack=_codes(intern.stack(each.get("frames")) for each in batch),
-            forward_stack=_codes(intern.stack(each.get("forward_frames")) for each in batch),
-            context=_codes(self._text(each.get("compile_context")) for each in batch),
-            metadata=_codes(self._text(each.get("user_metadata")) for each in batch),
-            pool=_codes(intern.pool(each.get("pool_id", (0, 0))) for each in batch),
+            address=integers([_address(entry) for entry in batch], "addr"),
+            size=integers([entry.get("size", 0) for entry in batch], "size"),
+            stream=_codes(intern.stream(entry.get("stream", 0)) for entry in batch),
+            time_us=integers([entry.get("time_us", 0) for entry in batch], "time_us"),
+            stack=_codes(intern.stack(entry.get("frames")) for entry in batch),
+            forward_stack=_codes(intern.stack(entry.get("forward_frames")) for entry in batch),
+            context=_codes(self._text(entry.get("compile_context")) for entry in batch),
+            metadata=_codes(self._text(entry.get("user_metadata")) for entry in batch),
+            pool=_codes(intern.pool(entry.get("pool_id", (0, 0))) for entry in batch),
         )
         return events, _categories(batch)
 
@@ -94,7 +94,7 @@ class EventCollector:
         return known if known is not None else self.interner.other_action(name)
 
     def _notice_keys(self, batch: list[dict[str, Any]]) -> None:
-        for keys in {tuple(each) for each in batch}:
+        for keys in {tuple(entry) for entry in batch}:
             self.unknown_keys.update(name_of(key) for key in keys if key not in _KNOWN_KEYS)
 
 
@@ -127,7 +127,7 @@ def text_of(value: Any) -> str:
         return value
     if value is None:
         return ""
-    if type(value) is dict and all(type(key) is str and type(each) in _SCALARS for key, each in value.items()):
+    if type(value) is dict and all(type(key) is str and type(value) in _SCALARS for key, value in value.items()):
         return _written_out(value)
     if type(value) in _SCALARS:
         return json.dumps(value)
@@ -137,7 +137,7 @@ def text_of(value: Any) -> str:
 
 def _written_out(table: dict[str, Any]) -> str:
     """A few bytes can name one long text under many keys."""
-    size = sum(len(key) + (len(each) if type(each) is str else 0) for key, each in table.items())
+    size = sum(len(key) + (len(value) if type(value) is str else 0) for key, value in table.items())
     if size > _MOST_WRITTEN_OUT:
         raise TraceError(f"The metadata of an event is a table with texts of {size:,} characters.")
     return json.dumps(table, separators=(",", ":"))
@@ -184,8 +184,8 @@ def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 def _batches(group: Iterator[dict[str, Any]], size: int = 16_384) -> Iterator[list[dict[str, Any]]]:
     batch: list[dict[str, Any]] = []
-    for each in group:
-        batch.append(each)
+    for entry in group:
+        batch.append(entry)
         if len(batch) == size:
             yield batch
             batch = []
@@ -202,9 +202,9 @@ def _address(event: dict[str, Any]) -> Any:
 
 
 def _categories(batch: list[dict[str, Any]]) -> npt.NDArray[np.uint8] | None:
-    if not any("category" in each for each in batch):
+    if not any("category" in entry for entry in batch):
         return None
-    return np.array([category_of(each.get("category")) for each in batch], dtype=np.uint8)
+    return np.array([category_of(entry.get("category")) for entry in batch], dtype=np.uint8)
 
 
 def category_of(name: Any) -> Category:

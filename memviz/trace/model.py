@@ -111,8 +111,8 @@ class Columns:
             raise ValueError(f"columns of {type(self).__name__} differ in length: {sorted(lengths)}")
 
     def columns(self) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        for each in fields(self):
-            yield each.name, getattr(self, each.name)
+        for column in fields(self):
+            yield column.name, getattr(self, column.name)
 
     def __len__(self) -> int:
         return len(getattr(self, fields(self)[0].name))
@@ -333,7 +333,7 @@ class Trace:
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Trace):
             return NotImplemented
-        return all(getattr(self, each.name) == getattr(other, each.name) for each in fields(self))
+        return all(getattr(self, column.name) == getattr(other, column.name) for column in fields(self))
 
     def __hash__(self) -> int:
         return id(self)

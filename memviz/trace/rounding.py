@@ -44,15 +44,15 @@ def round_sizes(requested: Ints8, divisions: Divisions = NO_DIVISIONS) -> Ints8:
     """Block sizes before any decision not to split. Zero asks for no block in PyTorch; here it gives MIN_BLOCK."""
     sizes = np.asarray(requested, dtype=np.int64)
     refused = sizes >= LARGEST_REQUEST
-    asked = np.where(refused, 0, sizes)
-    rounded = np.maximum(_up(asked, np.int64(MIN_BLOCK)), MIN_BLOCK)
+    served = np.where(refused, 0, sizes)
+    rounded = np.maximum(_up(served, np.int64(MIN_BLOCK)), MIN_BLOCK)
     if max(divisions) > 1:
-        power = _floor_power(asked)
+        power = _floor_power(served)
         slot = np.clip(power - 20, 0, SLOTS - 1)
         parts = np.array(divisions, dtype=np.int64)[slot]
-        stepped = (parts > 1) & (asked > MIN_BLOCK * parts)
+        stepped = (parts > 1) & (served > MIN_BLOCK * parts)
         step = np.where(stepped, (np.int64(1) << power) // np.maximum(parts, 1), 1)
-        rounded = np.where(stepped, _up(asked, step), rounded)
+        rounded = np.where(stepped, _up(served, step), rounded)
     return np.where(refused, sizes, rounded)
 
 
@@ -89,5 +89,5 @@ def max_split_size_of(settings: Mapping[str, Any]) -> int | None:
 def large_segment_of(settings: Mapping[str, Any]) -> int:
     """A setting since 2.11, recorded only inside the raw text of the settings."""
     raw = settings.get("PYTORCH_CUDA_ALLOC_CONF")
-    found = _LARGE_SEGMENT_MB.search(raw) if type(raw) is str else None
-    return int(found[1]) * MiB if found and int(found[1]) else LARGE_SEGMENT
+    match = _LARGE_SEGMENT_MB.search(raw) if type(raw) is str else None
+    return int(match[1]) * MiB if match and int(match[1]) else LARGE_SEGMENT

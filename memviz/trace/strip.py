@@ -73,7 +73,7 @@ def short_paths(paths: Iterable[str]) -> dict[str, str]:
 
 
 def _below_home(path: str) -> str:
-    ends = [found.end() for pattern in (_HOME, _ROOT) for found in pattern.finditer(path)]
+    ends = [match.end() for pattern in (_HOME, _ROOT) for match in pattern.finditer(path)]
     return path[max(ends, default=0) :]
 
 
@@ -127,18 +127,20 @@ def _stacks(trace: Trace, short: Mapping[str, str], interner: Interner) -> Ints4
         interner.frame({"name": _renamed(strings[name], short), "filename": short[strings[filename]], "line": line})
         for name, filename, line in zip(*columns, strict=True)
     ]
-    found = [interner.stack_of([numbers[k] for k in trace.stacks.of(i).tolist()]) for i in range(len(trace.stacks))]
-    return np.array([*found, -1], dtype=np.int32)
+    stack_codes = [
+        interner.stack_of([numbers[k] for k in trace.stacks.of(i).tolist()]) for i in range(len(trace.stacks))
+    ]
+    return np.array([*stack_codes, -1], dtype=np.int32)
 
 
 def _renamed(name: str, short: Mapping[str, str]) -> str:
-    return _TRACEBACK_FILE.sub(lambda found: short[found[0]], name) if 'File "' in name else name
+    return _TRACEBACK_FILE.sub(lambda match: short[match[0]], name) if 'File "' in name else name
 
 
 def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
     """New number of each text that anything but a frame refers to."""
-    used = [each.annotations.name for each in trace.devices]
-    used += [column for each in trace.devices for column in (each.events.context, each.events.metadata)]
+    used = [device.annotations.name for device in trace.devices]
+    used += [column for device in trace.devices for column in (device.events.context, device.events.metadata)]
     used += [label.module for device in trace.devices for label in _labels(device)]
     table = np.zeros(len(trace.strings), dtype=np.int32)
     for code in np.unique(np.concatenate(used)).tolist():
@@ -149,7 +151,7 @@ def _kept_texts(trace: Trace, interner: Interner) -> Ints4:
 
 
 def _labels(device: DeviceTrace) -> list[Labels]:
-    return [each for each in (device.event_labels, device.block_labels) if each is not None]
+    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _device(device: DeviceTrace, stacks: Ints4, texts: Ints4) -> DeviceTrace:
@@ -181,7 +183,7 @@ def _facts(facts: Mapping[str, str]) -> dict[str, str]:
 
 def _without_folders(text: str) -> str:
     """Every path inside a text becomes its last part."""
-    return _PATH_IN_TEXT.sub(lambda found: _base(found[0]), text)
+    return _PATH_IN_TEXT.sub(lambda match: _base(match[0]), text)
 
 
 def _base(path: str) -> str:

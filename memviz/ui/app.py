@@ -101,8 +101,8 @@ def build_app(traces_given: Sequence[Trace] = (), programs: Sequence[Path] = ())
     """`traces_given` are open from the start, for everybody who sees the page; Run offers what is in `programs`."""
     context = Context(TraceStore(), tuple(map(str, programs)))
     given = Session()
-    for each in traces_given:
-        given = given.with_opened(open_trace(context.store, each, pinned=True))
+    for trace in traces_given:
+        given = given.with_opened(open_trace(context.store, trace, pinned=True))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
     page.readings = Readings(context.store, routes.most_bytes())
@@ -254,10 +254,10 @@ class _Page:
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
         after = _changed(self.context, current, data)
-        for each in current.opened:
+        for opened in current.opened:
             # Another window may show it still; it goes when that is closed.
-            if after.of(each.key) is None and not self.windows.is_open_elsewhere(each.key):
-                self.context.store.drop(each.key)
+            if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
+                self.context.store.drop(opened.key)
         return self._shown(after, tab=_tab(data))
 
     def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -289,12 +289,12 @@ class _Page:
         return traces_html(current, self.context.of)
 
     def _export(self, current: Session, event: gr.EventData) -> str | None:
-        found = self.context.current(current)
+        trace = self.context.current(current)
         kind = clicked(event).get("kind", "")
-        if found is None or kind not in EXPORTS:
+        if trace is None or kind not in EXPORTS:
             return None
         try:
-            return export_file(*found, kind)
+            return export_file(*trace, kind)
         except OSError as error:
             raise gr.Error(not_kept(error), print_exception=False) from None
 
@@ -311,11 +311,11 @@ class _Page:
             compared = compare_session(session, query, self._sample)
             if compared is not None:
                 return [*self._shown(compared, tab=TAB), compare_state_of(compared, query), gr.skip()]
-        found = self._linked(session, query)
-        if found is not None and query.get("tab") == what_if.ID:
-            return [*self._shown(found, tab=what_if.ID), gr.skip(), what_if.asking(found, query)]
-        if found is not None:
-            return [*self._shown(found, state=view_state(query)), gr.skip(), gr.skip()]
+        linked = self._linked(session, query)
+        if linked is not None and query.get("tab") == what_if.ID:
+            return [*self._shown(linked, tab=what_if.ID), gr.skip(), what_if.asking(linked, query)]
+        if linked is not None:
+            return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
         values = self._shown(replace(session, home=is_missing or not session.opened))
         values[3] = missing_html() if is_missing else values[3]
@@ -324,13 +324,13 @@ class _Page:
     def _linked(self, session: Session, query: dict[str, str]) -> Session | None:
         """With the trace that a link names open and chosen."""
         wanted = query.get("trace", "")
-        found = named(session, wanted)
-        return self._sample(session, wanted) if found is None else session.choosing(found.key)
+        trace = named(session, wanted)
+        return self._sample(session, wanted) if trace is None else session.choosing(trace.key)
 
     def _sample(self, session: Session, wanted: str) -> Session | None:
         """Samples may be named by anybody."""
         file = wanted.removeprefix(SAMPLE)
-        sample = next((each for each in OFFERED_SAMPLES if file in each.files), None)
+        sample = next((sample for sample in OFFERED_SAMPLES if file in sample.files), None)
         if sample is None or not wanted.startswith(SAMPLE):
             return None
         return open_sample(self.context.store, session, replace(sample, files=(file,)))

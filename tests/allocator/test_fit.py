@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.allocator.context import Context
+from memviz.allocator.context import CudaContext
 from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import CardMemory, figures_on
@@ -12,7 +12,7 @@ from memviz.trace.model import Trace
 from tests.allocator.recording import Recorder
 
 MiB = 1 << 20
-CONTEXT = Context("a card", 100 * MiB, 300 * MiB)
+CONTEXT = CudaContext("a card", 100 * MiB, 300 * MiB)
 
 
 def held(*mebibytes: int) -> Trace:

@@ -54,5 +54,5 @@ def test_frees_that_waited_for_another_stream_are_named_where_that_matters():
     run.allocator.pending.finish(7)
     run.malloc(5 * MiB)
     assert replay(run.trace()).trace.notes == run.trace().notes
-    codes = [each.code for each in replay(run.trace(), memory=400 * MiB).trace.notes]
+    codes = [note.code for note in replay(run.trace(), memory=400 * MiB).trace.notes]
     assert codes[-1] == "streams_as_recorded"

@@ -318,10 +318,10 @@ def test_what_the_model_does_not_follow_is_noted(text, words):
     run = recorded()
     run.malloc(1)
     notes = replay(run.trace(), settings=parse_settings(text)).trace.notes
-    assert [(each.level, words in each.text) for each in notes if each.code == "settings_not_modelled"] == [
+    assert [(note.level, words in note.text) for note in notes if note.code == "settings_not_modelled"] == [
         ("warning", True)
     ]
-    assert "settings_not_modelled" not in [each.code for each in replay(run.trace()).trace.notes]
+    assert "settings_not_modelled" not in [note.code for note in replay(run.trace()).trace.notes]
 
 
 def test_pinned_memory_is_another_matter():

@@ -25,14 +25,14 @@ def texts(run: Recorder, **more: tuple[int, int]) -> list[str]:
 
 
 def test_a_limit_to_splitting_that_no_block_reaches_is_not_tried():
-    assert [each for each in texts(recorded(40)) if "split" in each] == ["max_split_size_mb:21"]
-    splits = [each for each in texts(recorded(200)) if "split" in each]
+    assert [text for text in texts(recorded(40)) if "split" in text] == ["max_split_size_mb:21"]
+    splits = [text for text in texts(recorded(200)) if "split" in text]
     assert splits == ["max_split_size_mb:21", "max_split_size_mb:64", "max_split_size_mb:128"]
 
 
 def test_nor_is_what_the_release_does_not_know():
     run = recorded(40)
-    assert not any("large_segment_size_mb" in each for each in texts(run, release=(2, 10)))
+    assert not any("large_segment_size_mb" in text for text in texts(run, release=(2, 10)))
     assert texts(run, release=(2, 0)) == [
         "",
         "max_split_size_mb:21",

@@ -210,7 +210,7 @@ def test_figures_alone_are_those_of_the_whole_replay(text, memory, program):
         card = None if memory is None else CardMemory(memory, 0)
         whole = replay_on(source, wanted, card)
         assert figures_on(source, wanted, card) == Figures(
-            **{each.name: getattr(whole, each.name) for each in fields(Figures)}
+            **{field.name: getattr(whole, field.name) for field in fields(Figures)}
         )
 
 

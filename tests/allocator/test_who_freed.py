@@ -96,5 +96,5 @@ def test_other_settings_empty_the_cache_where_the_program_did() -> None:
     ours = replay(run.trace(), settings=EXPANDABLE)
     assert (ours.reserved_end_bytes, ours.peak_reserved_bytes) == (20 * MiB, 80 * MiB)
     ours_actions = ours.trace.devices[0].events.action
-    assert ([each["action"] for each in run.events].count("segment_free")) == 8
+    assert ([event["action"] for event in run.events].count("segment_free")) == 8
     assert int((ours_actions == Action.SEGMENT_UNMAP).sum()) == 8

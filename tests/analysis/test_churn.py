@@ -10,7 +10,7 @@ LINE = frame("f", "train.py", 3)
 
 def churned(*events) -> list[tuple[str, int, int]]:
     trace = trace_of(list(events))
-    return [(each.label, each.bytes, each.count) for each in freed_at_once(trace, trace.devices[0]).groups]
+    return [(group.label, group.bytes, group.count) for group in freed_at_once(trace, trace.devices[0]).groups]
 
 
 def test_a_free_right_after_the_alloc_counts():

@@ -126,7 +126,7 @@ def test_sites_add_up(trace):
     everything = sites_found(trace, trace.devices[0], "<1GiB", 4)
     size = lifetimes(trace.devices[0]).size
     assert (everything.live_bytes, everything.live_count) == (MiB + 10, 2)
-    assert sum(each.bytes for each in everything.sites) == size.sum()
+    assert sum(site.bytes for site in everything.sites) == size.sum()
     assert everything.count == len(size)
 
 

@@ -25,7 +25,7 @@ def by(trace: Trace, grouping: str, top: int | None = None) -> Groups:
 
 
 def brief(trace: Trace, grouping: str) -> list[tuple[str, str, int, int]]:
-    return [(each.key, each.label, each.bytes, each.count) for each in by(trace, grouping).groups]
+    return [(group.key, group.label, group.bytes, group.count) for group in by(trace, grouping).groups]
 
 
 def three_sites() -> Trace:
@@ -61,7 +61,7 @@ def test_what_is_beyond_the_top_is_the_rest_to_the_byte():
 
 def test_equal_groups_come_by_label():
     trace = trace_of([alloc(1, 5, frames=[TRAIN]), alloc(2, 5, frames=[MODEL])])
-    assert [each.label for each in by(trace, "site").groups] == ["model.py:3 forward", "train.py:9 step"]
+    assert [group.label for group in by(trace, "site").groups] == ["model.py:3 forward", "train.py:9 step"]
 
 
 def test_a_line_is_one_group_whichever_function_it_is_in():
@@ -139,9 +139,9 @@ def test_an_unknown_grouping_is_refused_with_those_there_are():
 def test_groups_and_rest_add_up(trace, grouping, top):
     device = trace.devices[0]
     found, rows = by(trace, grouping, top), lifetimes(device)
-    assert sum(each.bytes for each in found.groups) + found.rest_bytes == found.bytes == rows.size.sum()
-    assert sum(each.count for each in found.groups) + found.rest_count == found.count == len(rows)
-    assert len({each.key for each in found.groups}) == len(found.groups)
+    assert sum(group.bytes for group in found.groups) + found.rest_bytes == found.bytes == rows.size.sum()
+    assert sum(group.count for group in found.groups) + found.rest_count == found.count == len(rows)
+    assert len({group.key for group in found.groups}) == len(found.groups)
 
 
 def test_no_rows_are_no_groups():
@@ -151,4 +151,4 @@ def test_no_rows_are_no_groups():
 
 def test_a_function_cannot_pass_for_no_stack():
     trace = trace_of([alloc(1, 1), alloc(2, 2, frames=[frame("no stack recorded", "??", 0)])])
-    assert len({each.key for each in by(trace, "site").groups}) == 2
+    assert len({group.key for group in by(trace, "site").groups}) == 2

@@ -48,7 +48,7 @@ def test_any_other_moment_can_be_asked_for_by_any_grouping():
     trace = trace_of([alloc(1, 10), free(1, 10), alloc(2, 30)])
     found = at(trace, trace.devices[0], 1, "size", top=1)
     assert (found.live_bytes, found.waiting_bytes) == (10, 10)
-    assert [each.label for each in found.live.groups] == ["10 B each"]
+    assert [group.label for group in found.live.groups] == ["10 B each"]
 
 
 @given(sound_traces())
@@ -66,4 +66,4 @@ def test_real_peaks_add_up_to_the_bytes_counted_independently(path):
     for row in counted["devices"]:
         device = next(each for each in trace.devices if each.device == row["dev"])
         found = peak(trace, device, top=5)
-        assert sum(each.bytes for each in found.live.groups) + found.live.rest_bytes == row["peak_active"]
+        assert sum(group.bytes for group in found.live.groups) + found.live.rest_bytes == row["peak_active"]

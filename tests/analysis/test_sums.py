@@ -22,7 +22,9 @@ def test_sums_are_exact_beyond_what_a_float_can_hold(pairs):
 def test_the_largest_of_any_short_ranges(values, data):
     bound = st.tuples(st.integers(0, len(values) - 1), st.integers(1, len(values)))
     ranges = [(start, max(start + 1, stop)) for start, stop in data.draw(st.lists(bound, max_size=6))]
-    found = max_of_ranges(np.array(values), *(np.array([each[i] for each in ranges], dtype=np.int64) for i in (0, 1)))
+    found = max_of_ranges(
+        np.array(values), *(np.array([range_[i] for range_ in ranges], dtype=np.int64) for i in (0, 1))
+    )
     assert found.tolist() == [max(values[start:stop]) for start, stop in ranges]
 
 

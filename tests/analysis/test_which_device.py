@@ -42,4 +42,4 @@ def test_whoever_asks_for_one_gets_it_or_hears_which_there_are() -> None:
 
 def test_failures_elsewhere_are_known() -> None:
     trace = devices(5, 9, 3, failed=(1, 2))
-    assert [others_out_of_memory(trace, each) for each in trace.devices] == [("1", "2"), ("2",), ("1",)]
+    assert [others_out_of_memory(trace, device) for device in trace.devices] == [("1", "2"), ("2",), ("1",)]

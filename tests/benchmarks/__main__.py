@@ -77,7 +77,10 @@ def main() -> None:
     args = _arguments()
     contenders = (*OURS, *(_peer(each) for each in args.peer))
     columns = [(path, _events(path)) for path in args.files]
-    rows = {each: [_measure(each, path, args.runs, args.timeout) for path, _ in columns] for each in contenders}
+    rows = {
+        contender: [_measure(contender, path, args.runs, args.timeout) for path, _ in columns]
+        for contender in contenders
+    }
     table = _table(rows, [count for _, count in columns])
     print(table)
     if args.write:

@@ -179,7 +179,7 @@ async def _one(
     visitor: Visitor, files: list[File], events: int, turn: Callable[[Awaitable[Any]], Awaitable[Any]]
 ) -> None:
     await turn(visitor.comes())
-    keys = [await turn(visitor.opens(each)) for each in files]
+    keys = [await turn(visitor.opens(file)) for file in files]
     for i in range(3):
         await turn(visitor.looks(keys[-1], events * (i + 1) // 5))
     await turn(visitor.replays())
@@ -200,8 +200,8 @@ async def _all(
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=server.address, timeout=None, limits=limits) as client:
         visitors = [Visitor(client, number, seconds) for number in range(count)]
-        lines = [asyncio.create_task(each.stays()) for each in visitors]
-        work = [asyncio.create_task(_one(each, files, events, turn)) for each in visitors]
+        lines = [asyncio.create_task(visitor.stays()) for visitor in visitors]
+        work = [asyncio.create_task(_one(visitor, files, events, turn)) for visitor in visitors]
         done, late = await asyncio.wait(work, timeout=most_seconds)
         for each in done:
             each.result()
@@ -258,7 +258,7 @@ def main() -> None:
 
 def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: float, files: list[File], done: int) -> str:
     before, during, after = memory
-    mib, sent = 1 << 20, sum(each.size for each in files)
+    mib, sent = 1 << 20, sum(file.size for file in files)
     each_one = (during - before) / max(len(seconds["open"]) / len(files), 1)
     rows = [
         f"| {words} | {len(seconds[step])} | {statistics.median(seconds[step]):.2f} | {_p95(seconds[step]):.2f} |"

@@ -145,7 +145,7 @@ def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: 
     line = timeline(load_trace(large).devices[0])
     top = max(int(line.reserved.max()), line.peak_bytes) * 1.06
     columns = np.array_split(line.live, len(tops["y"]))
-    expected = [tops["height"] * (1 - int(each.max()) / top) for each in columns]
+    expected = [tops["height"] * (1 - int(column.max()) / top) for column in columns]
     # A column of the screen is one of those sent or two, so a neighbour's may show.
     low = np.minimum.reduce([np.roll(expected, shift) for shift in (-2, -1, 0, 1, 2)])
     high = np.maximum.reduce([np.roll(expected, shift) for shift in (-2, -1, 0, 1, 2)])
@@ -191,7 +191,7 @@ def test_several_files_come_one_after_the_other(page: Any, server: str, large: P
     page.set_input_files("#first-files input[type=file]", [*files, broken])
     page.locator(".mv-trace").nth(2).wait_for()
     page.get_by_text("cut off while it was written or copied").first.wait_for()
-    names = [each.split("\n")[0] for each in page.locator(".mv-trace").all_inner_texts()]
+    names = [all_inner_text.split("\n")[0] for all_inner_text in page.locator(".mv-trace").all_inner_texts()]
     assert [name.split(".")[0] for name in names] == ["large", "second", "third"]
     assert page.locator(".mv-arrival").count() == 0
 

@@ -52,7 +52,7 @@ def run(same_page: Any, server: str, tmp_path: Path) -> Any:
 
 
 def rows(page: Any, panel: str = "#live-set") -> list[str]:
-    return [" ".join(each.split()) for each in page.locator(f"{panel} tbody tr").all_inner_texts()]
+    return [" ".join(all_inner_text.split()) for all_inner_text in page.locator(f"{panel} tbody tr").all_inner_texts()]
 
 
 def test_the_tables_follow_the_moment(run):

@@ -12,7 +12,7 @@ import pytest
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring, pixel_palette
-from memviz.figures.packed_timeline import Packed, pack_groups, pack_timeline, spans
+from memviz.figures.packed_timeline import PackedTimeline, pack_groups, pack_timeline, spans
 from memviz.figures.raster import View, allocation_grid, colour_grid, column_instants
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -51,7 +51,7 @@ def page(same_page: Any) -> Any:
     return same_page
 
 
-def sent(packed: Packed) -> dict[str, Any]:
+def sent(packed: PackedTimeline) -> dict[str, Any]:
     return {"header": packed.header, "body": base64.b64encode(packed.body).decode()}
 
 

@@ -39,23 +39,23 @@ _BORDERS = (1, 9.995, 10, 99.95, 100, 999.5, 1000, 1023, 1023.5, 1023.996, 1024,
 
 
 def test_bytes_have_the_same_words_in_the_browser(page: Any) -> None:
-    values = [sign * each for each in numbers(47) for sign in (1, -1)]
-    assert said_by_browser(page, "bytesText", values) == [bytes_text(each) for each in values]
+    values = [sign * number for number in numbers(47) for sign in (1, -1)]
+    assert said_by_browser(page, "bytesText", values) == [bytes_text(value) for value in values]
 
 
 def test_changes_have_the_same_words_in_the_browser(page: Any) -> None:
-    values = [sign * each for each in numbers(47)[::4] for sign in (1, -1)]
-    assert said_by_browser(page, "deltaText", values) == [delta_text(each) for each in values]
+    values = [sign * number for number in numbers(47)[::4] for sign in (1, -1)]
+    assert said_by_browser(page, "deltaText", values) == [delta_text(value) for value in values]
 
 
 def test_times_have_the_same_words_in_the_browser(page: Any) -> None:
     values = [*numbers(40), *range(0, 20_000, 7), *(10**k + near for k in range(3, 9) for near in range(-600, 600))]
-    assert said_by_browser(page, "durationText", values) == [duration_text(each) for each in values]
+    assert said_by_browser(page, "durationText", values) == [duration_text(value) for value in values]
 
 
 def test_counts_have_the_same_words_in_the_browser(page: Any) -> None:
-    values = [sign * each for each in numbers(52) if each < 1 << 53 for sign in (1, -1)]
-    assert said_by_browser(page, "grouped", values) == [count_text(each) for each in values]
+    values = [sign * number for number in numbers(52) if number < 1 << 53 for sign in (1, -1)]
+    assert said_by_browser(page, "grouped", values) == [count_text(value) for value in values]
 
 
 def test_neighbouring_ticks_of_a_time_axis_never_read_the_same(page: Any) -> None:

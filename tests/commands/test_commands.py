@@ -83,7 +83,7 @@ def test_summary_as_json(small: Path) -> None:
             }
         ],
     }
-    assert {tuple(each) for each in notes} == {("code", "level", "text", "remedy")}
+    assert {tuple(note) for note in notes} == {("code", "level", "text", "remedy")}
 
 
 def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:
@@ -303,9 +303,9 @@ def test_nothing_is_said_into_a_pipe(small: Path) -> None:
 
 def test_every_command_has_help() -> None:
     top = memviz("--help").stdout
-    for command in COMMANDS:
-        assert command.name in top
-        assert memviz(command.name, "--help").returncode == 0
+    for name, words in COMMANDS.items():
+        assert name in top
+        assert words in " ".join(memviz(name, "--help").stdout.split())
 
 
 @requires_real

@@ -110,7 +110,7 @@ def test_where_it_differs_it_says_why():
 
 @requires_real
 @pytest.mark.parametrize(
-    "path", [each for each in real_files() if each.stat().st_size < MiB // 2], ids=lambda path: path.stem
+    "path", [real_file for real_file in real_files() if real_file.stat().st_size < MiB // 2], ids=lambda path: path.stem
 )
 def test_real_recordings_are_exact(path):
     trace = load_trace(path)

@@ -58,4 +58,4 @@ def titles(figure: go.Figure) -> str:
 
 
 def notes(figure: go.Figure) -> list[str]:
-    return [each.text for each in figure.layout.annotations]
+    return [annotation.text for annotation in figure.layout.annotations]

@@ -26,7 +26,7 @@ def trace() -> Trace:
 
 
 def series(rows: int) -> FragmentationSeries:
-    return FragmentationSeries(**{each.name: np.zeros(rows, np.int64) for each in fields(FragmentationSeries)})
+    return FragmentationSeries(**{field.name: np.zeros(rows, np.int64) for field in fields(FragmentationSeries)})
 
 
 def test_areas_add_up_to_what_is_reserved_at_every_event(trace):
@@ -49,11 +49,11 @@ def test_one_moment_is_one_bar(trace):
 
 def test_nothing_reserved_is_an_empty_figure_that_says_so():
     assert notes(plot_fragmentation(series(0), dark=True)) == ["There are no events to show."]
-    nothing = Fragmentation(**{each.name: 0 for each in fields(Fragmentation)})
+    nothing = Fragmentation(**{field.name: 0 for field in fields(Fragmentation)})
     assert notes(plot_fragmentation_at(nothing, dark=True)) == ["No memory is reserved here."]
 
 
 def test_a_thousand_events_stay_small():
     column = np.arange(1000, dtype=np.int64) * 123_456_789
-    names = [each.name for each in fields(FragmentationSeries)]
+    names = [field.name for field in fields(FragmentationSeries)]
     spec(plot_fragmentation(FragmentationSeries(**{name: column + i for i, name in enumerate(names)})))

@@ -46,7 +46,7 @@ def test_children_never_exceed_their_parent(trace):
     size = dict(zip(icicle.ids, icicle.values, strict=True))
     for parent in set(icicle.parents) - {""}:
         children = [each for each, of in zip(icicle.ids, icicle.parents, strict=True) if of == parent]
-        assert sum(size[each] for each in children) <= size[parent]
+        assert sum(size[child] for child in children) <= size[parent]
 
 
 def test_the_first_level_adds_up_to_the_root(trace):

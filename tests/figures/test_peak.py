@@ -12,7 +12,7 @@ from tests.traces import MiB, alloc, frame, trace_of
 
 
 def live_set(*groups: Group, by: str = "site") -> LiveSet:
-    size, count = sum(each.bytes for each in groups), sum(each.count for each in groups)
+    size, count = sum(group.bytes for group in groups), sum(group.count for group in groups)
     return LiveSet("0", 7, None, size, 0, size, Groups(by, groups, size, count))
 
 

@@ -48,7 +48,7 @@ def test_without_a_limit_there_is_no_red_line(device):
 def test_names_are_text(device):
     drawing = plot_replay(lines(device, replayed(0, 0, name=MARKUP, stopped=True), limit=MiB))
     assert markup_in(drawing) == []
-    assert any(HARMLESS in each for each in texts(drawing))
+    assert any(HARMLESS in text for text in texts(drawing))
 
 
 def test_nothing_reserved_is_an_empty_figure_that_says_so():

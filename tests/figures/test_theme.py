@@ -55,4 +55,4 @@ def test_nothing_is_sent_anywhere():
 def test_an_empty_figure_says_why():
     drawing = nothing_to_show(figure(dark=True, title="Live set"), "Nothing is live here.")
     assert drawing.layout.title.text == "Live set"
-    assert [each.text for each in drawing.layout.annotations] == ["Nothing is live here."]
+    assert [annotation.text for annotation in drawing.layout.annotations] == ["Nothing is live here."]

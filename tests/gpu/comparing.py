@@ -44,7 +44,7 @@ def out_of_memory_at(device: DeviceTrace) -> dict[str, int] | None:
 def most_different(measured: Trace, predicted: Trace, by: str, top: int = 3) -> list[dict[str, Any]]:
     """Of what is live at the two peaks, the groups that differ most, measured less predicted."""
     ours, theirs = (
-        {each.key: (each.label, each.bytes) for each in peak(trace, gpu_of(trace), by).live.groups}
+        {group.key: (group.label, group.bytes) for group in peak(trace, gpu_of(trace), by).live.groups}
         for trace in (measured, predicted)
     )
     rows = [
@@ -54,12 +54,12 @@ def most_different(measured: Trace, predicted: Trace, by: str, top: int = 3) -> 
         }
         for key in {**ours, **theirs}
     ]
-    rows = sorted((each for each in rows if each["more_bytes"]), key=lambda each: -abs(each["more_bytes"]))
+    rows = sorted((row for row in rows if row["more_bytes"]), key=lambda each: -abs(each["more_bytes"]))
     return rows[:top]
 
 
 def gpu_of(trace: Trace) -> DeviceTrace:
-    found = next((each for each in trace.devices if each.kind == "gpu" and len(each.events)), None)
+    found = next((device for device in trace.devices if device.kind == "gpu" and len(device.events)), None)
     if found is None:
         raise LookupError("The snapshot holds no event of a GPU.")
     return found

@@ -46,13 +46,13 @@ def asked(config: pytest.Config, name: str) -> Any:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    cases = [each for each in items if each.get_closest_marker("gpu")]
+    cases = [item for item in items if item.get_closest_marker("gpu")]
     if config.option.markexpr != "gpu":
-        for each in cases:
-            each.add_marker(pytest.mark.skip(reason="for a machine with a GPU: `pytest -m gpu`"))
+        for case in cases:
+            case.add_marker(pytest.mark.skip(reason="for a machine with a GPU: `pytest -m gpu`"))
         return
-    left_out = {each for each in cases if not is_wanted(each.callspec.params["case"], config)}  # type: ignore[attr-defined]
-    items[:] = [each for each in items if each not in left_out]
+    left_out = {case for case in cases if not is_wanted(case.callspec.params["case"], config)}  # type: ignore[attr-defined]
+    items[:] = [item for item in items if item not in left_out]
     config.hook.pytest_deselected(items=list(left_out))
 
 

@@ -18,7 +18,7 @@ from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.measured_run import drawn_on
 from memviz.runner.measure.timing import EventStopwatch
 from memviz.runner.plan import Plan, plan_of
-from memviz.runner.record.memory_history import MemoryHistory
+from memviz.runner.record.memory_history import RecordedHistory
 from memviz.runner.request import Request
 from memviz.runner.step import RunStep, make_optimizer
 from tests.gpu.case import Case
@@ -76,8 +76,8 @@ def as_ratios(rounds: Rounds) -> dict[str, Any]:
 
 def _step(plan: Plan, model: nn.Module, device: CudaDevice) -> RunStep:
     placed = device.place(model)
-    for each in placed.parameters():
-        each.grad = None
+    for parameter in placed.parameters():
+        parameter.grad = None
     return RunStep(plan.workload, device, placed, device.inputs(plan.workload), make_optimizer("none", placed))
 
 
@@ -89,7 +89,7 @@ def _torch_alone(stacks: str) -> Callable[[Accelerator], AbstractContextManager[
     @contextmanager
     def way(accelerator: Accelerator) -> Iterator[CudaDevice]:
         with _off(accelerator) as device:
-            history = MemoryHistory(accelerator, stacks=stacks)  # type: ignore[arg-type]
+            history = RecordedHistory(accelerator, stacks=stacks)  # type: ignore[arg-type]
             history.start()
             try:
                 yield device

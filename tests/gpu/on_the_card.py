@@ -33,6 +33,6 @@ def give_numbers(model: nn.Module) -> None:
             own = list(module.parameters(recurse=False))
             if any(each.is_meta for each in own):
                 module.to_empty(device="cpu", recurse=False)
-                for each in module.parameters(recurse=False):
-                    each.zero_()
+                for parameter in module.parameters(recurse=False):
+                    parameter.zero_()
                 scale_weights(module)

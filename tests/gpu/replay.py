@@ -40,6 +40,6 @@ def run(case: Case, out: Path) -> dict[str, Any]:
         "exact": done.exact,
         "first": None if first is None else f"event {first.event}: {first.expected}, got {first.got}. {first.why}",
         "reserved": {"recorded": timeline(device).reserved_peak_bytes, "replayed": done.peak_reserved_bytes},
-        "notes": [each.text for each in done.trace.notes],
+        "notes": [note.text for note in done.trace.notes],
         "seconds": round(took, 3),
     }

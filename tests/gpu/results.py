@@ -49,7 +49,7 @@ class Results:
     def measured_on(self) -> set[str]:
         """The GPUs and releases of torch that the measured results are from."""
         machines = [found["machine"] for part in ("check", "capture", "seeds", "cost") for found in self.of(part)]
-        return {f"{each['device']}, torch {each['torch']}" for each in machines if each.get("device")}
+        return {f"{machine['device']}, torch {machine['torch']}" for machine in machines if machine.get("device")}
 
     def card_gib(self) -> float | None:
         """As the first case found it; before that everything is tried."""

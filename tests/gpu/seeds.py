@@ -213,7 +213,7 @@ def twin(plan: Plan, kind: str) -> dict[str, Any] | None:
         return None
     small = small_of(plan)
     place = torch.device(kind)
-    changes = tuple(fitted(each, {}, small) for each in plan.optimizations)
+    changes = tuple(fitted(optimization, {}, small.micro_batches) for optimization in plan.optimizations)
 
     def build() -> nn.Module:
         torch.manual_seed(small.seed)

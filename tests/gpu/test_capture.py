@@ -38,7 +38,9 @@ TINY = {
 @pytest.mark.parametrize("run", RUNS, ids=lambda each: each.name)
 def test_every_run_is_one_that_the_command_line_accepts(run):
     plan = plan_of(Request.from_json({**run.request, "on": "cuda"}))
-    assert tuple(sorted(each.name for each in plan.optimizations)) == tuple(sorted(dict(run.optimizations)))
+    assert tuple(sorted(optimization.name for optimization in plan.optimizations)) == tuple(
+        sorted(dict(run.optimizations))
+    )
 
 
 def test_a_run_is_kept_with_its_peaks_and_its_trace(tmp_path, monkeypatch):

@@ -49,7 +49,7 @@ def test_every_published_table_is_measured():
 @pytest.mark.parametrize("table", seeds.TABLES, ids=lambda each: each.seed)
 def test_every_way_is_one_that_the_command_line_accepts(table):
     for settings, ways in table.ways.items():
-        labels = [seeds._plan(table.workload, settings, each).label for each in ways]
+        labels = [seeds._plan(table.workload, settings, way).label for way in ways]
         assert len(set(labels)) == len(ways)
 
 
@@ -63,8 +63,8 @@ def test_a_table_takes_its_steps_on_the_card(monkeypatch):
     with watching_torch(gpu), all_drawn_on(gpu.accelerator):
         rows = seeds.rows_of("flat-gradients", PredictedDevice=on_the_card(gpu.accelerator))
     assert module.PredictedDevice is pretended
-    assert [each["figure"] for each in rows].count("reserved GiB") == 3
-    by_case = {each["case"]: each["ours"] for each in rows[:3]}
+    assert [row["figure"] for row in rows].count("reserved GiB") == 3
+    by_case = {row["case"]: row["ours"] for row in rows[:3]}
     assert by_case["a list, then one cat"] > by_case["one flat buffer"] > 0
 
 
@@ -81,7 +81,7 @@ def test_ways_are_timed_and_their_outputs_compared_with_the_noise():
 def test_a_twin_computes_in_the_dtype_of_the_run():
     way = seeds._joined("flat")
     plans = [seeds._plan("transformer_block", f"dtype={dtype}", way) for dtype in ("bf16", "fp32")]
-    assert [seeds.small_of(each).dtype for each in plans] == ["bf16", "fp32"]
+    assert [seeds.small_of(plan).dtype for plan in plans] == ["bf16", "fp32"]
 
 
 def test_the_twin_is_compared_with_its_own_noise(monkeypatch):

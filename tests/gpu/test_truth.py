@@ -96,10 +96,8 @@ def test_two_peaks_differ_in_what_is_live_there(tmp_path):
     plan = plan_of(Request("transformer_block", {**TINY, "sequence": "64"}))
     longer = predict(plan, lambda phase: None).trace
     rows = most_different(longer, whole, "category")
-    assert all(each["more_bytes"] for each in rows)
-    assert [abs(each["more_bytes"]) for each in rows] == sorted(
-        (abs(each["more_bytes"]) for each in rows), reverse=True
-    )
+    assert all(row["more_bytes"] for row in rows)
+    assert [abs(row["more_bytes"]) for row in rows] == sorted((abs(row["more_bytes"]) for row in rows), reverse=True)
     assert most_different(whole, longer, "category")[0]["more_bytes"] == -rows[0]["more_bytes"]
     assert results.result("capture", "block-plain") is not None
 

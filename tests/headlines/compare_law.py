@@ -154,10 +154,10 @@ def _explains(rows: Sequence[Change], claims: Read, change: int) -> None:
     if claims.form == "same":
         assert not any(deltas), "some differ"
     elif claims.form == "balanced":
-        grown = [each for each in deltas if each > 0]
+        grown = [delta for delta in deltas if delta > 0]
         assert change == 0 and grown
         check_count(claims["grown"], len(grown), "that grew")
-        check_count(claims["shrunk"], sum(each < 0 for each in deltas), "that shrank")
+        check_count(claims["shrunk"], sum(delta < 0 for delta in deltas), "that shrank")
         assert (claims["noun"] in ("site", "category")) == (len(grown) == 1), "one is not many"
         check_size(claims["size"], sum(grown), "what grew")
     else:

@@ -82,7 +82,7 @@ def _answer(trace: Trace, device: DeviceTrace, claims: Read) -> None:
     assert claims.form == expected, f"it is {expected}"
     if claims.form == "peak":
         check_size(claims["peak"], line.peak_bytes, "the peak")
-        table = {each.label: each.bytes for each in peak(trace, device, "category").live.groups}
+        table = {group.label: group.bytes for group in peak(trace, device, "category").live.groups}
         if "kind" in claims:
             kind = _KINDS.get(claims["kind"], claims["kind"])
             kind = kind if kind in table else kind.removesuffix("s")
@@ -150,7 +150,7 @@ def _check_kept(trace: Trace, device: DeviceTrace, claims: Read) -> None:
     assert sorted(lines) == sorted(re.search(r":(\d+)", each.label)[1] for each in first), "other places hold more"
     share = sum(each.bytes for each in first)
     check_share(claims["kept"], share, timeline(device).peak_bytes, "what they keep")
-    assert 2 * share >= sum(each.bytes for each in groups)
+    assert 2 * share >= sum(group.bytes for group in groups)
     if "layers" in claims:
         layers = int(claims["layers"].replace(",", ""))
         most = [grouped(trace, device, rows_of(trace, device, rows, each.label), "size").groups for each in first]
@@ -165,7 +165,7 @@ def rows_of(trace: Trace, device: DeviceTrace, rows: np.ndarray, label: str) -> 
 
 def _check_step(trace: Trace, device: DeviceTrace, event: int, said: str) -> None:
     """The phase is that of the last allocation up to the peak that shows one; steps are counted from one."""
-    around = {each.name for each in steps(trace, device) if each.start_event <= event <= each.end_event}
+    around = {step.name for step in steps(trace, device) if step.start_event <= event <= step.end_event}
     doing = doing_of_allocs(trace, device)[: event + 1]
     shown = doing[np.isin(doing, (Doing.FORWARD, Doing.BACKWARD, Doing.STEP))]
     if not said:

@@ -46,7 +46,7 @@ def test_the_front_and_the_best_are_those_of_the_search(points: list[tuple[int, 
     drawn = front(ways)
     theirs = front_of(each for each in tried if each.candidate.keeps == drawn.keeps)
     assert [(tried[n].cost.rank, tried[n].peak_reserved_bytes) for n in drawn.numbers] == [
-        (each.cost.rank, each.peak_reserved_bytes) for each in theirs
+        (their.cost.rank, their.peak_reserved_bytes) for their in theirs
     ]
 
 

@@ -57,9 +57,9 @@ def test_the_made_traces_are_of_every_kind():
     devices = [(trace, device) for trace in traces()[-made.COUNT :] for device in trace.devices]
     answers = {explore(overview(*each)) for each in devices}
     for words in ("ran out of memory:", "times, at last", "The peak of device", "of it is", "are live on", "pinned"):
-        assert any(words in each.answer for each in answers), words
+        assert any(words in answer.answer for answer in answers), words
     for words in ("before the first event", "the only one", "the last.", "in step ", "no history", "Nothing happened"):
-        assert any(words in each.reason for each in answers), words
+        assert any(words in answer.reason for answer in answers), words
 
 
 def test_what_explore_says_is_true_of_every_device():
@@ -102,7 +102,7 @@ def test_notes_are_english():
 
 def other_way(said: Headline) -> Headline:
     swaps = {"higher": "lower", "lower": "higher", "adds": "holds", "less": "more"}
-    words = re.compile("|".join(rf"\b{each}\b" for each in swaps))
+    words = re.compile("|".join(rf"\b{swap}\b" for swap in swaps))
     return Headline(words.sub(lambda found: swaps[found.group()], said.answer), said.reason)
 
 
@@ -178,7 +178,7 @@ def test_the_law_refuses_the_end_in_place_of_the_peak():
 def test_the_device_that_ran_out_of_memory_comes_first():
     for trace in traces():
         first = chosen_device(trace)
-        gpus = [each for each in trace.devices if each.kind == "gpu"]
+        gpus = [device for device in trace.devices if device.kind == "gpu"]
         failed = [each for each in gpus if explore(overview(trace, each)).answer.count("ran out of memory")]
         assert first in (failed or gpus or trace.devices)
         assert overview(trace, first).peak_bytes == max(

@@ -52,11 +52,11 @@ def check(variants: tuple[Variant, ...]) -> None:
     subject = variants[number].run
     assert answer in words(head_html(status))
     if subject is None:
-        assert not any(each.run for each in variants)
+        assert not any(variant.run for variant in variants)
         return
     shown = results_html(status)
     assert subject.command in shown
-    assert not [each for each in variants if each.run not in (None, subject) and each.run.command in shown]
+    assert not [variant for variant in variants if variant.run not in (None, subject) and variant.run.command in shown]
     base = variants[0].run
     of_saving(answer, str(said.headline), variants[number], base)
     of_fit(answer, str(said.headline), variants, subject)
@@ -72,7 +72,7 @@ def of_saving(answer: str, said: str, subject: Variant, base: Run | None) -> Non
 
 
 def of_fit(answer: str, said: str, variants: tuple[Variant, ...], subject: Run) -> None:
-    known = [each.run for each in variants if each.run is not None]
+    known = [variant.run for variant in variants if variant.run is not None]
     claims = re.search(r"It fits|makes the .* fit", said) and "Nothing" not in said
     assert subject.fit is not None
     if claims:

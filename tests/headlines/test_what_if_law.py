@@ -77,8 +77,8 @@ def of_change(said: str, found: WhatIf, searched: Search) -> None:
 def of_as_recorded(said: str, found: WhatIf, searched: Search, shown: list[RankedRow]) -> None:
     claims = [each for each in shown if each.remark == "as recorded"]
     peak = found.recorded_peak_bytes
-    for each in claims:
-        assert (each.reserved_bytes, found.parted, found.base.peak_reserved_bytes) == (peak, "", peak)
+    for claim in claims:
+        assert (claim.reserved_bytes, found.parted, found.base.peak_reserved_bytes) == (peak, "", peak)
         assert not searched.is_placed_anew
     if not claims:
         assert [each.reserved_bytes for each in shown if each.remark == "the recording"] == [peak]
@@ -101,7 +101,7 @@ def of_advice(said: str, searched: Search) -> None:
 def of_lines(trace: Trace, found: WhatIf) -> None:
     device = trace.devices[0]
     assert int(timeline(device).reserved.max()) == found.recorded_peak_bytes
-    drawn = {each.name: each for each in lines(device, found)}
+    drawn = {line.name: line for line in lines(device, found)}
     mine = [each for name, each in drawn.items() if not name.startswith("recorded settings")]
     for each in mine:
         # Nothing is reserved yet in row 0 of a run that begins with nothing; what ran out keeps what it had.
@@ -120,7 +120,7 @@ def recordings(count: int) -> Iterator[tuple[Trace, int]]:
         for _ in range(draw.randrange(8, 50)):
             run.line += 1
             take(run, live, step(draw))
-        if any(each["action"] == "alloc" for each in run.events):
+        if any(event["action"] == "alloc" for event in run.events):
             late = draw.randrange(1, len(run.events) + 1) if number % 3 == 0 else None
             yield run.trace(late), card
 

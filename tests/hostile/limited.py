@@ -79,7 +79,7 @@ def _warm(folder: Path) -> None:
     kept = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     for arguments in (["summary", path], ["report", path, "-o", folder / "warm.html"], ["replay", path]):
-        main([str(each) for each in arguments])
+        main([str(argument) for argument in arguments])
     sys.stdout.flush()
     os.dup2(kept, 1)
 

@@ -63,7 +63,7 @@ def adds_up(trace: Trace, device: DeviceTrace) -> None:
     _same("live at the peak", int(lives.size[at_peak].sum()), line.peak_bytes)
     for by in GROUPINGS:
         found = peak(trace, device, by).live
-        _same(f"groups by {by}", sum(each.bytes for each in found.groups), line.peak_bytes)
+        _same(f"groups by {by}", sum(group.bytes for group in found.groups), line.peak_bytes)
     _same("icicle", int(stack_tree(trace, device, at_peak, TreeOptions(most_nodes=50)).bytes[0]), line.peak_bytes)
     if (line.live < 0).any() or (line.reserved < 0).any() or (lives.size < 0).any():
         raise Finding("Less than nothing is live or reserved.")
@@ -79,9 +79,9 @@ def again(trace: Trace) -> None:
     read = read_trace(io.BytesIO(out.getvalue()), "a file", None)
     if len(read.devices) > len(trace.devices):
         raise Finding("Written again it has more devices.")
-    mine = {each.name: each for each in trace.devices}
-    for each in read.devices:
-        if not np.array_equal(each.events.size, mine[each.name].events.size):
+    mine = {device.name: device for device in trace.devices}
+    for device in read.devices:
+        if not np.array_equal(device.events.size, mine[device.name].events.size):
             raise Finding("Written again its events have other sizes.")
 
 

@@ -71,4 +71,4 @@ def dtypes(of: nn.Module) -> dict[str, torch.dtype]:
 
 
 def nbytes(of: nn.Module) -> int:
-    return sum(each.nbytes for each in of.parameters())
+    return sum(parameter.nbytes for parameter in of.parameters())

@@ -32,9 +32,9 @@ class Memory(TorchDispatchMode):
         return result
 
     def note(self, tree: Any) -> None:
-        for each in tree_leaves(tree):
-            if isinstance(each, torch.Tensor) and each.device.type == self.device:
-                self._note(each.untyped_storage())
+        for tree_leave in tree_leaves(tree):
+            if isinstance(tree_leave, torch.Tensor) and tree_leave.device.type == self.device:
+                self._note(tree_leave.untyped_storage())
 
     def _note(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata

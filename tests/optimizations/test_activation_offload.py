@@ -132,7 +132,7 @@ def test_the_device_holds_one_layers_activations_and_not_all():
         peaks.append(memory.peak_allocated)
         model.zero_grad()
         undo()
-    weights = sum(each.nbytes for each in model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     assert peaks[0] > weights + (depth + 1) * x.nbytes
     assert peaks[1] < 2 * weights + 5 * x.nbytes
 

@@ -58,7 +58,7 @@ def pickled(model: nn.Module) -> nn.Module:
     try:
         pickle.loads(pickle.dumps(torch.zeros(1).to(torch.float8_e4m3fn)))
     except AttributeError:  # PyTorch's own: an fp8 tensor is saved and copied, but not pickled
-        if any(each.dtype is torch.float8_e4m3fn for each in model.parameters()):
+        if any(parameter.dtype is torch.float8_e4m3fn for parameter in model.parameters()):
             return saved(model)
     return pickle.loads(pickle.dumps(model))
 
@@ -190,7 +190,9 @@ def test_a_copy_is_optimized_as_the_model_is_and_lives_on_when_that_is_undone(wa
     undo = apply_all(model, WAYS[way])
     seen(model)
     twin = COPIES[how](model)
-    assert {id(each) for each in twin.parameters()} & {id(each) for each in model.parameters()} == set()
+    assert {id(parameter) for parameter in twin.parameters()} & {
+        id(parameter) for parameter in model.parameters()
+    } == set()
     expected = seen(model)
     assert seen(twin).differs(expected) == []
     undo()
@@ -210,6 +212,6 @@ def test_undone_before_the_next_forward_pass_it_is_the_plain_model_too(way, chan
     model = CHANGES[change](model)
     undo()
     assert seen(model).differs(unchanged) == []
-    assert [type(each) for each in model.modules()] == [type(each) for each in Whole().modules()]
-    assert not any(each._forward_pre_hooks or each._forward_hooks for each in model.modules())
+    assert [type(module) for module in model.modules()] == [type(module) for module in Whole().modules()]
+    assert not any(module._forward_pre_hooks or module._forward_hooks for module in model.modules())
     assert list(model.named_buffers()) == []

@@ -49,11 +49,15 @@ def test_the_order_is_fixed_whatever_order_they_are_given_in():
         "chunked_cross_entropy",
         "split_feed_forward",
         "chunked_feed_forward",
+        "vae_slicing",
+        "vae_tiling",
+        "kv_cache",
         "weight_quantization",
         "layerwise_casting",
         "weight_offload",
         "checkpointing",
         "activation_offload",
+        "gradient_accumulation",
         "flat_gradients",
         "optimizer_in_backward",
         "eight_bit_states",
@@ -128,8 +132,8 @@ def test_each_file_can_be_copied_away_alone(kind):
     """It imports torch and Python's own library, and none of the files beside it."""
     tree = ast.parse((ROOT / "optimizations" / f"{kind.name}.py").read_text(encoding="utf-8"))
     nodes = list(ast.walk(tree))
-    names = [each.module or "" for each in nodes if isinstance(each, ast.ImportFrom)]
-    names += [alias.name for each in nodes if isinstance(each, ast.Import) for alias in each.names]
+    names = [node.module or "" for node in nodes if isinstance(node, ast.ImportFrom)]
+    names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     assert {name.partition(".")[0] for name in names} - sys.stdlib_module_names == {"torch"}
 
 
@@ -142,11 +146,11 @@ def test_importing_them_loads_no_library_of_models():
 def test_bitwise_ones_together_are_bitwise_and_undone_together():
     case = stack(dropout=0.2)
     plain = one_step(case.model, case.loss)
-    before = [type(each) for each in case.model.modules()]
+    before = [type(module) for module in case.model.modules()]
     undo = apply_all(case.model, [FlatGradients(micro_batches=1), Checkpointing(every=2)])
     assert different(plain, one_step(case.model, case.loss)) == []
     undo()
-    assert [type(each) for each in case.model.modules()] == before
+    assert [type(module) for module in case.model.modules()] == before
     assert different(plain, one_step(case.model, case.loss)) == []
 
 

@@ -33,8 +33,8 @@ each_strategy = pytest.mark.parametrize(("knobs", "chosen"), STRATEGIES.values()
 def test_the_chosen_blocks_run_twice_and_no_bit_changes_with_dropout(knobs, chosen):
     case = stack(dropout=0.3)
     plain = one_step(case.model, case.loss)
-    for each in case.model.blocks:
-        each.strides.clear()
+    for block in case.model.blocks:
+        block.strides.clear()
     Checkpointing(**knobs).apply(case.model)
     assert different(plain, one_step(case.model, case.loss)) == []
     assert case.model.runs == [2 if number in chosen else 1 for number in range(5)]
@@ -171,16 +171,16 @@ def test_it_works_in_eval_mode():
 
 def test_undo_leaves_no_trace():
     case = stack()
-    before = [(type(each), dict(vars(each))) for each in case.model.modules()]
+    before = [(type(module), dict(vars(module))) for module in case.model.modules()]
     Checkpointing(every=2).apply(case.model)()
-    assert [(type(each), dict(vars(each))) for each in case.model.modules()] == before
+    assert [(type(module), dict(vars(module))) for module in case.model.modules()] == before
 
 
 def test_a_checkpointed_block_is_still_what_it_was():
     case = stack()
     names = list(case.model.state_dict())
     Checkpointing().apply(case.model)
-    assert all(isinstance(each, Block) and type(each).__name__ == "Block" for each in case.model.blocks)
+    assert all(isinstance(block, Block) and type(block).__name__ == "Block" for block in case.model.blocks)
     assert list(case.model.state_dict()) == names
     assert list(blocks(case.model)) == [f"blocks.{number}" for number in range(5)]
 
@@ -195,8 +195,8 @@ def test_a_deep_copy_runs_its_own_blocks():
 
 def test_hooks_on_a_block_run_in_the_recomputation_too():
     case = stack()
-    for each in case.model.blocks:
-        each.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
+    for block in case.model.blocks:
+        block.register_forward_pre_hook(lambda _, args: (args[0] * 2,))
     plain = one_step(case.model, case.loss)
     Checkpointing().apply(case.model)
     assert different(plain, one_step(case.model, case.loss)) == []
@@ -213,7 +213,7 @@ def test_applying_twice_is_refused_and_so_is_undoing_beneath_what_came_later():
         undo()
     model.blocks[0].__class__ = kind
     undo()
-    assert {type(each) for each in model.blocks} == {Block}
+    assert {type(block) for block in model.blocks} == {Block}
     undo()
 
 

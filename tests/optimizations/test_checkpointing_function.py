@@ -54,8 +54,8 @@ def test_a_function_in_the_published_form_chooses_by_the_blocks_own_attributes(m
 def test_pytorchs_own_checkpoint_can_be_that_function():
     case = stack()
     plain = one_step(case.model, case.loss)
-    for each in case.model.blocks:
-        each.strides.clear()
+    for block in case.model.blocks:
+        block.strides.clear()
     Checkpointing(function=functools.partial(checkpoint, use_reentrant=False)).apply(case.model)
     assert different(plain, one_step(case.model, case.loss)) == []
     assert case.model.runs == [2] * 5
@@ -80,7 +80,7 @@ def test_what_a_block_takes_by_name_reaches_a_function_by_position_and_the_rest_
 
     def own(model, *args):
         assert isinstance(model, Named) and model.up.weight.requires_grad
-        seen.append([type(each) for each in args])
+        seen.append([type(arg) for arg in args])
         return checkpoint(model, *args, use_reentrant=False)
 
     torch.manual_seed(0)

@@ -47,7 +47,7 @@ def test_the_function_is_cross_entropy_over_tokens_that_count(dtype, with_bias):
     near = {"rtol": 0.02, "atol": 0.02} if dtype is not torch.float32 else {"rtol": 1.3e-6, "atol": 1e-5}
     torch.testing.assert_close(total / count, expected)
     torch.testing.assert_close(ours, gradients, **near)
-    assert [each.dtype for each in ours] == [dtype] * len(ours)
+    assert [our.dtype for our in ours] == [dtype] * len(ours)
 
 
 def test_what_needs_no_gradient_gets_none():

@@ -76,8 +76,8 @@ def test_a_copy_has_its_own():
     undo = ChunkedFeedForward(tokens=3).apply(case.model)
     twin = copy.deepcopy(case.model)
     undo()
-    for each in case.model.parameters():
-        each.data.zero_()
+    for parameter in case.model.parameters():
+        parameter.data.zero_()
     torch.testing.assert_close(one_step(twin, case.loss), plain)
 
 
@@ -130,7 +130,7 @@ def test_inference_holds_input_output_and_two_pieces():
     with torch.device("meta"):
         model, x = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)), None
         x = torch.empty(tokens, width)
-    weights = sum(each.nbytes for each in model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     for piece in (1024, 2048, 4096):
         undo = ChunkedFeedForward(tokens=piece).apply(model)
         wide = 4 * width * 4 * piece

@@ -93,7 +93,7 @@ def test_states_rest_in_bytes_gradients_stay_and_undone_they_are_numbers_again()
     optimizer = torch.optim.AdamW([*case.model.parameters(), *other.model.parameters()])
     for each in (case, other):
         each.loss(each.model).backward()
-    gradients = [each.grad for each in case.model.parameters()]
+    gradients = [parameter.grad for parameter in case.model.parameters()]
     optimizer.step()
     assert all(one.grad is theirs for one, theirs in zip(case.model.parameters(), gradients, strict=True))
     state = optimizer.state[case.model.blocks[0].up.weight]
@@ -129,8 +129,8 @@ def test_between_steps_a_state_is_a_byte_and_a_64th():
     optimizer = torch.optim.AdamW(model.parameters())
     with Memory() as memory:
         memory.note(list(model.parameters()))
-        for each in model.parameters():
-            each.grad = torch.empty_like(each)
+        for parameter in model.parameters():
+            parameter.grad = torch.empty_like(parameter)
         optimizer.step()
     undo_bytes = memory.allocated - 2 * weights
     numbers = 4 * width * width

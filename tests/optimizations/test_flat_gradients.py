@@ -53,7 +53,7 @@ def test_losses_and_sums_are_bitwise_equal_in_all_ways(dtype, count, joined):
     for x in batches(count, dtype):
         model = model_in(dtype)
         plain_losses += take_step(model, [x])
-        expected += torch.cat([each.grad.flatten() for each in model.parameters()])
+        expected += torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert (total.dtype, torch.equal(total, expected), losses) == (torch.float32, True, plain_losses)
     for other_losses, other in others:
         assert (torch.equal(other, total), other_losses) == (True, losses)
@@ -64,7 +64,7 @@ def test_fp32_sums_are_what_pytorch_accumulates_to_the_bit(how):
     plain = model_in(torch.float32)
     take_step(plain, batches(4))
     _, total = summed(how, torch.float32, 4)
-    assert torch.equal(total, torch.cat([each.grad.flatten() for each in plain.parameters()]))
+    assert torch.equal(total, torch.cat([parameter.grad.flatten() for parameter in plain.parameters()]))
 
 
 def test_sums_of_bf16_gradients_are_closer_to_the_truth_than_bf16_sums():
@@ -73,9 +73,9 @@ def test_sums_of_bf16_gradients_are_closer_to_the_truth_than_bf16_sums():
         single = model_in(torch.bfloat16)
         take_step(single, [x])
         take_step(plain, [x])
-        exact = exact + torch.cat([each.grad.flatten().double() for each in single.parameters()])
+        exact = exact + torch.cat([parameter.grad.flatten().double() for parameter in single.parameters()])
     _, total = summed("flat", torch.bfloat16, 5)
-    rounded = torch.cat([each.grad.flatten().double() for each in plain.parameters()])
+    rounded = torch.cat([parameter.grad.flatten().double() for parameter in plain.parameters()])
     assert (total - exact).norm() < (rounded - exact).norm() / 1000
 
 
@@ -89,12 +89,12 @@ def test_after_a_step_every_parameter_has_its_sum(how, dtype):
     FlatGradients(how, micro_batches=2).apply(model)
     take_step(model, batches(2, dtype))
     total, start = flat_gradient(model), 0
-    for each in model.parameters():
-        part = total[start : start + each.numel()].view_as(each)
-        start += each.numel()
-        assert torch.equal(each.main_grad, part) and torch.equal(each.grad, part.to(dtype))
-        assert each.main_grad.data_ptr() == part.data_ptr()
-        assert (each.grad.data_ptr() == part.data_ptr()) == (dtype == torch.float32)
+    for parameter in model.parameters():
+        part = total[start : start + parameter.numel()].view_as(parameter)
+        start += parameter.numel()
+        assert torch.equal(parameter.main_grad, part) and torch.equal(parameter.grad, part.to(dtype))
+        assert parameter.main_grad.data_ptr() == part.data_ptr()
+        assert (parameter.grad.data_ptr() == part.data_ptr()) == (dtype == torch.float32)
     assert start == total.numel()
 
 
@@ -118,7 +118,9 @@ def test_without_fill_grad_only_main_grad_is_there():
     model = model_in(torch.bfloat16)
     FlatGradients(micro_batches=1, fill_grad=False).apply(model)
     take_step(model, batches(1, torch.bfloat16))
-    assert all(each.grad is None and each.main_grad.dtype == torch.float32 for each in model.parameters())
+    assert all(
+        parameter.grad is None and parameter.main_grad.dtype == torch.float32 for parameter in model.parameters()
+    )
 
 
 def test_an_optimizer_that_steps_too_early_is_told():
@@ -175,7 +177,7 @@ def test_it_goes_with_checkpointing_and_tied_weights():
         total = flat_gradient(case.model)
         expected = total if expected is None else expected
         assert torch.equal(total, expected)
-    assert total.numel() == sum(each.numel() for each in case.model.parameters())
+    assert total.numel() == sum(parameter.numel() for parameter in case.model.parameters())
 
 
 def test_a_forward_without_gradients_is_no_part_of_a_step():
@@ -204,7 +206,7 @@ def test_undo_leaves_a_model_that_accumulates_as_before():
     assert all(
         torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), plain.parameters(), strict=True)
     )
-    assert not any(hasattr(each, "main_grad") for each in model.parameters())
+    assert not any(hasattr(parameter, "main_grad") for parameter in model.parameters())
     assert dict(model._forward_pre_hooks) == hooks
     FlatGradients().apply(model)
 
@@ -224,14 +226,14 @@ class Weights(nn.Module):
         self.weights = nn.ParameterList(torch.empty(each * 8 * MiB, dtype=torch.bfloat16) for each in SIZES)
 
     def forward(self) -> Tensor:
-        return sum(each.sum() for each in self.weights)
+        return sum(weight.sum() for weight in self.weights)
 
 
 def peaks(how: str | None, **knobs: bool) -> tuple[float, float]:
     """The most bytes allocated and reserved, for each parameter."""
     with torch.device("meta"):
         model = Weights()
-    count = sum(each.numel() for each in model.parameters())
+    count = sum(parameter.numel() for parameter in model.parameters())
     with Memory() as memory:
         memory.note(list(model.parameters()))
         if how is not None:

@@ -74,7 +74,7 @@ def test_undo_brings_back_dtypes_and_hooks_and_the_values_that_storage_kept():
     assert dtypes(case) == before
     assert all(each is objects[name] for name, each in case.named_parameters())
     assert all(torch.equal(each, expected.state_dict()[name]) for name, each in case.state_dict().items())
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in case.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in case.modules())
 
 
 # What is cast
@@ -149,7 +149,7 @@ def test_what_the_skips_cost_is_all_that_is_missing_from_the_saving_without_them
     casting = LayerwiseCasting(storage, skip=",".join(patterns), skip_classes="Conv1d")
     costs = casting.skip_costs(some)
     casting.apply(some)
-    assert nbytes(some) - nbytes(every) == sum(each.saved_bytes for each in costs)
+    assert nbytes(some) - nbytes(every) == sum(cost.saved_bytes for cost in costs)
 
 
 @torch.no_grad()
@@ -161,7 +161,9 @@ def test_a_shared_weight_is_cast_once_for_all_who_use_it_or_for_none():
     assert torch.equal(case(TOKENS), expected)
     undo()
     casting = LayerwiseCasting(skip="^proj_out$")
-    assert [(each.reason, each.modules) for each in casting.skip_costs(case)] == [("^proj_out$", ("words",))]
+    assert [(skip_cost.reason, skip_cost.modules) for skip_cost in casting.skip_costs(case)] == [
+        ("^proj_out$", ("words",))
+    ]
     casting.apply(case)
     assert case.words.weight.dtype == torch.bfloat16
     case(TOKENS)
@@ -180,7 +182,9 @@ def test_a_weight_that_a_module_shares_without_casting_it_is_left_alone():
 
     words = nn.Embedding(9, 4)
     case = nn.Sequential(words, Output(words))
-    assert [(each.reason, each.modules) for each in LayerwiseCasting().skip_costs(case)] == [("shared with 1", ("0",))]
+    assert [(skip_cost.reason, skip_cost.modules) for skip_cost in LayerwiseCasting().skip_costs(case)] == [
+        ("shared with 1", ("0",))
+    ]
     LayerwiseCasting().apply(case)
     with torch.no_grad():
         assert case(torch.arange(3)).shape == (3, 9)
@@ -282,8 +286,8 @@ def test_a_deep_copy_casts_its_own_weights():
     LayerwiseCasting(skip="").apply(case)
     expected = case(TOKENS)
     twin = copy.deepcopy(case)
-    for each in case.parameters():
-        each.zero_()
+    for parameter in case.parameters():
+        parameter.zero_()
     assert torch.equal(twin(TOKENS), expected)
     assert dtypes(twin) == dtypes(case)
 
@@ -293,7 +297,7 @@ def test_under_inference_mode_weights_stay_ordinary_tensors():
     LayerwiseCasting(skip="").apply(case)
     with torch.inference_mode():
         case(TOKENS)
-    assert not any(each.is_inference() for each in case.parameters())
+    assert not any(parameter.is_inference() for parameter in case.parameters())
 
 
 # Refusals

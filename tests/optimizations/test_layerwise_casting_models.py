@@ -102,7 +102,7 @@ def test_frozen_weights_train_adapters_with_the_gradients_of_the_rounded_model()
         gradients.append([x.grad.clone(), *(weight.grad for weight in each["lora_A"].parameters())])
         x.grad = None
     assert all(torch.equal(one, other) for one, other in zip(*gradients, strict=True))
-    assert all(isinstance(each, nn.Parameter) for each in case.parameters())
+    assert all(isinstance(parameter, nn.Parameter) for parameter in case.parameters())
     assert [each.weight.dtype for each in (frozen[0], frozen[2], frozen[4])] == [FP8] * 3
 
 
@@ -168,15 +168,15 @@ def flux(**more: int) -> nn.Module:
 
     with torch.device("meta"):
         made = FluxTransformer2DModel(guidance_embeds=True, **more)
-    for each in made.parameters():
-        each.data = each.data.to(torch.bfloat16)
+    for parameter in made.parameters():
+        parameter.data = parameter.data.to(torch.bfloat16)
     return made
 
 
 def test_skipping_norms_costs_flux_three_gib_in_its_modulation():
     case = flux()
     whole = nbytes(case)
-    costs = {each.reason: each for each in LayerwiseCasting().skip_costs(case)}
+    costs = {skip_cost.reason: skip_cost for skip_cost in LayerwiseCasting().skip_costs(case)}
     LayerwiseCasting(skip="").apply(case)
     assert whole / GiB == pytest.approx(22.17, abs=0.01)
     assert nbytes(case) == pytest.approx(whole / 2, rel=1e-4)

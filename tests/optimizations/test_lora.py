@@ -22,7 +22,9 @@ all_cases = pytest.mark.parametrize("case", CASES, ids=lambda each: each.__name_
 
 
 def trained(case, steps: int = 3) -> None:
-    optimizer = torch.optim.AdamW([each for each in case.model.parameters() if each.requires_grad], lr=0.002)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in case.model.parameters() if parameter.requires_grad], lr=0.002
+    )
     for _ in range(steps):
         torch.manual_seed(0)
         case.loss(case.model).backward()
@@ -40,7 +42,7 @@ def loss_of(case) -> torch.Tensor:
 def test_at_first_it_is_the_same_model_then_adapters_learn_and_undone_it_is_the_model_it_was(case):
     made = case()
     weights = {name: each.detach().clone() for name, each in made.model.named_parameters()}
-    classes = [type(each) for each in made.model.modules()]
+    classes = [type(module) for module in made.model.modules()]
     before = loss_of(made)
     undo = Lora(rank=4).apply(made.model)
     assert torch.equal(loss_of(made), before)
@@ -49,9 +51,9 @@ def test_at_first_it_is_the_same_model_then_adapters_learn_and_undone_it_is_the_
     trained(made)
     assert loss_of(made) < before
     undo()
-    assert [type(each) for each in made.model.modules()] == classes
+    assert [type(module) for module in made.model.modules()] == classes
     assert all(torch.equal(each, weights[name]) for name, each in made.model.named_parameters())
-    assert all(each.requires_grad for each in made.model.parameters())
+    assert all(parameter.requires_grad for parameter in made.model.parameters())
     assert torch.equal(loss_of(made), before)
 
 
@@ -87,7 +89,7 @@ def test_a_layer_with_two_names_is_adapted_once():
     model = nn.ModuleDict({"one": shared, "other": shared})
     undo = Lora(rank=2).apply(model)
     assert model["one"] is model["other"]
-    assert sum(each.numel() for each in model.parameters() if each.requires_grad) == 16
+    assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == 16
     undo()
     assert model["one"] is shared is model["other"]
 

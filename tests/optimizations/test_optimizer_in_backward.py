@@ -68,7 +68,7 @@ def test_gradients_are_gone_after_backward_and_stay_where_no_optimizer_is():
     case = stack()
     undo = OptimizerInBackward().apply(case.model)
     case.loss(case.model).backward()
-    assert all(each.grad is not None for each in case.model.parameters())
+    assert all(parameter.grad is not None for parameter in case.model.parameters())
     case.model.zero_grad()
     optimizer = torch.optim.SGD(case.model.blocks.parameters(), lr=0.1)
     case.loss(case.model).backward()
@@ -78,7 +78,7 @@ def test_gradients_are_gone_after_backward_and_stay_where_no_optimizer_is():
     }
     undo()
     case.loss(case.model).backward()
-    assert all(each.grad is not None for each in case.model.parameters())
+    assert all(parameter.grad is not None for parameter in case.model.parameters())
     assert Optimizer.__init__.__module__ == "torch.optim.optimizer"
     assert optimizer.param_groups[0]["lr"] == 0.1
 

@@ -6,7 +6,7 @@ What changes the outputs is held against itself alone, so that whatever the othe
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any
 
@@ -22,9 +22,11 @@ from optimizations.chunked_cross_entropy import ChunkedCrossEntropy
 from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
+from optimizations.gradient_accumulation import GradientAccumulation
 from optimizations.lora import Lora
 from optimizations.split_feed_forward import SplitFeedForward
-from tests.optimizations.tiny import Case, flux, llama, ltx
+from tests.optimizations.pieces import parts_of
+from tests.optimizations.tiny import Case, autoencoder, flux, llama, ltx
 from tests.optimizations.whole import WIDTH, Whole
 
 SMALL: dict[str, Optimization] = {
@@ -44,7 +46,7 @@ def whole() -> Case:
     return Case(Whole(), lambda model: model(x).square().mean())
 
 
-CASES: tuple[Callable[[], Case], ...] = (llama, whole, ltx, flux)
+CASES: tuple[Callable[[], Case], ...] = (llama, whole, ltx, flux, autoencoder)
 
 
 def goes_together(pair: tuple[type[Optimization], type[Optimization]]) -> bool:
@@ -66,6 +68,12 @@ def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: -tensor)
 
 
+def counted(chosen: list[Any]) -> list[Any]:
+    """As a run does: what counts backward passes knows how many pieces make a step."""
+    passes = next((change.pieces for change in chosen if isinstance(change, GradientAccumulation)), 1)
+    return [replace(change, micro_batches=passes) if hasattr(change, "micro_batches") else change for change in chosen]
+
+
 @dataclass(frozen=True)
 class Results:
     numbers: dict[str, Tensor]
@@ -75,22 +83,23 @@ class Results:
         return [name for name, each in self.numbers.items() if not torch.equal(each, other.numbers[name])]
 
 
-def results(case: Case, *, training: bool) -> Results:
+def results(case: Case, pieces: GradientAccumulation | None = None, *, training: bool) -> Results:
     """The loss; in training its gradients too, and the weights after two steps, which are taken back."""
     torch.manual_seed(7)
     if not training:
         with torch.no_grad():
             return Results({"loss": case.loss(case.model.eval())})
     case.model.train().zero_grad()
-    loss = case.loss(case.model)
-    loss.backward()
+    loss = backward(case, pieces)
     numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
-    numbers = {"loss": loss.detach(), **{name: each.clone() for name, each in numbers.items()}}
-    before = [(each, each.detach().clone()) for each in case.model.parameters()]
-    optimizer = torch.optim.SGD([each for each in case.model.parameters() if each.requires_grad], 0.05, momentum=0.9)
+    numbers = {"loss": loss, **{name: each.clone() for name, each in numbers.items()}}
+    before = [(parameter, parameter.detach().clone()) for parameter in case.model.parameters()]
+    optimizer = torch.optim.SGD(
+        [parameter for parameter in case.model.parameters() if parameter.requires_grad], 0.05, momentum=0.9
+    )
     for _ in range(2):
         case.model.zero_grad()
-        case.loss(case.model).backward()
+        backward(case, pieces)
         optimizer.step()
     names = dict(case.model.named_parameters())
     numbers |= {f"weight {name}": each.detach().clone() for name, each in names.items() if each.requires_grad}
@@ -101,11 +110,21 @@ def results(case: Case, *, training: bool) -> Results:
     return Results(numbers)
 
 
+def backward(case: Case, pieces: GradientAccumulation | None) -> Tensor:
+    """The loss of a step, after its backward passes."""
+    total = torch.zeros(())
+    for part, share in parts_of(case.model, pieces):
+        loss = case.loss(part) if share == 1 else case.loss(part) * share
+        loss.backward()
+        total += loss.detach()
+    return total
+
+
 def made(make: Callable[[], Case]) -> Case:
     """Weights that float8_e4m3fn holds exactly, so that storing them there changes nothing for good."""
     case = make()
-    for each in case.model.parameters():
-        each.data = each.data.to(torch.float8_e4m3fn).to(each.dtype)
+    for parameter in case.model.parameters():
+        parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)
     return case
 
 
@@ -113,7 +132,8 @@ def changed(case: Case, chosen: list[Optimization], *, training: bool) -> Result
     torch.manual_seed(3)
     undo = apply_all(case.model, chosen)
     try:
-        return results(case, training=training)
+        pieces = next((change for change in chosen if isinstance(change, GradientAccumulation)), None)
+        return results(case, pieces, training=training)
     finally:
         undo()
 
@@ -144,7 +164,14 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: each.detach().clone() for name, each in model.named_parameters()}
 
 
+NO_MODEL_HAS_BOTH = {
+    *(("split_feed_forward", part) for part in ("vae_slicing", "vae_tiling")),
+    *(("chunked_feed_forward", part) for part in ("vae_slicing", "vae_tiling")),
+    *((part, other) for part in ("vae_slicing", "vae_tiling") for other in ("kv_cache", "weight_quantization")),
+}
+"""Autoencoders have no feed-forwards, no cache and no linear layers in blocks; other models nothing to take apart."""
 CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activation_offload", "flat_gradients")} | {
+    *((storing, "gradient_accumulation") for storing in ("layerwise_casting", "weight_quantization")),
     ("chunked_cross_entropy", "layerwise_casting"),
     *(("layerwise_casting", name) for name in ("optimizer_in_backward", "eight_bit_states")),
     ("chunked_cross_entropy", "weight_quantization"),
@@ -156,10 +183,10 @@ CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activ
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name} and {pair[1].name}")
 def test_together_they_keep_what_they_claim(pair: tuple[Any, Any]) -> None:
-    chosen = [SMALL.get(kind.name, kind()) for kind in pair]
+    chosen = counted([SMALL.get(kind.name, kind()) for kind in pair])
     training = any(kind.needs == "training" for kind in pair)
     models = [make for make in CASES if takes(made(make), chosen, training=training)][:2]
-    assert bool(models) != ((pair[0].name, pair[1].name) in CANNOT_TRAIN)
+    assert bool(models) != ((pair[0].name, pair[1].name) in CANNOT_TRAIN | NO_MODEL_HAS_BOTH)
     for make in models:
         case = made(make)
         weights, plain = weights_of(case.model), results(case, training=training)
@@ -181,7 +208,7 @@ def test_what_cannot_train_goes_with_adapters_between(storing: str) -> None:
     names = {name for pair in CANNOT_TRAIN for name in pair}
     names -= {"eight_bit_states", "flat_gradients", "layerwise_casting", "weight_quantization"} - {storing}
     rest = [kind for kind in OPTIMIZATIONS if kind.name in names]
-    chosen = [SMALL.get(kind.name, kind()) for kind in rest]
+    chosen = counted([SMALL.get(kind.name, kind()) for kind in rest])
     case = made(llama)
     lora = SMALL["lora"]
     stored = next(each for each in chosen if each.name == storing)

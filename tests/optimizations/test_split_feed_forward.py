@@ -291,13 +291,13 @@ def test_only_some_of_them():
 
 def refusal(optimization: SplitFeedForward, model: nn.Module) -> str:
     """What check says, and apply as well, leaving the model as it was."""
-    before = [dict(vars(each)) for each in model.modules()]
+    before = [dict(vars(module)) for module in model.modules()]
     with pytest.raises(ValueError) as checked:
         optimization.check(model, training=False)
     with pytest.raises(ValueError) as applied:
         optimization.apply(model)
     assert str(applied.value) == str(checked.value)
-    assert [dict(vars(each)) for each in model.modules()] == before
+    assert [dict(vars(module)) for module in model.modules()] == before
     return str(checked.value)
 
 

@@ -50,7 +50,7 @@ def test_inference_holds_input_sum_and_two_or_three_slices(activation, inner):
     tokens, dim = 1 << 14, 1024
     with torch.device("meta"):
         model, x = layer(activation, dim=dim, mult=8), torch.empty(tokens, dim)
-    weights = sum(each.nbytes for each in model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     for splits in (2, 4, 8):
         undo = SplitFeedForward(splits).apply(model)
         expected = weights + 2 * x.nbytes + inner * 8 * x.nbytes // splits
@@ -61,7 +61,7 @@ def test_inference_holds_input_sum_and_two_or_three_slices(activation, inner):
 def test_the_published_order_holds_a_slices_output_only_until_the_next_inner_tensor_is_there():
     with torch.device("meta"):
         model, x = layer("gelu", dim=1024, mult=4), torch.empty(1 << 14, 1024)
-    weights = sum(each.nbytes for each in model.parameters())
+    weights = sum(parameter.nbytes for parameter in model.parameters())
     SplitFeedForward(16, as_published=True).apply(model)
     # Input, sum, the slice's output, and a quarter as large each: the next slice and its activation.
     assert peak(model, x) == pytest.approx(weights + 3.5 * x.nbytes, rel=1e-3)

@@ -52,7 +52,7 @@ def test_outputs_are_the_same_to_the_bit_and_so_are_weights_undone(case, way):
         assert all(torch.equal(each, at_rest[name]) for name, each in weights_of(made.model).items())
     undo()
     assert all(torch.equal(each, before[name]) for name, each in weights_of(made.model).items())
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in made.model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in made.model.modules())
     assert torch.equal(output(made.model, made.loss), expected)
 
 
@@ -86,14 +86,14 @@ def test_a_copy_has_weights_and_a_host_of_its_own():
     undo = WeightOffload().apply(case.model)
     twin = copy.deepcopy(case.model)
     undo()
-    for each in case.model.parameters():
-        each.data.zero_()
+    for parameter in case.model.parameters():
+        parameter.data.zero_()
     assert torch.equal(output(twin, case.loss), expected)
 
 
 def test_the_bound_keeps_the_last_blocks_on_the_device():
     case = stack()
-    block = sum(each.nbytes for each in case.model.blocks[0].parameters())
+    block = sum(parameter.nbytes for parameter in case.model.blocks[0].parameters())
     for blocks, bound in ((5, 0.0), (3, 3.5), (1, 1.0)):
         undo = WeightOffload(most_gib=bound * block / (1 << 30)).apply(case.model)
         assert host_bytes(case.model) == blocks * block
@@ -104,7 +104,7 @@ def test_the_bound_keeps_the_last_blocks_on_the_device():
 def test_tied_weights_are_counted_once():
     case = llama(tie_word_embeddings=True)
     WeightOffload("leaf").apply(case.model)
-    assert host_bytes(case.model) == sum(each.nbytes for each in case.model.parameters())
+    assert host_bytes(case.model) == sum(parameter.nbytes for parameter in case.model.parameters())
 
 
 def test_what_would_save_nothing_is_refused():
@@ -131,7 +131,7 @@ def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     with torch.device("meta"):
         model = workload_named("flux", settings).build()
     double, single = (
-        sum(each.nbytes for each in blocks[0].parameters())
+        sum(parameter.nbytes for parameter in blocks[0].parameters())
         for blocks in (model.transformer_blocks, model.single_transformer_blocks)
     )
     assert plain.weights_bytes - leaf.host_bytes == 0

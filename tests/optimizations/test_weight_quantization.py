@@ -67,7 +67,7 @@ def test_models_stay_near_and_come_back_to_the_bit(case):
     with torch.no_grad():
         expected = made.loss(model)
         undo = WeightQuantization(group=16).apply(model)
-        assert any(isinstance(each, Quantized) for each in model.modules())
+        assert any(isinstance(module, Quantized) for module in model.modules())
         ours = made.loss(model)
         undo()
         assert torch.equal(made.loss(model), expected)
@@ -102,7 +102,9 @@ def test_adapters_beside_them_learn_and_no_matrix_is_kept_for_backward(bits):
     case = llama()
     Lora(rank=4).apply(case.model)
     WeightQuantization(bits=bits, group=16).apply(case.model)
-    optimizer = torch.optim.AdamW([each for each in case.model.parameters() if each.requires_grad], lr=0.01)
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in case.model.parameters() if parameter.requires_grad], lr=0.01
+    )
     kept: list[torch.Size] = []
     losses = []
     for _ in range(4):

@@ -52,7 +52,7 @@ class Stack(nn.Module):
 
     @property
     def runs(self) -> list[int]:
-        return [each.runs for each in self.blocks]
+        return [block.runs for block in self.blocks]
 
 
 @dataclass(frozen=True)
@@ -182,3 +182,15 @@ def hunyuan_video() -> Case:
         "guidance": torch.tensor([6.0]),
     }
     return Case(model, lambda model: model(**inputs)[0].square().mean())
+
+
+def autoencoder() -> Case:
+    """Pictures of 64 pixels a side, in tiles of 32 where it works in tiles."""
+    from diffusers import AutoencoderKL
+
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"block_out_channels": (8, 16), "norm_num_groups": 4, "latent_channels": 4}
+    downs, ups = ("DownEncoderBlock2D",) * 2, ("UpDecoderBlock2D",) * 2
+    model = AutoencoderKL(down_block_types=downs, up_block_types=ups, sample_size=32, **sizes)
+    pictures = torch.randn(2, 3, 64, 64)
+    return Case(model, lambda model: model(pictures)[0].square().mean())

@@ -62,7 +62,10 @@ def plain_sum(rank: int, dtype: torch.dtype, *, partly: bool) -> Tensor:
     for x in batches(rank, dtype):
         model.zero_grad()
         model(x, rank).square().mean().backward()
-        flat = [(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in model.parameters()]
+        flat = [
+            (torch.zeros_like(parameter) if parameter.grad is None else parameter.grad).flatten()
+            for parameter in model.parameters()
+        ]
         joined = torch.cat(flat).float()
         total = joined if total is None else total + joined
     assert total is not None
@@ -93,7 +96,7 @@ def is_the_mean_of_plain_sums(rank: int) -> Iterator[tuple[str, Any]]:
                     for _ in range(2):
                         take_step(model, rank, dtype, quiet=quiet)
                     found = flat_gradient(model)
-                    grads = torch.cat([each.grad.flatten() for each in model.parameters()])
+                    grads = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
                     same = torch.equal(found, expected) and torch.equal(grads, expected.to(dtype))
                     yield f"{name}, {dtype}, {how}, {'no_sync' if quiet else 'sync'}", same
                     undo()
@@ -164,7 +167,7 @@ def refused(rank: int) -> Iterator[tuple[str, Any]]:
     with alone.no_sync():
         yield "the last under no_sync", words_of(lambda: alone(x, rank).sum().backward())
     alone(x, rank).sum().backward()
-    yield "and then goes on", flat_gradient(alone).numel() == sum(each.numel() for each in alone.parameters())
+    yield "and then goes on", flat_gradient(alone).numel() == sum(parameter.numel() for parameter in alone.parameters())
 
     static = wrapped(torch.float32, {"static_graph": True})
     yield "static_graph", words_of(lambda: FlatGradients().apply(static))

@@ -38,8 +38,8 @@ class Whole(nn.Module):
         torch.manual_seed(0)
         self.first = nn.Linear(WIDTH, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(depth))
-        for each in self.parameters():
-            each.data = each.data.to(torch.float8_e4m3fn).to(torch.float32)
+        for parameter in self.parameters():
+            parameter.data = parameter.data.to(torch.float8_e4m3fn).to(torch.float32)
 
     @property
     def dtype(self) -> torch.dtype:

@@ -85,7 +85,7 @@ assert step == 8
 
 
 def rounded(*tensors: torch.Tensor) -> int:
-    return sum(-(-each.numel() * each.element_size() // 512) * 512 for each in tensors)
+    return sum(-(-tensor.numel() * tensor.element_size() // 512) * 512 for tensor in tensors)
 
 
 del loss, logits

@@ -58,8 +58,8 @@ def main() -> None:
     del batch, loss
     torch.accelerator.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
-    rounded = [-(-each.numel() * each.element_size() // 512) * 512 for each in model.parameters()]
-    buffers = [-(-each.numel() * each.element_size() // 512) * 512 for each in model.buffers()]
+    rounded = [-(-parameter.numel() * parameter.element_size() // 512) * 512 for parameter in model.parameters()]
+    buffers = [-(-buffer.numel() * buffer.element_size() // 512) * 512 for buffer in model.buffers()]
     # Weights and two moments, the statistics of the norm, and a counter a weight: fused Adam keeps it on the card.
     held = 3 * sum(rounded) + sum(buffers) + 512 * len(rounded)
     assert torch.accelerator.memory_allocated() == held, (torch.accelerator.memory_allocated(), held)

@@ -31,7 +31,7 @@ def test_a_saved_run_is_a_snapshot_and_a_run(tmp_path: Path) -> None:
     assert found == run()
     assert read.about.label == "predicted for RTX 4090"
     # A prediction has no clock.
-    assert read.devices == tuple(replace(each, is_timed=False) for each in predicted.devices)
+    assert read.devices == tuple(replace(device, is_timed=False) for device in predicted.devices)
 
 
 def test_a_foreign_snapshot_is_no_run(tmp_path: Path) -> None:

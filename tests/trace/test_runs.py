@@ -44,15 +44,15 @@ def _args(raw: bytes, runs: bool) -> tuple[Any, About, Interner]:
 def described(trace: Trace) -> list[list[tuple[Any, ...]]]:
     """Every field of every event in words, so that two traces with other numbers for the same texts are equal."""
     stack_of = cache(partial(_stack, trace))
-    return [_events(trace, each.events, stack_of) for each in trace.devices]
+    return [_events(trace, device.events, stack_of) for device in trace.devices]
 
 
 def described_end(trace: Trace) -> list[list[tuple[Any, ...]]]:
     """The same of every block and annotation."""
     stack_of = cache(partial(_stack, trace))
     found = []
-    for each in trace.devices:
-        blocks, ranges = each.blocks, each.annotations
+    for device in trace.devices:
+        blocks, ranges = device.blocks, device.annotations
         columns = (blocks.segment, blocks.address, blocks.size, blocks.requested, blocks.state)
         stacks = map(stack_of, blocks.stack.tolist())
         found.append(list(zip(*(column.tolist() for column in columns), stacks, strict=True)))
@@ -219,8 +219,8 @@ def test_long_lists_of_annotations_and_blocks_are_nearly_all_runs(anew: bool) ->
     rows = [_annotation(rnd, anew, [1, 2**50]) for _ in range(5000)]
     blocks = [_block(rnd, {"frames", "requested_size"}, [1, 2**50], True) for _ in range(200)]
     segments = [{"device": 0, "address": i, "total_size": 1, "stream": 0, "blocks": list(blocks)} for i in range(3)]
-    for each in segments:
-        each["blocks"] = [{**block, "frames": FRAMES[:3]} for block in blocks if "more" not in block]
+    for segment in segments:
+        segment["blocks"] = [{**block, "frames": FRAMES[:3]} for block in blocks if "more" not in block]
     raw = pickle.dumps(snapshot([], segments, external_annotations=rows))
     root, _ = read(raw, runs=True)
     assert sum(len(each) for each in root["external_annotations"] if type(each) is AnnotationRows) > 4_900
@@ -283,8 +283,8 @@ def test_a_file_that_names_an_event_twice_is_read_one_by_one(tmp_path: Path) -> 
 def test_texts_of_a_run_can_be_named_after_it() -> None:
     text = "seen inside a run first"
     events = plain_history(200)
-    for each in events[100:]:
-        each["user_metadata"] = text
+    for event in events[100:]:
+        event["user_metadata"] = text
     root, _ = read(pickle.dumps({**snapshot(events), "late": text}), runs=True)
     assert root["late"] == text
 

@@ -118,7 +118,7 @@ def test_devices_are_apart() -> None:
     root = snapshot([alloc(BASE, 1)], [segment(BASE, 512, [], device=2)])
     root["device_traces"] += [[], [], [alloc(BASE, 3), *free(BASE, 3)]]
     trace = read(root)
-    assert [(each.device, len(each.events), len(each.segments)) for each in trace.devices] == [
+    assert [(device.device, len(device.events), len(device.segments)) for device in trace.devices] == [
         (0, 1, 0),
         (2, 0, 1),
         (3, 3, 0),
@@ -132,7 +132,7 @@ def test_a_flat_list_of_events_is_the_first_devices() -> None:
 def test_pinned_memory_is_a_device_of_its_own() -> None:
     more = {"host_segments": [segment(BASE, 4096, [])], "host_traces": [[alloc(BASE, 9)], [alloc(2 * BASE, 9)]]}
     trace = trace_of([alloc(BASE, 1)], **more)
-    assert [(each.name, len(each.events), len(each.segments)) for each in trace.devices] == [
+    assert [(device.name, len(device.events), len(device.segments)) for device in trace.devices] == [
         ("0", 1, 0),
         ("host0", 2, 1),
     ]
@@ -263,7 +263,7 @@ def test_a_long_text_is_cut_in_its_middle_and_stays_itself() -> None:
     trace = trace_of([alloc(BASE + i, 1, user_metadata=each) for i, each in enumerate((long, other, long))])
     texts = [trace.strings[code] for code in trace.devices[0].events.metadata]
     assert texts[0] == texts[2] != texts[1]
-    assert all(len(each) == 4096 and each.endswith("end") and "cut from 5,003 characters" in each for each in texts)
+    assert all(len(text) == 4096 and text.endswith("end") and "cut from 5,003 characters" in text for text in texts)
     assert [note.code for note in trace.notes] == ["cut_texts"]
 
 

@@ -34,7 +34,7 @@ def test_published_peaks_are_those_of_the_table_and_language_models_are_met_with
     errors = []
     for one in (one for one in held() if one.is_published):
         source, *settings = one.name.split()
-        pairs = tuple((name, value) for name, value in (each.split("=") for each in settings))
+        pairs = tuple((name, value) for name, value in (setting.split("=") for setting in settings))
         assert one.allocated is not None and one.allocated[0] == measured[source, pairs]
         errors.append(100 * abs(one.allocated[1] - one.allocated[0]) / one.allocated[0])
     assert errors and median(errors) <= 0.1 and max(errors) <= 1.2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from memviz.runner.predict.evidence import CUBLAS, RULES, Rule, Standing
+from memviz.runner.predict.evidence import CUBLAS, RULES, PredictorRule, Standing
 from tests.truth.comparison import compare
 from tests.truth.recordings import recording, recordings
 
@@ -43,7 +43,7 @@ def test_the_numbers_are_those_of_the_recording(name: str) -> None:
 @pytest.mark.parametrize(
     "rule", [rule for rule in RULES if rule.standing is Standing.PROVED], ids=lambda rule: rule.name
 )
-def test_what_is_called_proved_is(rule: Rule) -> None:
+def test_what_is_called_proved_is(rule: PredictorRule) -> None:
     """Programs that take memory by it take what was recorded, size by size."""
     for name in rule.because.split(", "):
         result = compare(name)

@@ -91,7 +91,7 @@ def _place(facts: Facts) -> Ints8:
 
 
 def _is_product(names: Names) -> Bools:
-    found = np.isin(names, _PRODUCTS)
+    is_product = np.isin(names, _PRODUCTS)
     for word in _PRODUCTS_OF:
-        found |= np.char.find(names, word) >= 0
-    return np.asarray(found)
+        is_product |= np.char.find(names, word) >= 0
+    return np.asarray(is_product)

@@ -45,14 +45,14 @@ def layered_steps(facts: Facts, around: int | None = None) -> tuple[LayeredStep,
     spans = facts.phases.spans
     if not facts.phases.is_training:
         return ()
-    found = []
+    layered = []
     for number, span in enumerate(spans):
         following = spans[number + 1] if number + 1 < len(spans) else None
         if span.doing != Doing.FORWARD or (following is not None and following.doing != Doing.BACKWARD):
             continue
         if around is None or span.first <= around <= (following or span).last:
-            found.append(LayeredStep(span.step, following, _layers(facts, span, following)))
-    return tuple(step for step in found if step.layers)
+            layered.append(LayeredStep(span.step, following, _layers(facts, span, following)))
+    return tuple(step for step in layered if step.layers)
 
 
 def kept_for_backward(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> Ints8:
@@ -82,8 +82,8 @@ def _layers(facts: Facts, forward: PhaseSpan, backward: PhaseSpan | None) -> tup
     begins = rows.start[anchors[:: len(anchors) // count]]
     bounds = [*begins.tolist(), int(rows.start[of_layers[-1]]) + 1]
     bounds[-1] = max(bounds[-1], int(rows.start[equal[-1]]) + 1)
-    found = (_layer(facts, made, kept, one, two) for one, two in zip(bounds, bounds[1:], strict=False))
-    return tuple(layer for layer in found if layer is not None)
+    layers = (_layer(facts, made, kept, one, two) for one, two in zip(bounds, bounds[1:], strict=False))
+    return tuple(layer for layer in layers if layer is not None)
 
 
 def _repeated(facts: Facts, kept: Ints8) -> tuple[int, Ints8]:

@@ -26,10 +26,10 @@ def operators(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Ints8:
 def _operators(trace: Trace, rule: SiteRule) -> Ints8:
     stacks = trace.stacks
     place = first_in_stack(stacks, frame_kinds(trace, rule) == FrameKind.OPERATOR)
-    found = np.full(len(stacks) + 1, NO_OPERATOR)
+    operator_of = np.full(len(stacks) + 1, NO_OPERATOR)
     known = np.flatnonzero(place >= 0)
-    found[known] = stacks.frames.name[stacks.indices[place[known]]]
-    return found
+    operator_of[known] = stacks.frames.name[stacks.indices[place[known]]]
+    return operator_of
 
 
 def operator_name(trace: Trace, text: int) -> str:

@@ -62,7 +62,7 @@ class Aligned:
 def ways(sides: Sequence[Pair]) -> tuple[Way, ...]:
     """Those that hold for all of them."""
     # A step that ended before the recording began has no length.
-    shared = [all(map(_has_events, found)) for found in zip(*(steps(*side) for side in sides), strict=False)]
+    shared = [all(map(_has_events, matching)) for matching in zip(*(steps(*side) for side in sides), strict=False)]
     common = set.intersection(*({name for name, _ in _spans_by_name(side)} for side in sides))
     # As often as they occur in the baseline, the rarest first: those mark a run's large parts.
     often = Counter(name for name, _ in _spans_by_name(sides[0]))
@@ -101,20 +101,22 @@ def align(sides: Sequence[Pair], way: Way = START, axis: Axis = "event") -> Alig
 def _marked(side: Pair, way: Way) -> tuple[int, int]:
     """First and last event of the step, or of the annotation where it occurs first."""
     if way.kind == "step":
-        found = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
+        spans = [(step.start_event, step.end_event) for step in steps(*side)][way.number : way.number + 1]
     else:
-        found = [events for name, events in _spans_by_name(side) if name == way.name][:1]
-    if not found:
+        spans = [events for name, events in _spans_by_name(side) if name == way.name][:1]
+    if not spans:
         raise UsageError(f"Not all of these traces have {way.name or f'a step {way.number + 1}'}.")
-    return found[0]
+    return spans[0]
 
 
 def _spans_by_name(side: Pair) -> list[tuple[str, tuple[int, int]]]:
     """Annotations in which something happens, in order."""
     trace, device = side
-    found = annotated(device).intervals
-    rows = np.flatnonzero(found.end_event >= found.start_event)
-    names, begins, ends = (column[rows].tolist() for column in (found.name, found.start_event, found.end_event))
+    intervals = annotated(device).intervals
+    rows = np.flatnonzero(intervals.end_event >= intervals.start_event)
+    names, begins, ends = (
+        column[rows].tolist() for column in (intervals.name, intervals.start_event, intervals.end_event)
+    )
     return [(trace.strings[name], (begin, end)) for name, begin, end in zip(names, begins, ends, strict=True)]
 
 

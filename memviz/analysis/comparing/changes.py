@@ -90,13 +90,13 @@ def changes(
 ) -> Changes:
     """At each side's peak. To know what a row consists of most takes longer than all else."""
     moments = tuple(_moment(side) for side in sides)
-    found = alike(sides, by, rule=rule)
-    held = [_held(found, number, side, moments[number].event) for number, side in enumerate(sides)]
+    matched = alike(sides, by, rule=rule)
+    held = [_held(matched, number, side, moments[number].event) for number, side in enumerate(sides)]
     totals = np.stack([sums.bytes for sums in held])
     counts = np.stack([sums.counts for sums in held])
-    kind = _most_of(found, held, sides) if with_kinds else np.zeros(len(found.things), np.int64)
+    kind = _most_of(matched, held, sides) if with_kinds else np.zeros(len(matched.things), np.int64)
     rows = [
-        Change(found.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
+        Change(matched.things[i], KINDS[kind[i]], tuple(totals[:, i].tolist()), tuple(counts[:, i].tolist()))
         for i in np.flatnonzero(counts.any(axis=0)).tolist()
     ]
     return Changes(by, moments, tuple(sorted(rows, key=_by_difference)))
@@ -126,14 +126,14 @@ class _Held:
     counts: Ints8
 
 
-def _held(found: Alike, number: int, side: Pair, event: int) -> _Held:
-    rows, many = live_rows(side[1], event), len(found.things)
-    size, thing = lifetimes(side[1]).size[rows], found.of_rows(number, side, rows)
+def _held(matched: Alike, number: int, side: Pair, event: int) -> _Held:
+    rows, many = live_rows(side[1], event), len(matched.things)
+    size, thing = lifetimes(side[1]).size[rows], matched.of_rows(number, side, rows)
     return _Held(rows, thing, size, sum_by(thing, size, many), np.bincount(thing, minlength=many))
 
 
-def _most_of(found: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
-    many, width = len(found.things), len(KINDS)
+def _most_of(matched: Alike, held: Sequence[_Held], sides: Sequence[Pair]) -> Ints8:
+    many, width = len(matched.things), len(KINDS)
     by_kind = [
         sum_by(at_peak.thing * width + kinds(*side, at_peak.rows), at_peak.size, many * width).reshape(many, width)
         for at_peak, side in zip(held, sides, strict=True)
@@ -157,9 +157,9 @@ def says_most(sides: Sequence[Pair], other: int = 1) -> str:
     one_sided = sum(abs(after - before) for before, after, is_shared in places if not is_shared)
     if 2 * one_sided <= moved:
         return "site"
-    found = changes(pair, "category", with_kinds=False).rows
-    moved = sum(abs(row.delta(1)) for row in found)
-    explained = sum(abs(row.delta(1)) for row in found if row.thing.key not in SAYS_NOTHING)
+    rows_changed = changes(pair, "category", with_kinds=False).rows
+    moved = sum(abs(row.delta(1)) for row in rows_changed)
+    explained = sum(abs(row.delta(1)) for row in rows_changed if row.thing.key not in SAYS_NOTHING)
     return "category" if 2 * explained > moved else "site"
 
 

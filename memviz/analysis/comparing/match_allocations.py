@@ -110,17 +110,20 @@ def _by_module(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
 
 def _modules(trace: Trace, device: DeviceTrace) -> Named:
     # Text 0, no module, is there even in a trace without allocations.
-    found = np.union1d([0], np.flatnonzero(np.bincount(_module_codes(trace, device))))
+    known = np.union1d([0], np.flatnonzero(np.bincount(_module_codes(trace, device))))
     numbers = np.zeros(len(trace.strings), dtype=np.int64)
-    numbers[found] = np.arange(len(found))
-    texts = [trace.strings[code] for code in found.tolist()]
+    numbers[known] = np.arange(len(known))
+    texts = [trace.strings[code] for code in known.tolist()]
     return numbers, [Thing(text, text or "no module recorded") for text in texts]
 
 
 def _by_stack(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
     traces = [trace for trace, _ in sides]
-    found = stack_names(traces, _operators_of(traces, rule), rule)
-    return [(of_stack, [Thing(name.key, name.label, name.operator) for name in names]) for of_stack, names in found]
+    names_of_stacks = stack_names(traces, _operators_of(traces, rule), rule)
+    return [
+        (of_stack, [Thing(name.key, name.label, name.operator) for name in names])
+        for of_stack, names in names_of_stacks
+    ]
 
 
 def _by_site(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
@@ -140,9 +143,9 @@ def _sites(number: int, naming: _Naming) -> Named:
 
 def _operators_of(traces: Sequence[Trace], rule: SiteRule) -> list[Ints8]:
     """Per trace and stack. A trace without C++ frames would share no site with the others, if they counted."""
-    found = [operators(trace, rule) for trace in traces]
-    seen_by_all = all((codes != NO_OPERATOR).any() for codes in found)
-    return found if seen_by_all else [np.full(len(codes), NO_OPERATOR) for codes in found]
+    by_trace = [operators(trace, rule) for trace in traces]
+    seen_by_all = all((codes != NO_OPERATOR).any() for codes in by_trace)
+    return by_trace if seen_by_all else [np.full(len(codes), NO_OPERATOR) for codes in by_trace]
 
 
 class _Naming:
@@ -193,7 +196,7 @@ def _by_line(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
     """A line of a file, whatever function and operator; one that has moved is another."""
     used = [_used_sites(*side, rule) for side in sides]
     tails = common_tails([{(site.path, "") for site in of_side if site.path} for of_side in used])
-    found = []
+    names_by_line = []
     for trace, _ in sides:
         table = sites(trace, rule)
         lines = [
@@ -201,8 +204,8 @@ def _by_line(sides: Sequence[Pair], rule: SiteRule) -> list[Named]:
         ]
         keys = [line if site.path else site.key for line, site in zip(lines, table.sites, strict=True)]
         things = [Thing(key, line) for key, line in zip(keys, lines, strict=True)]
-        found.append((table.of_stack.astype(np.int64), things))
-    return found
+        names_by_line.append((table.of_stack.astype(np.int64), things))
+    return names_by_line
 
 
 @dataclass(frozen=True, eq=False)
@@ -214,15 +217,15 @@ class _OwnNames:
 
 def _by_own_names(sides: Sequence[Pair], by: str, rule: SiteRule) -> list[Named]:
     """Groups that are called the same in every trace."""
-    found = [_own_names(side, by, rule) for side in sides]
-    return [(np.arange(len(side.things)), side.things) for side in found]
+    own_names = [_own_names(side, by, rule) for side in sides]
+    return [(np.arange(len(side.things)), side.things) for side in own_names]
 
 
 def _own_names(side: Pair, by: str, rule: SiteRule) -> _OwnNames:
     def make() -> _OwnNames:
         keyed = keyed_by(*side, np.arange(len(lifetimes(side[1]))), by, rule=rule)
-        found, codes = np.unique(keyed.codes, return_inverse=True)
-        return _OwnNames(codes, [Thing(*keyed.name(int(code))) for code in found])
+        distinct, codes = np.unique(keyed.codes, return_inverse=True)
+        return _OwnNames(codes, [Thing(*keyed.name(int(code))) for code in distinct])
 
     return kept(side[0], (_own_names, side[1], by, rule), make)
 

@@ -15,11 +15,11 @@ def moved(lines: Mapping[Home, Sequence[set[int]]]) -> set[Home]:
 
     Another branch taken adds or leaves out a line or two; an edit above moves all of them.
     """
-    return {home for home, found in lines.items() if not _alike(found)}
+    return {home for home, places in lines.items() if not _alike(places)}
 
 
-def _alike(found: Sequence[set[int]]) -> bool:
-    by_size = sorted((lines for lines in found if lines), key=len)
+def _alike(places: Sequence[set[int]]) -> bool:
+    by_size = sorted((lines for lines in places if lines), key=len)
     pairs = zip(by_size, by_size[1:], strict=False)
     return all(2 * len(small & large) > len(small) for small, large in pairs)
 

@@ -62,12 +62,12 @@ def _score(side: Pair, baseline: int) -> Score:
 def _highest(trace: Trace, device: DeviceTrace) -> dict[str, int]:
     def find() -> dict[str, int]:
         rows, codes, count = lifetimes(device), kinds(trace, device), len(device.events)
-        found = {}
+        highest = {}
         for code in np.unique(codes).tolist():
             chosen = codes == code
             live = sum_of_spans(rows.start[chosen], rows.end[chosen], rows.size[chosen], count)
-            found[KINDS[code]] = int(live.max())
-        return found
+            highest[KINDS[code]] = int(live.max())
+        return highest
 
     return kept(trace, (_highest, device.name), find)
 

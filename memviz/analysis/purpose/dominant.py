@@ -51,9 +51,9 @@ def dominant_by_group(
 ) -> dict[str, Dominant]:
     """Under each `Group.key` of `groups.grouped` for the same rows."""
     keyed = keyed_by(trace, device, rows, by, rule=rule)
-    found, codes = np.unique(keyed.codes, return_inverse=True)
-    sums = bytes_by_kind(trace, device, rows, codes, count=len(found))
-    names = [keyed.name(int(code))[0] for code in found]
+    distinct, codes = np.unique(keyed.codes, return_inverse=True)
+    sums = bytes_by_kind(trace, device, rows, codes, count=len(distinct))
+    names = [keyed.name(int(code))[0] for code in distinct]
     mostly = dominant_of(sums)
     kind = np.array([KINDS.index(one.kind) for one in mostly], dtype=np.int64)
     reasons = told_of_groups(trace, device, rows, codes, kind)

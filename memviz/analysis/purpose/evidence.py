@@ -135,11 +135,11 @@ class Evidence:
     def is_last_of_pass(self) -> Bools:
         """The last that a pass made and that outlives it."""
         left = np.flatnonzero(self.outlives_pass & (self.pass_of >= 0))
-        found = np.zeros(len(self.size), dtype=np.bool_)
+        is_last = np.zeros(len(self.size), dtype=np.bool_)
         if len(left):
             # Rows are in order of their start.
-            found[left[np.append(self.pass_of[left[1:]] != self.pass_of[left[:-1]], True)]] = True
-        return found
+            is_last[left[np.append(self.pass_of[left[1:]] != self.pass_of[left[:-1]], True)]] = True
+        return is_last
 
     @cached_property
     def _call_over(self) -> Ints8:
@@ -156,10 +156,10 @@ class Evidence:
         last = np.append(forward_passes(self._trace, self._device).last, -1)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
         within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
-        found = np.zeros(len(self.size), dtype=np.bool_)
+        is_within = np.zeros(len(self.size), dtype=np.bool_)
         outside = freed_outside_call(self._trace, self.stack[within], self.free_stack[within])
-        found[within[~outside]] = True
-        return found
+        is_within[within[~outside]] = True
+        return is_within
 
     @cached_property
     def call_goes_on(self) -> Bools:
@@ -282,8 +282,8 @@ class Evidence:
         telling = np.flatnonzero(self._telling)
         backward = self._alloc_doing[telling] == Doing.BACKWARD
         begins = backward & ~np.concatenate([np.zeros(1, dtype=np.bool_), backward[:-1]])[: len(backward)]
-        found: Ints8 = self._allocs[telling[begins]]
-        return found
+        begins_event: Ints8 = self._allocs[telling[begins]]
+        return begins_event
 
     @cached_property
     def _optimizer_steps(self) -> Ints8:

@@ -33,16 +33,16 @@ def kept_by(trace: Trace, device: DeviceTrace, rows: Ints8, rule: SiteRule = DEF
     """Of the activations among these rows of `lifetimes`. None where no few places hold most of them."""
     rows = rows[categories(trace, device).category[rows] == Category.ACTIVATION]
     all_rows, table = lifetimes(device), sites(trace, rule)
-    found, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
+    sites_held, place = np.unique(table.of_stack[all_rows.stack[rows]], return_inverse=True)
     if not len(rows):
         return None
-    sums = sum_by(place, all_rows.size[rows], len(found))
+    sums = sum_by(place, all_rows.size[rows], len(sites_held))
     order = np.argsort(-sums, kind="stable")
     needed = int(np.searchsorted(np.cumsum(sums[order]), _ENOUGH * sums.sum())) + 1
-    chosen = [table.sites[found[i]] for i in order[:needed].tolist()]
+    chosen = [table.sites[sites_held[i]] for i in order[:needed].tolist()]
     if needed > _MOST_PLACES or any(site.kind not in (SiteKind.USER, SiteKind.LIBRARY) for site in chosen):
         return None
-    layers = _layers(place, all_rows.size[rows], order[:needed], len(found))
+    layers = _layers(place, all_rows.size[rows], order[:needed], len(sites_held))
     return KeptBy(tuple(chosen), int(sums[order[:needed]].sum()), layers)
 
 

@@ -20,7 +20,7 @@ SAYS_NOTHING = (Category.UNKNOWN.label, BEFORE_RECORDING)
 def kinds(trace: Trace, device: DeviceTrace, rows: Ints8 | slice = slice(None)) -> Ints8:
     """Per row of `lifetimes`, or for these rows, an index into KINDS."""
     lives = lifetimes(device)
-    found = categories(trace, device).category[rows].astype("int64")
-    unseen = (lives.start[rows] == BEFORE) & (lives.stack[rows] == NO_STACK) & (found == Category.UNKNOWN)
-    found[unseen] = KINDS.index(BEFORE_RECORDING)
-    return found
+    kind_codes = categories(trace, device).category[rows].astype("int64")
+    unseen = (lives.start[rows] == BEFORE) & (lives.stack[rows] == NO_STACK) & (kind_codes == Category.UNKNOWN)
+    kind_codes[unseen] = KINDS.index(BEFORE_RECORDING)
+    return kind_codes

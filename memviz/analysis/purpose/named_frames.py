@@ -87,24 +87,24 @@ def _read(trace: Trace) -> Bytes1:
     of_frame = _of_frames(trace)
     stacks = trace.stacks
     place = first_in_stack(stacks, of_frame != Category.UNKNOWN)
-    found = np.full(len(stacks) + 1, Category.UNKNOWN, dtype=np.uint8)
+    of_stack = np.full(len(stacks) + 1, Category.UNKNOWN, dtype=np.uint8)
     known = np.flatnonzero(place >= 0)
-    found[known] = of_frame[stacks.indices[place[known]]]
-    return found
+    of_stack[known] = of_frame[stacks.indices[place[known]]]
+    return of_stack
 
 
 def _of_frames(trace: Trace) -> Bytes1:
     frames, strings = trace.stacks.frames, trace.strings
     python = np.flatnonzero(frame_kinds(trace) <= LAST_PYTHON_KIND)
-    found = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
+    categories = np.full(len(frames), Category.UNKNOWN, dtype=np.uint8)
     pairs, pair_of = np.unique(
         frames.filename[python].astype(np.int64) << 32 | frames.name[python], return_inverse=True
     )
     of_pair = [_meaning(strings[pair & 0xFFFFFFFF], path_of(strings[pair >> 32])) for pair in pairs.tolist()]
-    found[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
+    categories[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
     collective = [int(code) for code in np.unique(frames.name) if strings[code].startswith(_COLLECTIVES)]
-    found[np.isin(frames.name, collective)] = Category.COLLECTIVE
-    return found
+    categories[np.isin(frames.name, collective)] = Category.COLLECTIVE
+    return categories
 
 
 def _meaning(function: str, path: str) -> Category:

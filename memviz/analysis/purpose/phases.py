@@ -46,12 +46,12 @@ def _doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = np.full(len(events), Doing.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
-    found = signs.doing[stack]
+    doing_now = signs.doing[stack]
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
-        follows = (stack == NO_STACK) & (found[last_seen] == Doing.BACKWARD) if len(allocs) else stack == NO_STACK
-        found[follows] = Doing.BACKWARD
-    doing[allocs] = found
+        follows = (stack == NO_STACK) & (doing_now[last_seen] == Doing.BACKWARD) if len(allocs) else stack == NO_STACK
+        doing_now[follows] = Doing.BACKWARD
+    doing[allocs] = doing_now
     return doing
 
 
@@ -60,10 +60,10 @@ def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:
     if device.event_labels is None and device.block_labels is None:
         return None
     rows = lifetimes(device)
-    found = _label(device.event_labels, column, rows.start)
+    labels = _label(device.event_labels, column, rows.start)
     before = rows.start < 0
-    found[before] = _label(device.block_labels, column, rows.block)[before]
-    return found
+    labels[before] = _label(device.block_labels, column, rows.block)[before]
+    return labels
 
 
 def _label(labels: Labels | None, column: str, place: npt.NDArray[Any]) -> Bytes1 | Ints4:

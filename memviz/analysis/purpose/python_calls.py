@@ -59,12 +59,12 @@ class PythonStacks:
         inner = by_torch & ~np.append(False, by_torch[:-1])
         bodies = calls.bodies[stacks.indices]
         none = last_place(stacks, by_torch) < 0
-        found = []
+        depths = []
         for find in (_first_place, last_place):
             called, body = find(stacks, inner), find(stacks, bodies)
             depth = _depth(called, stacks.offsets, depth_of)
             before_body = np.maximum(_depth(body, stacks.offsets, depth_of) - 1, -1)
-            found.append(np.where(none, before_body, depth))
+            depths.append(np.where(none, before_body, depth))
         place = np.arange(len(by_torch))
         second = by_torch & (place < np.repeat(last_place(stacks, inner), self.length))
         second_body = bodies & (place < np.repeat(last_place(stacks, bodies), self.length))
@@ -72,7 +72,7 @@ class PythonStacks:
         below = _depth(below, stacks.offsets, depth_of)
         self.own_until = np.where(below >= 0, below, self.length)
         """Where the outermost module's own functions end, and another module is called."""
-        return found[0], found[1]
+        return depths[0], depths[1]
 
     def _site_depths(self, trace: Trace, user: Ints8, depth_of: Ints8) -> Ints8:
         """Of the function that a person would call theirs. The main program is no call that ends."""

@@ -38,10 +38,10 @@ def agreed(keys: Ints4, category: Bytes1, wanted: Ints4) -> Bytes1:
 def stack_of_frees(device: DeviceTrace) -> Ints4:
     """The stack of each row's free. With `context="alloc"` a free only repeats its alloc's, and counts for nothing."""
     rows, count = lifetimes(device), len(device.events)
-    asked = (rows.free_requested >= 0) & (rows.free_requested < count)
-    found = np.full(len(rows), NO_STACK, dtype=np.int32)
-    found[asked] = device.events.stack[rows.free_requested[asked]]
-    known = (found != NO_STACK) & (rows.stack != NO_STACK)
-    if (found[known] == rows.stack[known]).all():
-        found[:] = NO_STACK
-    return found
+    has_request = (rows.free_requested >= 0) & (rows.free_requested < count)
+    stacks_of_frees = np.full(len(rows), NO_STACK, dtype=np.int32)
+    stacks_of_frees[has_request] = device.events.stack[rows.free_requested[has_request]]
+    known = (stacks_of_frees != NO_STACK) & (rows.stack != NO_STACK)
+    if (stacks_of_frees[known] == rows.stack[known]).all():
+        stacks_of_frees[:] = NO_STACK
+    return stacks_of_frees

@@ -29,11 +29,11 @@ class Told:
 def told(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[Told, ...]:
     """Rows of `lifetimes`; by bytes, the largest first. They add up."""
     codes, width = _codes(trace, device, rows)
-    found, of_row = np.unique(codes, return_inverse=True)
-    sums = sum_by(of_row, lifetimes(device).size[rows], len(found))
-    counts = np.bincount(of_row, minlength=len(found))
+    distinct, of_row = np.unique(codes, return_inverse=True)
+    sums = sum_by(of_row, lifetimes(device).size[rows], len(distinct))
+    counts = np.bincount(of_row, minlength=len(distinct))
     order = np.argsort(-sums, kind="stable").tolist()
-    return tuple(_told(int(found[i]), width, int(sums[i]), int(counts[i])) for i in order)
+    return tuple(_told(int(distinct[i]), width, int(sums[i]), int(counts[i])) for i in order)
 
 
 def told_of_groups(
@@ -43,12 +43,12 @@ def told_of_groups(
     codes, width = _codes(trace, device, rows)
     chosen = np.flatnonzero(codes // width == kind[group])
     span = len(KINDS) * width
-    found, of_row = np.unique(group[chosen].astype(np.int64) * span + codes[chosen], return_inverse=True)
-    sums = sum_by(of_row, lifetimes(device).size[rows][chosen], len(found))
-    counts = np.bincount(of_row, minlength=len(found))
-    order = np.lexsort((-sums, found // span))
-    first = order[np.unique((found // span)[order], return_index=True)[1]]
-    return [_told(int(found[i] % span), width, int(sums[i]), int(counts[i])) for i in first.tolist()]
+    distinct, of_row = np.unique(group[chosen].astype(np.int64) * span + codes[chosen], return_inverse=True)
+    sums = sum_by(of_row, lifetimes(device).size[rows][chosen], len(distinct))
+    counts = np.bincount(of_row, minlength=len(distinct))
+    order = np.lexsort((-sums, distinct // span))
+    first = order[np.unique((distinct // span)[order], return_index=True)[1]]
+    return [_told(int(distinct[i] % span), width, int(sums[i]), int(counts[i])) for i in first.tolist()]
 
 
 def _codes(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[Ints8, int]:

@@ -42,9 +42,9 @@ def block_sizes(
     keeps_rest = keeps_rest & (settings.get("expandable_segments") is not True)
     own = oversize | (keeps_rest & (gap <= SMALL_SIZE))
     block = lives.block[rows]
-    asked = np.flatnonzero(keeps_rest & ~own & (block < 0))
+    candidates = np.flatnonzero(keeps_rest & ~own & (block < 0))
     sizes = rounded + np.where(own, gap, 0)
-    sizes[asked] += _gap_when_made(device, rows[asked], rounded[asked])
+    sizes[candidates] += _gap_when_made(device, rows[candidates], rounded[candidates])
     sizes[block >= 0] = device.blocks.size[block[block >= 0]]
     return np.minimum(sizes, room)
 
@@ -68,8 +68,8 @@ def _gap_when_made(device: DeviceTrace, rows: Ints8, rounded: Ints8) -> Ints8:
         if not len(open_rows):
             break
         live = index.is_live(place[open_rows], moment[open_rows])
-        found = open_rows[live]
-        gap[found] = index.addresses[place[found]] - end[found]
+        hit = open_rows[live]
+        gap[hit] = index.addresses[place[hit]] - end[hit]
         open_rows = open_rows[~live]
         place[open_rows] += 1
     return gap

@@ -147,10 +147,10 @@ def _rows(history: RangeHistory, ranges: Ints8, source: Ints8) -> Segments:
 
 def _origin(history: RangeHistory, cut: int) -> Ints8:
     """Source of the event that took each elementary range, where it was recorded; else -1."""
-    found = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
-    taken = found >= 0
-    taken[taken] = ~history.gives_back[found[taken]]
-    return np.where(taken, found + len(history.sources) - len(history.index), -1)
+    origin = cut - 1 - _earliest(len(history.low), history.first[:cut][::-1], history.last[:cut][::-1])
+    taken = origin >= 0
+    taken[taken] = ~history.gives_back[origin[taken]]
+    return np.where(taken, origin + len(history.sources) - len(history.index), -1)
 
 
 def _with_origin(rows: Segments, source: Ints8, origin: Ints8, history: RangeHistory, large_page: int) -> Segments:

@@ -123,9 +123,9 @@ def _use(history: RangeHistory, pieces: _Pieces, device: DeviceTrace) -> tuple[n
 
     by_range = np.lexsort((pieces.start, pieces.range))
     key = pieces.range[by_range] * (count + 2) + pieces.start[by_range] + 1
-    found = np.searchsorted(key, ranges * (count + 2) + rows.start[row] + 1, side="right") - 1
-    piece = by_range[np.maximum(found, 0)]
-    fits = (found >= 0) & (pieces.range[piece] == ranges) & (pieces.end[piece] > rows.start[row])
+    place_of = np.searchsorted(key, ranges * (count + 2) + rows.start[row] + 1, side="right") - 1
+    piece = by_range[np.maximum(place_of, 0)]
+    fits = (place_of >= 0) & (pieces.range[piece] == ranges) & (pieces.end[piece] > rows.start[row])
     row, ranges, piece = row[fits], ranges[fits], piece[fits]
 
     events = np.minimum(rows.end[row], pieces.end[piece]) - np.maximum(rows.start[row], pieces.start[piece])

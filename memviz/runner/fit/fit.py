@@ -36,7 +36,7 @@ class FitAnswer:
     def chosen(self) -> TriedWay | None:
         """Of the strongest class in which anything fits."""
         for keep in KEEPS:
-            way = cheapest_that_fits(each for each in self.searched.ways if each.candidate.keeps == keep)
+            way = cheapest_that_fits(way for way in self.searched.ways if way.candidate.keeps == keep)
             if way is not None:
                 return way
         return None
@@ -68,8 +68,8 @@ def find_fit(
     card = CardMemory(plan.card.memory_bytes, overhead_on(plan.card.name))
     answer = FitAnswer(request, keep, card.usable_bytes, searched, None)
     if largest and answer.chosen is not None:
-        found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
-        answer = replace(answer, largest=None if found is None else (largest, found))
+        largest_found = _largest(answer.chosen.candidate.request, largest, card.usable_bytes, predictor, tell_largest)
+        answer = replace(answer, largest=None if largest_found is None else (largest, largest_found))
     if grid and answer.chosen is not None:
         asks = asking(answer.chosen.candidate.request, predictor)
         answer = replace(
@@ -84,7 +84,7 @@ def find_fit(
 def _check_knob(request: Request, name: str) -> None:
     knobs = {knob.name: knob for knob in described(plan_of(request).workload)}
     if name not in knobs or knobs[name].type != "int":
-        there = [each for each in LARGEST if each in knobs]
+        there = [knob for knob in LARGEST if knob in knobs]
         raise UsageError(f"{request.workload} has no knob {name} to make larger.{nearest(name, there)}")
 
 
@@ -181,5 +181,10 @@ def way_label(way: TriedWay) -> str:
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
     if answer.largest is None:
         return None
-    knob, found = answer.largest
-    return {"knob": knob, "value": found.value, "next_fails": found.next_fails, "predictions": found.predictions}
+    knob, largest_value = answer.largest
+    return {
+        "knob": knob,
+        "value": largest_value.value,
+        "next_fails": largest_value.next_fails,
+        "predictions": largest_value.predictions,
+    }

@@ -63,10 +63,10 @@ def _row(predicted: Predicted, length: int, usable: int, first: int) -> Row | No
             is_taken, peaks[batch] = True, answer[1]
         return answer
 
-    found = largest_that_fits(fits, usable, max(first, 1))
+    border = largest_that_fits(fits, usable, max(first, 1))
     if not is_taken:
         return None
-    return Row(length, found.value if found else 0, found.next_fails if found else True, peaks)
+    return Row(length, border.value if border else 0, border.next_fails if border else True, peaks)
 
 
 def _doubles(largest: int) -> Iterator[int]:
@@ -82,7 +82,7 @@ def _filled(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
     """With the peaks of all columns that fit, and of the first that does not."""
     beyond = next((batch for batch in batches if batch > row.largest), None)
     peaks = dict(row.peaks)
-    for batch in (each for each in batches if each <= row.largest or each == beyond):
+    for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
         if batch not in peaks and (answer := predicted({"batch": batch, "sequence": row.sequence})) is not None:
             peaks[batch] = answer[1]
     return Row(row.sequence, row.largest, row.is_exact, peaks)

@@ -78,7 +78,7 @@ def _features(sizes: Sequence[int], places: npt.NDArray[np.intp]) -> tuple[Float
     single = [places[:, [dimension]] == np.arange(1, size) for dimension, size in enumerate(sizes)]
     pairs = [one[:, :, None] & other[:, None, :] for one, other in combinations(single, 2)]
     columns = [np.ones((len(places), 1), dtype=bool), *single, *(pair.reshape(len(places), -1) for pair in pairs)]
-    count = 1 + sum(each.shape[1] for each in single)
+    count = 1 + sum(tensor.shape[1] for tensor in single)
     features = np.concatenate(columns, axis=1).astype(np.float64)
     small = np.full(features.shape[1], _SMALL_PAIR)
     small[:count] = _SMALL_SINGLE

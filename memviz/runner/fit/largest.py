@@ -73,9 +73,9 @@ def _line(points: dict[int, Point], usable: int, low: int, high: int | None) -> 
     """The last value under the border by a line through the nearest points, of both sides where both are known."""
     known = sorted((value, peak) for value, (_, peak) in points.items() if peak is not None)
     if high is not None and points[high][1] is not None:
-        (x, y), (z, w) = (each for each in known if each[0] in (low, high))
+        (x, y), (z, w) = (point for point in known if point[0] in (low, high))
     else:
-        below = [each for each in known if each[0] <= low]
+        below = [point for point in known if point[0] <= low]
         if len(below) < 2:
             return None
         (x, y), (z, w) = below[-2:]

@@ -7,7 +7,7 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
@@ -19,9 +19,11 @@ from memviz.runner.jobs.worker_process import RunEvent, Worker
 from memviz.runner.request import Request
 
 _ROOT = Path(__file__).parents[3]
-_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations")
+_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations", "memviz/optimizations")
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
+_SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
+"""Ends that another time may not come to."""
 _MOST_BYTES = 64 << 20
 """Some fifty thousand: whoever asks for more has them made again."""
 
@@ -121,6 +123,8 @@ def _state_of_code() -> str:
 Ask = Callable[[], Request | None]
 """The next to predict; None where there is nothing (more)."""
 Hear = Callable[[Request, Prediction], None]
+Others = Callable[[Request], Sequence[Request]]
+"""Those that differ from it in their allocator settings alone, and may be asked for later."""
 
 
 class Predictor:
@@ -160,8 +164,12 @@ class Predictor:
         known = self._kept.get(request)
         return known if known is not None else self._predict(0, request)
 
-    def all(self, ask: Ask, hear: Hear) -> None:
-        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it."""
+    def all(self, ask: Ask, hear: Hear, others: Others = lambda request: ()) -> None:
+        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it.
+
+        The `others` of a request cost little beside it, so they are predicted with it and kept until
+        they are asked for.
+        """
         faults: list[BaseException] = []
 
         def work(place: int) -> None:
@@ -171,7 +179,7 @@ class Predictor:
                         request = ask()
                     if request is None:
                         return
-                    prediction = self._kept.get(request) or self._predict(place, request)
+                    prediction = self._kept.get(request) or self._predict(place, request, others(request))
                     with self._lock:
                         hear(request, prediction)
             except BaseException as fault:
@@ -193,25 +201,23 @@ class Predictor:
         if faults:
             raise faults[0]
 
-    def _predict(self, place: int, request: Request) -> Prediction:
+    def _predict(self, place: int, request: Request, others: Sequence[Request] = ()) -> Prediction:
         with self._turn():
-            return self._in_turn(place, request)
+            unknown = (other for other in others if _may_be_kept(other) and self._kept.get(other) is None)
+            return self._in_turn(place, [request, *unknown])
 
-    def _in_turn(self, place: int, request: Request) -> Prediction:
+    def _in_turn(self, place: int, requests: Sequence[Request]) -> Prediction:
+        """That of the first."""
         worker = self._workers[place]
         if worker is None or not worker.is_alive:
             folder = Path(self._folder.name) / str(place)
             folder.mkdir(exist_ok=True)
             worker = self._workers[place] = Worker(folder, **self._more)
-        last: RunEvent | None = None
-        for event in worker.run([replace(request, on="predict", numerics=False)]):
-            last = event
-        assert last is not None
-        if last.file is not None:
-            last.file.unlink(missing_ok=True)
-        prediction = prediction_of(last)
+        wanted = [replace(request, on="predict", numerics=False) for request in requests]
+        last = {event.number: event for event in worker.run(wanted, figures_only=True)}
+        for number, request in enumerate(requests):
+            if last[number].what not in _SAYS_NOTHING:
+                self._kept.add(request, prediction_of(last[number]))
         with self._lock:
-            self.made += 1
-        if last.what not in ("cancelled", "timeout", "host memory", "killed"):
-            self._kept.add(request, prediction)
-        return prediction
+            self.made += len(requests)
+        return prediction_of(last[0])

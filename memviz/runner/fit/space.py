@@ -10,6 +10,7 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
+from memviz.runner.jobs.searched_runs import ALLOCATOR_SETTINGS
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
 from optimizations import OPTIMIZATIONS
@@ -43,6 +44,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
         {"every": "1", "keep": "attention"},
         {"every": "1", "offload": "true"},
     ),
+    "gradient_accumulation": ({"pieces": "2"}, {"pieces": "4"}, {"pieces": "8"}),
     "flat_gradients": ({"how": "flat"},),
 }
 """Settings of each that differ in what they save and cost. An optimization that is not named is tried as it is."""
@@ -112,7 +114,7 @@ class Space:
         """Of the next dimension."""
         alone, apart, changes = self._keeps_alone, self._kept_apart, _changes(begun)
         new = [(len(begun), number) for number in range(1, len(self.options[len(begun)]))]
-        fitting = (each for each in new if each in alone and not any((change, each) in apart for change in changes))
+        fitting = (added for added in new if added in alone and not any((change, added) in apart for change in changes))
         return [0, *(number for _, number in fitting)]
 
     def _goes_together(self, place: Place) -> bool:
@@ -121,7 +123,7 @@ class Space:
     @cached_property
     def _keeps_alone(self) -> dict[_Change, Keep]:
         """Of each change that goes with the request, and keeps what must stay."""
-        changes = [(place, number) for place, each in enumerate(self.options) for number in range(1, len(each))]
+        changes = [(place, number) for place, settings in enumerate(self.options) for number in range(1, len(settings))]
         allowed = KEEPS[: KEEPS.index(self.keep) + 1]
         known = {change: self._keeps((change,)) for change in changes}
         return {change: keeps for change, keeps in known.items() if keeps is not None and keeps in allowed}
@@ -163,6 +165,14 @@ class Space:
                 on.append((name, option))
         return replace(request, optimizations=(*request.optimizations, *on))
 
+    def with_other_settings(self, place: Place) -> list[Place]:
+        """Those that differ in the allocator settings alone."""
+        if ALLOCATOR_SETTINGS not in self.names:
+            return []
+        at = self.names.index(ALLOCATOR_SETTINGS)
+        alike = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))
+        return [other for other in alike if other != place and other in self.candidates]
+
     def first(self) -> Iterator[Place]:
         """What is tried before all else: as it is, each option alone, and one of everything that goes together."""
         yield from (place for place in self._tried_first() if place in self.candidates)
@@ -201,7 +211,7 @@ def space_of(request: Request, keep: Keep) -> Space:
         same = _SAME_OPTIMIZER.get(request.optimizer, (request.optimizer,))
         other = () if keep == "outputs" or request.optimizer == _LEAST_OPTIMIZER else (_LEAST_OPTIMIZER,)
         names.append("optimizer")
-        options.append((None, *({"optimizer": each} for each in (*same[1:], *other))))
+        options.append((None, *({"optimizer": optimizer} for optimizer in (*same[1:], *other))))
     if keep != "outputs" and getattr(plan.workload, "dtype", "") == "fp32":
         names.append("dtype")
         options.append((None, {"dtype": "bf16"}))

@@ -110,7 +110,7 @@ def _depths(workload: FromConfiguration) -> dict[str, int]:
 
 def _passes(plan: Plan) -> int:
     request = plan.request
-    return (request.warmup + request.steps) * plan.workload.micro_batches
+    return (request.warmup + request.steps) * plan.passes
 
 
 def refuse_if_twin_is_too_large(plan: Plan, most: int) -> None:

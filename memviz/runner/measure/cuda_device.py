@@ -28,7 +28,7 @@ from memviz.runner.measure.reconcile import Peaks, Reported, reconcile
 from memviz.runner.measure.timing import EventStopwatch, Timing, measure
 from memviz.runner.record.event_clock import Counts, comparable, places
 from memviz.runner.record.log import Log
-from memviz.runner.record.memory_history import MemoryHistory, StackKind, is_recording
+from memviz.runner.record.memory_history import RecordedHistory, StackKind, is_recording
 from memviz.runner.record.model_hooks import ModelHooks
 from memviz.runner.record.recording import read_taken
 from memviz.runner.record.tensor_labels import see_all
@@ -66,7 +66,7 @@ class CudaDevice:
     ) -> None:
         self.accelerator = accelerator or find_accelerator()
         self.index = index
-        self.history = MemoryHistory(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
+        self.history = RecordedHistory(self.accelerator, stacks=stacks, max_entries=max_entries, device=index)
         self.peaks: Peaks | None = None
         """After `finish`: what PyTorch reports, held against the trace."""
         self.notes: tuple[str, ...] = ()

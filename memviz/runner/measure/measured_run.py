@@ -22,7 +22,7 @@ from memviz.runner.measure.disturbances import Disturbances
 from memviz.runner.measure.settings_in_effect import expandable_is_off, limit_words, words_of
 from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
-from memviz.runner.plan import Plan
+from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.run import Seconds
 from memviz.runner.step import RunStep, Tell, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads import Workload
@@ -192,7 +192,8 @@ def _seconds(plan: Plan, accelerator: Accelerator, until: float | None) -> tuple
     with kernels_of_its_own(), CudaDevice(accelerator=accelerator, record=False) as device:
         model = prepare(plan, device, _made(plan, accelerator), lambda _: None)
         optimizer = make_optimizer(plan.request.optimizer, model)
-        step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer)
+        pieces = pieces_of(plan.optimizations)
+        step = RunStep(plan.workload, device, model, device.inputs(plan.workload), optimizer, pieces=pieces)
         left = math.inf if until is None else (until - time.monotonic()) * _SHARE
         before = device.retries
         timing = device.seconds(step, warmup=max(1, plan.request.warmup), left_seconds=left)

@@ -34,7 +34,15 @@ from memviz.runner.output_check.layers import (
     in_float64,
     in_order,
 )
-from memviz.runner.output_check.model_runs import ComparedStep, GradientsOf, Inputs, Loss, StepResult, dropout_off
+from memviz.runner.output_check.model_runs import (
+    ComparedStep,
+    GradientsOf,
+    Inputs,
+    Loss,
+    Split,
+    StepResult,
+    dropout_off,
+)
 from memviz.runner.output_check.moved import holding, moved_weights, takes
 from memviz.runner.output_check.numerics import Claim, LaterGap, Numerics, OutputDifference
 from memviz.runner.output_check.rounding_bounds import (
@@ -71,18 +79,20 @@ def compare_outputs(
     steps: int = 4,
     seed: int = 0,
     withheld: Collection[str] = (),
+    split: Split | None = None,
 ) -> Numerics:
     """`build` gives a model with its weights; `inputs` are keyword arguments of one call, or of each micro-batch.
 
     `gradients` says where the changed model keeps them, by the parameters' names, if not in the parameters.
     `withheld` are outputs that the changed model does not give, and says so: the others are compared.
+    `split` is how a changed step takes its batch in pieces, where it does.
     """
     batches: Inputs = [inputs] if isinstance(inputs, Mapping) else list(inputs)
     if not batches:
         raise UsageError("There are no inputs to run the model on; give the keyword arguments of at least one call.")
     reference = build().train(training)
     step = ComparedStep([dict(batch) for batch in batches], training, loss or mean_of_output, seed)
-    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld))
+    comparison = _Comparison(reference, step, apply, claim, gradients, progress or _silent, frozenset(withheld), split)
     return comparison.run(optimizer, steps)
 
 
@@ -107,6 +117,7 @@ class _Comparison:
     gradients: GradientsOf | None
     progress: Progress
     withheld: frozenset[str] = frozenset()
+    split: Split | None = None
     arithmetic: Arithmetic = field(default_factory=Arithmetic)
     origin: nn.Module | None = None
     """What is changed, where it is not held against itself."""
@@ -128,7 +139,7 @@ class _Comparison:
             self.step.run(self.reference)
         with self._changed() as changed, computing_in(changed) as computes:
             types = stored_types(self.reference, changed)
-            self.step.run(changed, self.gradients)
+            self._changed_step.run(changed, self.gradients)
         # What is told to compute in a type of its own computes in no other, float64 neither.
         arithmetic = Arithmetic(frozenset(computes), None if computes - usual else doubled_copy)
         rounded = as_stored(self.reference, types)
@@ -172,7 +183,7 @@ class _Comparison:
 
     def _draws_like(self, ran: StepResult) -> bool:
         with self._changed() as changed:
-            return self.step.run(changed, self.gradients).draws_like(ran)
+            return self._changed_step.run(changed, self.gradients).draws_like(ran)
 
     @contextmanager
     def _changed(self) -> Iterator[nn.Module]:
@@ -202,13 +213,18 @@ class _Comparison:
     def _curve(self, make: MakeOptimizer, steps: int) -> tuple[float, ...]:
         return tuple(self.step.losses(deepcopy(self.reference), steps, make, None))
 
-    def _in_float64(self, model: nn.Module) -> StepResult | None:
+    @property
+    def _changed_step(self) -> ComparedStep:
+        """As the changed model is run."""
+        return replace(self.step, split=self.split)
+
+    def _in_float64(self, model: nn.Module, step: ComparedStep | None = None) -> StepResult | None:
         if self.arithmetic.in_float64 is None or not fits(model) or self.gradients is not None:
             return None
         self.progress("float64")
         try:
             with self.arithmetic.in_float64(model) as exact:
-                return self.step.run(exact, dtype=torch.float64)
+                return (step or self.step).run(exact, dtype=torch.float64)
         except Exception as error:  # not every model can compute in float64, and each fails in its own way
             self.notes.append(f"float64 could not be used for the whole model: {type(error).__name__}: {error}")
             return None
@@ -217,10 +233,10 @@ class _Comparison:
         self.progress("changed model")
         bounds = bounds_of(self.reference, self._tensors(), known.ran.outputs, self.step.device, self.arithmetic)
         with self._changed() as changed:
-            ours = self.step.run(changed, self.gradients)
+            ours = self._changed_step.run(changed, self.gradients)
             outputs = differences(self._given(known.ran), self._given(ours))
             beyond = known.exact is not None and _beyond(known.ran, ours, outputs, bounds)
-            exact = self._in_float64(changed) if beyond else None
+            exact = self._in_float64(changed, self._changed_step) if beyond else None
             stored = coarsest_stored(stored_types(self.reference, changed)) if self.claim == "lossy" else None
             gradients = self._gradients(changed, known, ours, exact)
             later = tuple(self._later(changed, known))
@@ -245,7 +261,7 @@ class _Comparison:
         if not known.weights or not takes(changed, known.weights, self.rests):
             return
         with holding(changed, known.weights):
-            ours = self.step.run(changed, self.gradients)
+            ours = self._changed_step.run(changed, self.gradients)
         for name, apart in differences(self._given(known.later), self._given(ours)).items():
             yield LaterGap("output", name, apart.relative_l2)
         gradients = self._gradients(changed, replace(known, ran=known.later, again=known.later, exact=None), ours, None)
@@ -323,7 +339,7 @@ class _Comparison:
         if known.losses is None or _elsewhere(changed, ours):
             return None
         self.progress("losses of the changed model")
-        mine = self.step.losses(changed, len(known.losses[0]), make, self.gradients)
+        mine = self._changed_step.losses(changed, len(known.losses[0]), make, self.gradients)
         return LossCurve(*known.losses, tuple(mine))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from memviz.errors import UsageError
 from memviz.runner.output_check.rounding_bounds import tolerances
-from memviz.runner.output_check.ulps import Counted, Ulps, ulps_between
+from memviz.runner.output_check.ulps import UlpCounts, Ulps, ulps_between
 
 PIECE = 1 << 18
 """Elements at a time: a handful of float64 arrays of 2 MiB, which caches still hold."""
@@ -141,7 +141,7 @@ class _DifferenceSums:
     reference_absmax: float = 0.0
     nonfinite: list[int] = field(default_factory=lambda: [0, 0, 0])
     spread: _Spread = field(default_factory=lambda: _Spread())
-    ulps: Counted = field(default_factory=Counted)
+    ulps: UlpCounts = field(default_factory=UlpCounts)
 
     def add(self, reference: Tensor, ours: Tensor) -> None:
         exact, mine = reference.to(torch.float64), ours.to(torch.float64)
@@ -167,9 +167,9 @@ class _DifferenceSums:
     def _count_nonfinite(self, exact: Tensor, mine: Tensor) -> Tensor:
         one, other = exact.isfinite(), mine.isfinite()
         same = (exact == mine) | (exact.isnan() & mine.isnan())
-        found = (~one, ~other, ~(one & other) & ~same)
-        self.nonfinite = [count + int(each.sum()) for count, each in zip(self.nonfinite, found, strict=True)]
-        self.outside += int(found[2].sum())
+        nonfinite = (~one, ~other, ~(one & other) & ~same)
+        self.nonfinite = [count + int(flags.sum()) for count, flags in zip(self.nonfinite, nonfinite, strict=True)]
+        self.outside += int(nonfinite[2].sum())
         return one & other
 
     def _add_elements(self, exact: Tensor, apart: Tensor) -> None:

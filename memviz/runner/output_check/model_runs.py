@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +16,8 @@ from memviz.runner.output_check.flatten import cloned, flatten
 Inputs = Sequence[Mapping[str, Any]]
 """Keyword arguments of model(...), one mapping per micro-batch."""
 Loss = Callable[[Any], Tensor]
+Split = Callable[[Mapping[str, Any]], Iterable[tuple[Mapping[str, Any], float]]]
+"""A batch in pieces, and the share of each."""
 GradientsOf = Callable[[nn.Module], Mapping[str, Tensor]]
 """Where the gradients are after backward, by the parameters' names."""
 
@@ -50,6 +52,8 @@ class ComparedStep:
     training: bool
     loss: Loss
     seed: int = 0
+    split: Split | None = None
+    """How training takes each micro-batch in pieces."""
 
     def run(
         self, model: nn.Module, gradients: GradientsOf | None = None, dtype: torch.dtype | None = None
@@ -69,11 +73,11 @@ class ComparedStep:
         self, model: nn.Module, gradients: GradientsOf | None, dtype: torch.dtype | None
     ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         model.zero_grad(set_to_none=True)
-        output, leaves = self._accumulate(model, dtype)
+        outputs, leaves = self._accumulate(model, dtype)
         all_gradients = {**dict((gradients or named_gradients)(model)), **_input_gradients(leaves)}
         kept = {name: gradient.detach().clone() for name, gradient in all_gradients.items()}
         model.zero_grad(set_to_none=True)
-        return _detached(flatten(output)), kept
+        return outputs, kept
 
     def losses(
         self, model: nn.Module, steps: int, make: Callable[..., Any], gradients: GradientsOf | None
@@ -86,9 +90,7 @@ class ComparedStep:
                 model.zero_grad(set_to_none=True)
                 total = 0.0
                 for batch in self.inputs:
-                    loss = self.loss(model(**cloned(batch))) / len(self.inputs)
-                    total += float(loss.detach().to(torch.float64))
-                    loss.backward()  # type: ignore[no-untyped-call]
+                    total += self._backward(model, cloned(batch))[1]
                 losses.append(total)
                 if gradients is not None:
                     _hand_over(model, gradients(model))
@@ -101,8 +103,9 @@ class ComparedStep:
         places = [tensor.device for batch in self.inputs for tensor in flatten(batch).values()]
         return next((place for place in places if place.type != "cpu"), torch.device("cpu"))
 
-    def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[Any, dict[str, Tensor]]:
-        output, leaves = None, {}
+    def _accumulate(self, model: nn.Module, dtype: torch.dtype | None) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+        outputs: dict[str, Tensor] = {}
+        leaves: dict[str, Tensor] = {}
         for batch in self.inputs:
             arguments = cloned(batch, dtype)
             for name, value in arguments.items():
@@ -110,10 +113,21 @@ class ComparedStep:
                     leaves[name] = value.requires_grad_()
                     # A copy: models may work in place, which a leaf that requires a gradient refuses.
                     arguments[name] = value.clone()
-            output = model(**arguments)
+            outputs, _ = self._backward(model, arguments)
+        return outputs, leaves
+
+    def _backward(self, model: nn.Module, arguments: dict[str, Any]) -> tuple[dict[str, Tensor], float]:
+        """Through one micro-batch: what it gives, and its part of the loss."""
+        outputs, shares, total = [], [], 0.0
+        for piece, share in [(arguments, 1.0)] if self.split is None else self.split(arguments):
+            output = model(**piece)
             loss = self.loss(output) / len(self.inputs)
+            loss = loss if share == 1 else loss * share
             loss.backward()  # type: ignore[no-untyped-call]
-        return output, leaves
+            total += float(loss.detach().to(torch.float64))
+            outputs.append(_detached(flatten(output)))
+            shares.append(share)
+        return _joined(outputs, shares), total
 
     @contextmanager
     def _repeatable(self, model: nn.Module) -> Iterator[None]:
@@ -140,6 +154,20 @@ def _hand_over(model: nn.Module, gradients: Mapping[str, Tensor]) -> None:
     for name, parameter in model.named_parameters():
         if name in gradients:
             parameter.grad = gradients[name].to(parameter.dtype).reshape(parameter.shape)
+
+
+def _joined(outputs: Sequence[dict[str, Tensor]], shares: Sequence[float]) -> dict[str, Tensor]:
+    """What pieces gave, as the whole batch would: rows one after the other, and of a number the mean."""
+    if len(outputs) == 1:
+        return outputs[0]
+    joined = {}
+    for name, first in outputs[0].items():
+        parts = [output[name] for output in outputs]
+        if first.dim():
+            joined[name] = torch.cat(parts)
+        else:
+            joined[name] = torch.stack([part * share for part, share in zip(parts, shares, strict=True)]).sum()
+    return joined
 
 
 def _detached(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

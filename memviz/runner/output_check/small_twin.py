@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,9 +11,11 @@ from torch import nn
 
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.output_check.compare_outputs import compare_outputs
-from memviz.runner.plan import Plan, fitted
+from memviz.runner.plan import Plan, fitted, pieces_of
 from memviz.runner.step import Tell
+from memviz.runner.workloads import Workload
 from optimizations import apply_all
+from optimizations.gradient_accumulation import GradientAccumulation
 
 
 def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
@@ -23,7 +26,9 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
     twin = plan.workload.small()
     place = place_of(mode)
     chosen = [change for change in plan.optimizations if change.name != "allocator_settings"]
-    changes = tuple(fitted(change, {}, twin) for change in chosen)
+    pieces = _pieces_of(plan, twin)
+    passes = twin.micro_batches * (1 if pieces is None else pieces.pieces)
+    changes = tuple(fitted(change, {}, passes) for change in chosen)
     # Twins are too small to gain by threads, and threads that wait for each other cost whole seconds.
     torch.set_num_threads(1)
 
@@ -42,8 +47,15 @@ def numerics_of(plan: Plan, tell: Tell, mode: str) -> dict[str, Any] | None:
         training=twin.training,
         claim=plan.claim,
         withheld={name for change in changes for name in getattr(change, "withholds", ())},
+        split=None if pieces is None else pieces.split,
     )
     return {"on": f"{twin.describe()}, on {place.type}", **numerics.as_json()}
+
+
+def _pieces_of(plan: Plan, twin: Workload) -> GradientAccumulation | None:
+    """A twin's batch is small, and so are its pieces."""
+    pieces, batch = pieces_of(plan.optimizations), getattr(twin, "batch", None)
+    return replace(pieces, pieces=min(pieces.pieces, batch)) if pieces is not None and batch else pieces
 
 
 def place_of(mode: str) -> torch.device:

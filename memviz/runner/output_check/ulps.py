@@ -45,7 +45,7 @@ def _ordered(values: Tensor) -> Tensor:
     return torch.where(bits < 0, -(bits - torch.iinfo(kind).min), bits)
 
 
-class Counted:
+class UlpCounts:
     """Ulps gathered over the pieces of a large tensor."""
 
     def __init__(self) -> None:

@@ -141,10 +141,12 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         self.operators.add(treatment.name)
         if treatment.gives_new:
+            there = [arg for arg in tensors_in(args) if arg.is_meta]
+            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
             for number, tensor in enumerate(tensors_in(out)):
                 if tensor.is_meta:
                     self._rule = _rule_of_result(treatment.rule, number)
-                    self._has(tensor, treatment, args, kwargs)
+                    self._has(tensor, treatment, there, known, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
@@ -239,15 +241,17 @@ class AllocationRecorder:
         if parameter.grad is not None and not self.ledger.closed:
             self.know(parameter.grad, Category.GRADIENT)
 
-    def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any, kwargs: Any) -> None:
+    def _has(
+        self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], known: set[int], kwargs: Any
+    ) -> None:
+        """`there` are the operator's own tensors on the device, `known` the storages of these."""
         if tensor.layout is not torch.strided:
             raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:
             return
-        there = [arg for arg in tensors_in(args) if arg.is_meta]
-        if any(arg.untyped_storage()._cdata == storage._cdata for arg in there):
+        if storage._cdata in known:
             # A view under another name, of memory that is not on this device.
             return
         if self._is_nowhere(there, kwargs):

@@ -293,10 +293,10 @@ def _of_whole(own: str, one: UnknownNumber, other: Any) -> UnknownNumber:
     if one.stands is None or not isinstance(other, int):
         return UnknownNumber(one.line, isinstance(other, int) and "truediv" not in own, one.assumptions)
     try:
-        found = getattr(one.stands, own)(other)
+        standing = getattr(one.stands, own)(other)
     except ZeroDivisionError:
-        found = STANDS
-    stands = found if isinstance(found, int) else None
+        standing = STANDS
+    stands = standing if isinstance(standing, int) else None
     return UnknownNumber(one.line, stands is not None, one.assumptions, stands)
 
 

@@ -47,7 +47,7 @@ class GraphPools:
 
     def forget_values(self, pool: PoolId) -> None:
         """Of what a graph made: each replay computes it anew from what lies in its inputs then."""
-        taken = [each for each in self._ledger.live.values() if each.block.pool.owner.id == pool]
+        taken = [held for held in self._ledger.live.values() if held.block.pool.owner.id == pool]
         with torch._C.DisableTorchFunction(), _disable_current_modes():
             for allocation in taken:
                 storage = None if allocation.storage is None else allocation.storage()

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from memviz.runner.predict.ledger import Ledger
-from memviz.runner.predict.predicted_trace import Kept
+from memviz.runner.predict.predicted_trace import KeptTrace
 from memviz.runner.predict.torch_patches import Patches
 from memviz.trace.formats.write_snapshot import snapshot_dict, write_pickle
 from memviz.trace.model import ACTION_NAMES, Action, Ints8, Trace
@@ -24,7 +24,7 @@ _GIVEN_BACK = frozenset({Action.SEGMENT_FREE, Action.SEGMENT_UNMAP})
 
 
 @dataclass(frozen=True)
-class Window:
+class HistoryWindow:
     """One file that the program dumped, and the peaks within what it shows."""
 
     file: str
@@ -35,8 +35,8 @@ class Window:
 
 
 class MemoryHistory:
-    def __init__(self, ledger: Ledger, trace_of: Callable[[Kept], Trace]) -> None:
-        self.windows: list[Window] = []
+    def __init__(self, ledger: Ledger, trace_of: Callable[[KeptTrace], Trace]) -> None:
+        self.windows: list[HistoryWindow] = []
         self._ledger = ledger
         self._trace_of = trace_of
         self._is_on = False
@@ -88,7 +88,7 @@ class MemoryHistory:
         if ranges and ranges[-1][1] is None:
             ranges[-1] = ranges[-1][0], at
 
-    def _kept(self) -> Kept:
+    def _kept(self) -> KeptTrace:
         history = self._ledger.history
         count = len(history)
         shown = [np.arange(first, count if end is None else end) for first, end in self._since]
@@ -101,7 +101,7 @@ class MemoryHistory:
         def recorded(number: int) -> bool:
             return any(first <= number and (end is None or number < end) for first, end in ranges)
 
-        return Kept(places[max(0, len(places) - self._most) :], self._kinds(), recorded, self._only_python)
+        return KeptTrace(places[max(0, len(places) - self._most) :], self._kinds(), recorded, self._only_python)
 
     def _kinds(self) -> frozenset[Action]:
         if self._level < _LEVELS.index("alloc"):
@@ -121,7 +121,9 @@ class MemoryHistory:
         kept = self._kept()
         with open(filename, "wb") as file:
             write_pickle(self._trace_of(kept), file)
-        self.windows.append(Window(os.fspath(filename), len(kept.events), *peaks_within(self._ledger, kept.events)))
+        self.windows.append(
+            HistoryWindow(os.fspath(filename), len(kept.events), *peaks_within(self._ledger, kept.events))
+        )
         self._note()
 
     def _note(self) -> None:

@@ -52,7 +52,7 @@ class CardType(metaclass=_CardType):
 def cast(tensor: Tensor, kind: Any) -> Any:
     """`tensor.type(kind)`; NotImplemented where torch's own is right."""
     name = kind.__name__ if isinstance(kind, _CardType) else kind
-    if isinstance(name, str) and name.removeprefix("torch.") in (f"cuda.{each}" for each in _TYPES):
+    if isinstance(name, str) and name.removeprefix("torch.") in (f"cuda.{type_name}" for type_name in _TYPES):
         return tensor.to(META, _TYPES[name.rpartition(".")[2]])
     if isinstance(kind, _CardType):
         return tensor.to(META, kind.dtype)

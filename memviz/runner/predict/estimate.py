@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from memviz.allocator.context import Context, context_on
+from memviz.allocator.context import CudaContext, context_on
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
-from memviz.runner.predict.cuda_history import Window
+from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.rank import Rank
@@ -54,7 +54,7 @@ class Estimate:
     """Of an optimizer."""
     rank: Rank | None = None
     """Which process of a group ran."""
-    windows: tuple[Window, ...] = ()
+    windows: tuple[HistoryWindow, ...] = ()
     assumed: tuple[Stated, ...] = ()
     notes: tuple[str, ...] = ()
     operators: frozenset[str] = frozenset()
@@ -91,7 +91,7 @@ class Estimate:
         return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
 
     @property
-    def context(self) -> Context:
+    def context(self) -> CudaContext:
         """What lies on the card beside PyTorch's allocator, from the least to the most."""
         return context_on(self.card.name)
 
@@ -166,8 +166,8 @@ def _by_category(device: DeviceTrace) -> dict[str, int]:
             held[address] = (categories[number], size)
         elif is_free:
             held.pop(address, None)
-    found: dict[str, int] = {}
+    bytes_of: dict[str, int] = {}
     for category, size in held.values():
         name = Category(category).name.lower()
-        found[name] = found.get(name, 0) + size
-    return dict(sorted(found.items(), key=lambda item: -item[1]))
+        bytes_of[name] = bytes_of.get(name, 0) + size
+    return dict(sorted(bytes_of.items(), key=lambda item: -item[1]))

@@ -31,7 +31,7 @@ class Counted(StrEnum):
 
 
 @dataclass(frozen=True)
-class Rule:
+class PredictorRule:
     name: str
     standing: Standing
     because: str
@@ -49,88 +49,90 @@ class Rule:
 
 
 _AMPERE_TO_ADA = (80, 89)
-CUBLAS = Rule("cuBLAS's workspaces", Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA)
+CUBLAS = PredictorRule(
+    "cuBLAS's workspaces", Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA
+)
 """Taken by a handle, once a thread and stream, so no operator is named."""
 NCCL = "NCCL's buffers"
 CONVOLUTIONS, SORTS, RECURRENT_LAYERS = "cuDNN's convolutions", "sorting and scanning", "cuDNN's recurrent layers"
 _PROVED = (
     CUBLAS,
-    Rule("casts of autocast, and those it keeps", Standing.PROVED, "train-mixed-precision, train-late-start"),
-    Rule("gradients written into zeros in place", Standing.PROVED, "train-late-start, few-frames"),
-    Rule("colons as slices, up to torch 2.6", Standing.PROVED, "train-complete"),
-    Rule("einsum's operands as they come, up to torch 2.8", Standing.PROVED, "train-weights-first"),
-    Rule(
+    PredictorRule("casts of autocast, and those it keeps", Standing.PROVED, "train-mixed-precision, train-late-start"),
+    PredictorRule("gradients written into zeros in place", Standing.PROVED, "train-late-start, few-frames"),
+    PredictorRule("colons as slices, up to torch 2.6", Standing.PROVED, "train-complete"),
+    PredictorRule("einsum's operands as they come, up to torch 2.8", Standing.PROVED, "train-weights-first"),
+    PredictorRule(
         "buffers of sums, means and extremes",
         Standing.PROVED,
         "train-late-start, few-frames, train-weights-first",
         ("sum", "mean", "max", "min"),
     ),
-    Rule(
+    PredictorRule(
         "indices sorted to add at them",
         Standing.PROVED,
         "few-frames, train-weights-first",
         ("index_put", "index_put_", "_index_put_impl_"),
         proved_on=_AMPERE_TO_ADA,
     ),
-    Rule(
+    PredictorRule(
         "copies for products of what lies badly",
         Standing.PROVED,
         "small-complete, train-weights-first",
         ("mm", "bmm", "baddbmm"),
     ),
-    Rule(
+    PredictorRule(
         "cublasLt's workspace for a bias",
         Standing.PROVED,
         "biases-and-mask",
         ("addmm",),
         proved_on=_AMPERE_TO_ADA,
     ),
-    Rule("statistics of LayerNorm", Standing.PROVED, "biases-and-mask", ("native_layer_norm",), Counted.REST),
-    Rule("numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", ("pow",)),
+    PredictorRule("statistics of LayerNorm", Standing.PROVED, "biases-and-mask", ("native_layer_norm",), Counted.REST),
+    PredictorRule("numbers raised to the power of tensors", Standing.PROVED, "train-weights-first", ("pow",)),
 )
 _READ = (
-    Rule(
+    PredictorRule(
         "flash attention",
         Standing.READ,
         "flash_api.cpp",
         ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
         Counted.REST,
     ),
-    Rule(
+    PredictorRule(
         "memory-efficient attention",
         Standing.READ,
         "attention.cu; without gradients it is as recorded in biases-and-mask",
         ("_scaled_dot_product_efficient_attention",),
         Counted.REST,
     ),
-    Rule("masks of dropout", Standing.READ, "Dropout.cu", ("native_dropout",), Counted.REST),
-    Rule(
+    PredictorRule("masks of dropout", Standing.READ, "Dropout.cu", ("native_dropout",), Counted.REST),
+    PredictorRule(
         "statistics of other norms, and gradients of norms",
         Standing.READ,
         "layer_norm_kernel.cu, group_norm_kernel.cu",
         ("native_layer_norm_backward", "native_group_norm", "native_group_norm_backward"),
         Counted.REST,
     ),
-    Rule(
+    PredictorRule(
         "softmax of what is strided",
         Standing.READ,
         "SoftMax.cu",
         ("_softmax", "_softmax_backward_data", "_log_softmax", "_log_softmax_backward_data"),
     ),
-    Rule(
+    PredictorRule(
         "lists of tensors in optimizers and norms",
         Standing.READ,
         "torch/optim, ForeachReduceOp.cu",
         ("_foreach_norm", "_foreach_sqrt", "_foreach_div", "_foreach_mul", "_foreach_add", "_foreach_neg"),
         Counted.ALL,
     ),
-    Rule(
+    PredictorRule(
         "fused optimizers take nothing",
         Standing.READ,
         "fused_adam_impl.cu",
         ("_fused_adam_", "_fused_adamw_", "_fused_sgd_", "_fused_adagrad_"),
     ),
-    Rule(
+    PredictorRule(
         "buffers of other reductions",
         Standing.READ,
         "Reduce.cuh",
@@ -140,11 +142,13 @@ _READ = (
             *("mse_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy"),
         ),
     ),
-    Rule("cublasLt's workspace for scaled products", Standing.READ, "Blas.cpp", ("_addmm_activation", "_scaled_mm")),
-    Rule(
+    PredictorRule(
+        "cublasLt's workspace for scaled products", Standing.READ, "Blas.cpp", ("_addmm_activation", "_scaled_mm")
+    ),
+    PredictorRule(
         "indices that lie on the host or strided", Standing.READ, "TensorAdvancedIndexing.cpp", ("index", "embedding")
     ),
-    Rule(
+    PredictorRule(
         "padding of what is strided",
         Standing.READ,
         "ReflectionPad.cu, ReplicationPadding.cu",
@@ -155,22 +159,22 @@ _READ = (
             for backward in ("", "_backward")
         ),
     ),
-    Rule(
+    PredictorRule(
         "lists that NCCL gathers and scatters, and its barriers",
         Standing.READ,
         "ProcessGroupNCCL.cpp",
         ("allgather_", "reduce_scatter_", "barrier"),
     ),
-    Rule("CTC losses", Standing.READ, "LossCTC.cu", ("_ctc_loss", "_ctc_loss_backward")),
+    PredictorRule("CTC losses", Standing.READ, "LossCTC.cu", ("_ctc_loss", "_ctc_loss_backward")),
 )
 _ESTIMATED = (
-    Rule(
+    PredictorRule(
         "memory-efficient attention, backward",
         Standing.ESTIMATED,
         "its gradients are summed in fp32",
         ("_scaled_dot_product_efficient_attention_backward",),
     ),
-    Rule(
+    PredictorRule(
         "gradients of embeddings with many indices",
         Standing.ESTIMATED,
         "EmbeddingBackwardKernel.cu, without the scratch of its scans",
@@ -178,32 +182,32 @@ _ESTIMATED = (
     ),
 )
 _MISSING = (
-    Rule(
+    PredictorRule(
         CONVOLUTIONS,
         Standing.MISSING,
         "cuDNN chooses a workspace as it runs",
         ("convolution", "convolution_backward", "cudnn_convolution", "cudnn_convolution_transpose"),
     ),
-    Rule(
+    PredictorRule(
         "cuDNN's attention",
         Standing.MISSING,
         "its plan decides on a workspace",
         ("_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward"),
     ),
-    Rule(
+    PredictorRule(
         "cuDNN's batch norm",
         Standing.MISSING,
         "it may keep a reserve for backward",
         ("native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm"),
     ),
-    Rule(RECURRENT_LAYERS, Standing.MISSING, "they are predicted step by step", ("recurrent layer",)),
-    Rule(
+    PredictorRule(RECURRENT_LAYERS, Standing.MISSING, "they are predicted step by step", ("recurrent layer",)),
+    PredictorRule(
         SORTS,
         Standing.MISSING,
         "they take copies of about their input's size",
         ("sort", "topk", "argsort", "unique_dim", "_unique2", "multinomial", "cumsum", "cumprod"),
     ),
-    Rule(
+    PredictorRule(
         "libraries of linear algebra and of Fourier transforms",
         Standing.MISSING,
         "cuSOLVER and cuFFT take workspaces",
@@ -212,14 +216,14 @@ _MISSING = (
             *("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
         ),
     ),
-    Rule(
+    PredictorRule(
         NCCL,
         Standing.MISSING,
         "they lie beside PyTorch's allocator",
         ("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
     ),
 )
-RULES: tuple[Rule, ...] = (*_PROVED, *_READ, *_ESTIMATED, *_MISSING)
+RULES: tuple[PredictorRule, ...] = (*_PROVED, *_READ, *_ESTIMATED, *_MISSING)
 NO_RULE = 255
 _NUMBERS = {operator: number for number, rule in enumerate(RULES) for operator in rule.operators}
 CUBLAS_NUMBER = RULES.index(CUBLAS)

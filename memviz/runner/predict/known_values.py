@@ -113,15 +113,15 @@ class KnownValues:
         """The host's result of an operator whose answer, or the size of it, lies in the values."""
         return func(*self._twins(args), **_on_host(self._twins(kwargs)))
 
-    def on_device(self, found: Any, reason: str) -> Any:
+    def on_device(self, result: Any, reason: str) -> Any:
         """What was found on the host, as tensors of the device."""
-        if isinstance(found, list | tuple):
-            return type(found)(self.on_device(item, reason) for item in found)
-        if not isinstance(found, Tensor):
-            return found
-        made = torch.empty_strided(found.shape, found.stride(), dtype=found.dtype, device="meta")
+        if isinstance(result, list | tuple):
+            return type(result)(self.on_device(item, reason) for item in result)
+        if not isinstance(result, Tensor):
+            return result
+        made = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device="meta")
         if _is_small(made):
-            self.put(made, found, reason)
+            self.put(made, result, reason)
         return made
 
     def reason_of(self, args: Any, kwargs: Any) -> str:
@@ -161,8 +161,8 @@ class KnownValues:
                 return self.put_all_alike(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
-            found = tensors_of(self._result(func, args, kwargs))
-            for made, values in zip(tensors_of(out), found, strict=True):
+            results = tensors_of(self._result(func, args, kwargs))
+            for made, values in zip(tensors_of(out), results, strict=True):
                 if made.is_meta and not self._shares(made, args):
                     self.put(made, values, reason)
         elif len(new) == 1 and (one := self._alike(func, args, kwargs)) is not None:
@@ -242,8 +242,8 @@ class KnownValues:
             return None
         rest = iter(numbers)
         ones = with_each(lambda tensor: next(rest).expand([1] * tensor.dim()).clone(), (args, kwargs))
-        found: Tensor = func(*ones[0], **_on_host(ones[1]))
-        return found.reshape(-1)[0].item() if isinstance(found, Tensor) else None
+        result: Tensor = func(*ones[0], **_on_host(ones[1]))
+        return result.reshape(-1)[0].item() if isinstance(result, Tensor) else None
 
     def _single(self, number: Any) -> Any:
         if not isinstance(number, Tensor):

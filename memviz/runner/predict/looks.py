@@ -127,19 +127,19 @@ class Looks:
     def _places(self, treatment: Treatment, tensor: Tensor) -> Tensor:
         count = self._count(tensor)
         where = "meta" if tensor.is_meta else "cpu"
-        found = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
+        places = torch.empty((count, tensor.dim()), dtype=torch.long, device=where)
         if tensor.is_meta:
-            self._recorder.ran(treatment, (tensor,), {}, found)
+            self._recorder.ran(treatment, (tensor,), {}, places)
         first = torch.arange(count).unsqueeze(1) if tensor.dim() < 2 else None
         if first is None:
             first = torch.stack(torch.unravel_index(torch.arange(count), tensor.shape), 1)
         if tensor.dim() == 0:
-            return found
+            return places
         if not tensor.is_meta:
-            return found.copy_(first)
-        if found.nbytes <= _MOST_PLACES:
-            self._host.known.put(found, first, _ALL_TRUE)
-        return found
+            return places.copy_(first)
+        if places.nbytes <= _MOST_PLACES:
+            self._host.known.put(places, first, _ALL_TRUE)
+        return places
 
     def _count(self, tensor: Tensor) -> int:
         given = self._recorder.assumptions.given()

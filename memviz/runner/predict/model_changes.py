@@ -30,6 +30,9 @@ def optimizations_named(texts: Sequence[str], knobs: Sequence[tuple[str, str]]) 
         for name in names:
             said[name] = {**said[name], knob: value}
     chosen = tuple(optimization_named(name, given) for name, given in said.items())
+    for change in chosen:
+        if getattr(change, "changes_loop", False):
+            raise UsageError(f"{change.name} changes a loop and no model: change the script's own, as its file says.")
     try:
         check_together(chosen)
     except ValueError as error:

@@ -90,11 +90,11 @@ def families_of(operators: Iterable[str]) -> frozenset[str]:
 
 @cache
 def _families() -> dict[str, str]:
-    found = {name: PRODUCTS for packet in USES_CUBLAS for name in _overloads(packet)}
+    families = {name: PRODUCTS for packet in USES_CUBLAS for name in _overloads(packet)}
     for family, names in _NAMED.items():
         for name in names:
-            found |= dict.fromkeys(_overloads(getattr(aten, name)), family)
-    return found | {RECURRENT: RECURRENT_LAYERS, COLLECTIVES: COLLECTIVES}
+            families |= dict.fromkeys(_overloads(getattr(aten, name)), family)
+    return families | {RECURRENT: RECURRENT_LAYERS, COLLECTIVES: COLLECTIVES}
 
 
 def _overloads(packet: Any) -> list[str]:

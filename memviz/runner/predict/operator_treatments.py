@@ -34,6 +34,7 @@ _MADE_OF_OTHERS = {
     aten.soft_margin_loss.default,
 }
 """Operators that CUDA runs as several others, with tensors between them."""
+_GROUPED = {getattr(aten, name) for name in ("_grouped_mm",) if hasattr(aten, name)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +103,14 @@ def _formula_of(packet: Any) -> Formula | None:
     """torch's own: matrix products, convolutions and attention have one."""
     from torch.utils.flop_counter import flop_registry
 
-    formula: Formula | None = flop_registry.get(packet)
+    formula: Formula | None = flop_registry.get(packet, _grouped_flops if packet in _GROUPED else None)
     return formula
+
+
+def _grouped_flops(left: torch.Tensor, right: torch.Tensor, *_: Any, **__: Any) -> int:
+    """Of the products of experts, for which torch has no formula. Groups lie in rows, columns or what is summed."""
+    groups = left.size(0) if left.dim() == right.dim() == 3 else 1
+    return 2 * groups * left.size(-2) * left.size(-1) * right.size(-1)
 
 
 def _name(func: Operator) -> str:

@@ -26,7 +26,7 @@ _MAGNITUDES = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 @dataclass(frozen=True)
-class OutOfMemory:
+class PretendedOutOfMemory:
     """One allocation that failed, whether or not the program went on."""
 
     event: int
@@ -44,7 +44,7 @@ class OutOfMemoryReport:
     """What is told when an allocation fails, and to whom."""
 
     def __init__(self, card: CardMemory) -> None:
-        self.failures: list[OutOfMemory] = []
+        self.failures: list[PretendedOutOfMemory] = []
         self.observers: list[Observer] = []
         self._card = card
 
@@ -53,12 +53,12 @@ class OutOfMemoryReport:
         return max(0, self._card.usable_bytes - allocator.statistics.reserved)
 
     def of(self, failure: AllocationFailed, allocator: CachingAllocator, event: int) -> BaseException:
-        asked, free = failure.asked_of_device, self.free_bytes(allocator)
+        requested, free = failure.asked_of_device, self.free_bytes(allocator)
         allowed = self._card.total_bytes if allocator.limit is None else allocator.limit
-        figures = (failure.requested, asked, failure.allocated, failure.reserved)
-        self.failures.append(OutOfMemory(event, line_of_caller(), *figures))
+        figures = (failure.requested, requested, failure.allocated, failure.reserved)
+        self.failures.append(PretendedOutOfMemory(event, line_of_caller(), *figures))
         for observer in self.observers:
-            observer(0, asked, allowed, free)
+            observer(0, requested, allowed, free)
         return OutOfMemoryError(self._text(failure, free, allocator.limit))
 
     def _text(self, failure: AllocationFailed, free: int, limit: int | None) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.device import DeviceMemory
+from memviz.allocator.replayer import SaidBetween
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
@@ -27,7 +28,7 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.autocast import Autocast, followed
 from memviz.runner.predict.cards import KnownCard
-from memviz.runner.predict.cuda_history import MemoryHistory, Window
+from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.group.layout import Layout
@@ -37,9 +38,9 @@ from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.operator_families import COLLECTIVES
-from memviz.runner.predict.out_of_memory import OutOfMemory, OutOfMemoryReport, card_memory
+from memviz.runner.predict.out_of_memory import OutOfMemoryReport, PretendedOutOfMemory, card_memory
 from memviz.runner.predict.place import place_model
-from memviz.runner.predict.predicted_trace import Kept, PhaseMarks, trace_of
+from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
 from memviz.runner.predict.program_threads import SharedAllocationMode
@@ -100,6 +101,7 @@ class PredictedDevice:
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
+        self._peaks_from = 0
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
@@ -191,6 +193,11 @@ class PredictedDevice:
     def reset_peak(self) -> None:
         self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
         self.recorder.ledger.allocator.statistics.reset_peak()
+        self._peaks_from = len(self.recorder.ledger.history)
+
+    @property
+    def said_between(self) -> SaidBetween:
+        return SaidBetween(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
         """As a program may say while it runs; what is laid out already stays as it is."""
@@ -242,12 +249,12 @@ class PredictedDevice:
         return max(self._highest[0], self.peak_requested_bytes)
 
     @property
-    def windows(self) -> tuple[Window, ...]:
+    def windows(self) -> tuple[HistoryWindow, ...]:
         """The files that the program's own history was dumped to."""
         return tuple(self._history.windows)
 
     @property
-    def out_of_memory(self) -> tuple[OutOfMemory, ...]:
+    def out_of_memory(self) -> tuple[PretendedOutOfMemory, ...]:
         """What the program could not have, whether or not it went on."""
         return tuple(self._report.failures)
 
@@ -288,7 +295,7 @@ class PredictedDevice:
     def finish(self) -> Trace:
         return self._trace(None)
 
-    def _trace(self, kept: Kept | None) -> Trace:
+    def _trace(self, kept: KeptTrace | None) -> Trace:
         """Of the whole run, or what a file of this moment shows of it."""
         self.recorder.know_parameters()
         about = About("predicted", on=self.card.name, facts={**self._own_facts(), **self._facts})

@@ -45,7 +45,7 @@ class PhaseMarks:
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptTrace:
     """What of a run one file shows: a history may begin late, forget, and leave stacks out."""
 
     events: Ints8
@@ -66,7 +66,7 @@ def trace_of(
     *,
     settings: Any,
     about: About,
-    kept: Kept | None = None,
+    kept: KeptTrace | None = None,
 ) -> Trace:
     """The whole run; `kept` makes it what a file of that moment shows."""
     with ledger.lock:
@@ -105,7 +105,7 @@ def trains(trace: Trace) -> bool:
     return labels is not None and bool(np.isin(labels.phase, (Phase.BACKWARD, Phase.STEP)).any())
 
 
-def _annotations(marks: PhaseMarks, kept: Kept | None, events: Events) -> Annotations:
+def _annotations(marks: PhaseMarks, kept: KeptTrace | None, events: Events) -> Annotations:
     time = np.array(marks.time, dtype=np.int64)
     shown = np.ones(len(time), dtype=np.bool_)
     if kept is not None:
@@ -115,7 +115,7 @@ def _annotations(marks: PhaseMarks, kept: Kept | None, events: Events) -> Annota
     )
 
 
-def _kept_events(events: Events, kept: Kept, interner: Interner) -> Events:
+def _kept_events(events: Events, kept: KeptTrace, interner: Interner) -> Events:
     chosen = Events(**{name: column[kept.events] for name, column in events.columns()})
     has_stack = np.isin(chosen.action, [int(action) for action in kept.stacks_of])
     stack = np.where(has_stack, chosen.stack, NO_STACK).astype(np.int32)
@@ -172,7 +172,7 @@ def _labels(known: AllocationColumns, cause: Ints8) -> Labels:
     return Labels(**labels)
 
 
-def _final_state(ledger: Ledger, interner: Interner, kept: Kept | None) -> tuple[Segments, Blocks, Ints8]:
+def _final_state(ledger: Ledger, interner: Interner, kept: KeptTrace | None) -> tuple[Segments, Blocks, Ints8]:
     """With the stacks of what made each segment and block, and the allocation in each block."""
     segments, blocks, cause = final_state(ledger.allocator, pool=interner.pool, stream=interner.stream)
     shows: Callable[[int], bool] = (lambda number: True) if kept is None else kept.recorded

@@ -134,10 +134,10 @@ class SavedFiles:
                 were_there.add(getattr(storage, "_untyped_storage", storage)._cdata)
             return storage
 
-        found = self.load(f, on_host, *args, **kwargs)
+        loaded = self.load(f, on_host, *args, **kwargs)
         if map_location is not None:
-            return self._moved(found, map_location)
-        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in were_there else t, found)
+            return self._moved(loaded, map_location)
+        return _mapped(lambda t: t.to(META) if t.untyped_storage()._cdata in were_there else t, loaded)
 
     def _means_card(self, location: Any) -> bool:
         return self._named.means_us(location, numbers=True)

@@ -21,16 +21,16 @@ _LEAST_SAID = 1 << 20
 def unproven_of(recorder: AllocationRecorder) -> tuple[Unproven, ...]:
     """In the order of the table."""
     highest, at_peak = _by_rule(recorder)
-    found = []
+    unproven = []
     for number, rule in enumerate(RULES):
         standing = rule.standing_on(recorder.card)
         if standing is Standing.MISSING and number in recorder.missing:
             likely, most = recorder.missing[number]
-            found.append(Unproven(rule.name, standing, rule.because, likely, 0, most))
+            unproven.append(Unproven(rule.name, standing, rule.because, likely, 0, most))
         elif standing not in (Standing.PROVED, Standing.MISSING) and highest.get(number):
             held = at_peak.get(number, 0)
-            found.append(Unproven(rule.name, standing, rule.because, highest[number], held, None))
-    return tuple(found)
+            unproven.append(Unproven(rule.name, standing, rule.because, highest[number], held, None))
+    return tuple(unproven)
 
 
 def _by_rule(recorder: AllocationRecorder) -> tuple[dict[int, int], dict[int, int]]:

@@ -59,7 +59,7 @@ def is_recording() -> bool:
     return bool(_on)
 
 
-class MemoryHistory:
+class RecordedHistory:
     """On from `start` to `stop`; `stop` may be called any number of times, and has to be."""
 
     def __init__(

@@ -22,7 +22,7 @@ from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator, first_line
 from memviz.runner.record.hard_exit import before_hard_exit
 from memviz.runner.record.log import Log
-from memviz.runner.record.memory_history import MemoryHistory, StackKind, Taken
+from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
 from memviz.runner.record.recording import free_path, notes_of, read_taken
 from memviz.runner.record.script import Script
 from memviz.runner.record.signals import Signals, end_by
@@ -49,7 +49,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
-    history = MemoryHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
+    history = RecordedHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
     keeper = _Keeper(history, path, script.name)
     signals = Signals(keeper.answers())
     accelerator.when_used(keeper.start)
@@ -115,7 +115,7 @@ class _Interrupted:
 class _Keeper:
     """Takes and writes, one at a time, whichever thread asks."""
 
-    def __init__(self, history: MemoryHistory, path: Path, script: str) -> None:
+    def __init__(self, history: RecordedHistory, path: Path, script: str) -> None:
         self.history = history
         self.path = path
         self.script = script

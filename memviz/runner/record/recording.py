@@ -17,7 +17,7 @@ from memviz.errors import MemvizError, UsageError
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.record.labelling import labelled
 from memviz.runner.record.log import Log
-from memviz.runner.record.memory_history import MemoryHistory, StackKind, Taken
+from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
 from memviz.runner.record.write_recording import own_words, write_snapshot
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
@@ -34,7 +34,7 @@ _NO_LIMIT = 2**62
 class Recording:
     """One history from its start to its end. `trace` is there when it is over."""
 
-    def __init__(self, history: MemoryHistory, device: int, facts: Mapping[str, str]) -> None:
+    def __init__(self, history: RecordedHistory, device: int, facts: Mapping[str, str]) -> None:
         from memviz.runner.record.model_hooks import ModelHooks
 
         self.history = history
@@ -66,7 +66,7 @@ class Recording:
 
 
 def read_taken(
-    history: MemoryHistory, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
+    history: RecordedHistory, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
 ) -> Trace:
     """What was taken, as a Trace with the log's labels, on one GPU or, where that is None, on all of them."""
     accelerator = history.accelerator
@@ -114,7 +114,7 @@ def recording(
     accelerator = accelerator or find_accelerator()
     accelerator.wake()
     index = int(accelerator.api.current_device()) if device is None else device
-    history = MemoryHistory(accelerator, stacks=stacks, max_entries=max_entries, device=index)
+    history = RecordedHistory(accelerator, stacks=stacks, max_entries=max_entries, device=index)
     done = Recording(history, index, facts={})
     try:
         history.start()
@@ -171,7 +171,7 @@ def trace_of(snapshot: dict[str, Any], about: About) -> Trace:
         raise UsageError(f"Nothing was allocated on the GPU while it was recorded ({error})") from None
 
 
-def notes_of(history: MemoryHistory, taken: Taken) -> tuple[Note, ...]:
+def notes_of(history: RecordedHistory, taken: Taken) -> tuple[Note, ...]:
     kept = history.lost(taken)
     if not kept:
         return ()

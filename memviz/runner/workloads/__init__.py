@@ -17,6 +17,7 @@ from memviz.runner.workloads.gpt2 import Gpt2
 from memviz.runner.workloads.hunyuan_video import HunyuanVideo
 from memviz.runner.workloads.llama import Llama
 from memviz.runner.workloads.ltx_video import LtxVideo
+from memviz.runner.workloads.mixtral import Mixtral
 from memviz.runner.workloads.own import is_own, own_workload
 from memviz.runner.workloads.qwen3 import Qwen3
 from memviz.runner.workloads.sdxl import Sdxl
@@ -40,6 +41,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     Gpt2,
     Llama,
     Qwen3,
+    Mixtral,
     Bert,
     Vit,
     TransformerBlock,

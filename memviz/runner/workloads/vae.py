@@ -24,6 +24,7 @@ from memviz.runner.workloads.workload import (
 _CHANNELS = 4
 _PIXELS_PER_LATENT = 8
 _LEVELS = 4
+_TILES = 4 * _PIXELS_PER_LATENT
 _PARTS = ("decoder", "whole")
 
 
@@ -40,6 +41,9 @@ class Vae(FromConfiguration):
     height: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
     width: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
     channels: int = knob(128, "channels at full size; the published model has 128", least=32)
+    tile: int = knob(
+        512, "a side of a tile, if it works in tiles; the published model has 512", unit="pixels", least=32
+    )
     dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("inference")
     micro_batches: int = micro_batches_knob()
@@ -49,13 +53,17 @@ class Vae(FromConfiguration):
         why = "the autoencoder folds 8 pixels a side into one"
         for name, value in (("height", self.height), ("width", self.width)):
             check_multiple(name, value, _PIXELS_PER_LATENT, why=why)
+        check_multiple("tile", self.tile, _TILES, why="tiles overlap by a quarter, in latents too")
         check_multiple("channels", self.channels, 32, why="its norms have 32 groups")
 
     def _model(self) -> nn.Module:
         from diffusers import AutoencoderKL
 
+        from memviz.runner.workloads.vae_decoder import Decoder
+
         widths = tuple(self.channels * factor for factor in (1, 2, 4, 4))
-        model: nn.Module = AutoencoderKL(
+        kind = AutoencoderKL if self.part == "whole" else Decoder
+        model: nn.Module = kind(
             in_channels=3,
             out_channels=3,
             down_block_types=("DownEncoderBlock2D",) * _LEVELS,
@@ -63,9 +71,9 @@ class Vae(FromConfiguration):
             block_out_channels=widths,
             layers_per_block=2,
             latent_channels=_CHANNELS,
-            sample_size=max(self.height, self.width),
+            sample_size=self.tile,
         )
-        return model if self.part == "whole" else Decoder(model)
+        return model
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         draw, dtype = RandomInputs(device, self.seed, micro_batch), DTYPES[self.dtype]
@@ -83,24 +91,12 @@ class Vae(FromConfiguration):
         return replace(
             self,
             batch=min(self.batch, 2),
-            height=min(self.height, 64),
-            width=min(self.width, 64),
+            height=min(self.height, 128),
+            width=min(self.width, 128),
             channels=32,
+            tile=min(self.tile, 96),
             dtype="fp32",
         )
 
     def _shapes(self) -> str:
         return f"{self.part}, {plural(self.batch, 'picture')} of {self.height} x {self.width}"
-
-
-class Decoder(nn.Module):
-    """The half of an autoencoder that a pipeline runs last, under the names that it has there."""
-
-    def __init__(self, whole: Any) -> None:
-        super().__init__()
-        self.post_quant_conv = whole.post_quant_conv
-        self.decoder = whole.decoder
-
-    def forward(self, latents: Tensor) -> Tensor:
-        picture: Tensor = self.decoder(self.post_quant_conv(latents))
-        return picture

@@ -37,14 +37,14 @@ def charge_rows(lists: Iterable[list[Any]], what: str, budget: Budget) -> None:
     if count > budget.limits.items:
         raise budget.too_large("items")
     budget.charge(_ROW * count)
-    _refuse_repeats(lists, count, sum(map(row_count, {id(each): each for each in lists}.values())), what)
+    _refuse_repeats(lists, count, sum(map(row_count, {id(items): items for items in lists}.values())), what)
 
 
 def _refuse_repeats(lists: list[list[Any]], named: int, in_lists: int, what: str) -> None:
     """`named` in all these lists, and in each of them once."""
     if named <= _MOST_REPEATS:
         return
-    own = {id(each): each for each in lists}
+    own = {id(items): items for items in lists}
     distinct = len(set(map(id, chain.from_iterable(own.values()))))
     repeats = named - in_lists + sum(map(len, own.values())) - distinct
     if repeats > _MOST_REPEATS:

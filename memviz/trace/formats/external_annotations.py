@@ -21,10 +21,10 @@ def annotations_of(rows: Iterable[Any], interner: Interner) -> Annotations:
     for kind, group in groupby(rows, key=type):
         same = list(group)
         parts += (
-            [_from_rows(each, interner) for each in same] if kind is AnnotationRows else [_from_dicts(same, interner)]
+            [_from_rows(rows, interner) for rows in same] if kind is AnnotationRows else [_from_dicts(same, interner)]
         )
     empty = (np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64))
-    name, stage, time_us = (np.concatenate(each) for each in zip(empty, *parts, strict=True))
+    name, stage, time_us = (np.concatenate(parts_of_column) for parts_of_column in zip(empty, *parts, strict=True))
     order = np.argsort(time_us, kind="stable")
     return Annotations(name=name[order], stage=stage[order].astype(np.uint8), time_us=time_us[order])
 
@@ -51,8 +51,8 @@ def _from_dicts(rows: list[Any], interner: Interner) -> tuple[Ints4, Ints8, Ints
     order = np.argsort(unordered, kind="stable")
     by_time = [rows[index] for index in order.tolist()]
     return (
-        np.array([interner.string(each.get("name", "")) for each in by_time], dtype=np.int32),
-        np.array([_stage(each.get("stage")) for each in by_time], dtype=np.int64),
+        np.array([interner.string(entry.get("name", "")) for entry in by_time], dtype=np.int32),
+        np.array([_stage(entry.get("stage")) for entry in by_time], dtype=np.int64),
         unordered[order],
     )
 

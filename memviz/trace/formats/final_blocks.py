@@ -14,7 +14,7 @@ from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, BlockRows, Blocks, Category, Ints8, State
 from memviz.trace.unpickle.rows import translated
 
-_STATES = {each.name.lower(): each for each in State}
+_STATES = {state.name.lower(): state for state in State}
 _Row = tuple[int, int, int, int, int, int]
 """Segment, address, size, requested, state, stack: as in `Blocks`."""
 _NO_SIZE = "A block's size is not a number of bytes."
@@ -35,8 +35,8 @@ class BlockCollector:
         start = end = whole_of(segment, "address")
         blocks = list_of(segment, "blocks")
         for kind, group in groupby(blocks, key=type):
-            for each in group:
-                end = self._add_rows(each, number) if kind is BlockRows else self._add_dict(each, number, end)
+            for block in group:
+                end = self._add_rows(block, number) if kind is BlockRows else self._add_dict(block, number, end)
         if blocks:
             self.untiled_bytes += abs(start + whole_of(segment, "total_size") - end)
 
@@ -44,7 +44,7 @@ class BlockCollector:
         """All blocks, and their categories if the file names any."""
         self._flush()
         empty = [np.zeros(0, dtype=np.int64)] * 6
-        columns = [np.concatenate(each) for each in zip(empty, *self._parts, strict=True)]
+        columns = [np.concatenate(columns) for columns in zip(empty, *self._parts, strict=True)]
         if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
             raise TraceError("The sizes of its blocks are beyond any real memory.")
         categories = self._categories if any(self._categories) else []
@@ -54,7 +54,7 @@ class BlockCollector:
         if self._rows:
             of_column = zip(*self._rows, strict=True)
             self._parts.append(
-                [integers(list(each), "address" if i == 1 else "size") for i, each in enumerate(of_column)]
+                [integers(list(column), "address" if i == 1 else "size") for i, column in enumerate(of_column)]
             )
             self._rows = []
 

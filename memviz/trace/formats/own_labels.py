@@ -42,11 +42,11 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
     """The trace with its labels; unchanged where the file has none, or those of a later version."""
     if type(value) is not dict or value.get("version") != _VERSION:
         return trace
-    modules = [interner.string(each) for each in _list(value, "modules")] or [0]
+    modules = [interner.string(name) for name in _list(value, "modules")] or [0]
     table = np.array(modules, dtype=np.int32)
-    rows = [each for each in _list(value, "devices") if type(each) is dict]
+    rows = [entry for entry in _list(value, "devices") if type(entry) is dict]
     named = [row for row in rows if type(row.get("kind")) is str and type(row.get("device")) is int]
-    given = {(each["kind"], each["device"]): each for each in named}
+    given = {(entry["kind"], entry["device"]): entry for entry in named}
     devices = tuple(_labelled(device, given.get((device.kind, device.device)), table) for device in trace.devices)
     about = _about(trace.about, value.get("about"))
     if about.origin == "predicted" or COUNTED_TIMES in about.facts:
@@ -62,18 +62,18 @@ def dump(trace: Trace) -> dict[str, Any] | None:
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
-    modules = [labels.module for each in labelled for labels in _both(each)]
+    modules = [labels.module for device_labels in labelled for labels in _both(device_labels)]
     used = np.unique(np.concatenate([*modules, np.zeros(1, dtype=np.int32)]))
     return {
         "version": _VERSION,
         "about": {"origin": about.origin, "on": about.on, "facts": dict(about.facts)},
         "modules": [trace.strings[code] for code in used],
-        "devices": [_dump_device(each, used) for each in labelled],
+        "devices": [_dump_device(device_labels, used) for device_labels in labelled],
     }
 
 
 def _both(device: DeviceTrace) -> list[Labels]:
-    return [each for each in (device.event_labels, device.block_labels) if each is not None]
+    return [labels for labels in (device.event_labels, device.block_labels) if labels is not None]
 
 
 def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def read_snapshot(root: Any, about: About, interner: Interner, limits: Limits | 
 
     reader = _DeviceReader(interner)
     devices = []
-    for number in sorted(segments.keys() | {i for i, each in enumerate(traces) if each}):
+    for number in sorted(segments.keys() | {i for i, trace in enumerate(traces) if trace}):
         events = traces[number] if 0 <= number < len(traces) else []
         devices.append(reader.device(number, "gpu", segments.get(number, []), events, annotations.get(number, [])))
     host_events = [event for host_trace in host_traces for event in host_trace]
@@ -116,7 +116,7 @@ class _DeviceReader:
     def device(
         self, number: int, kind: Any, segments: list[Any], events: list[Any], annotations: list[Any]
     ) -> DeviceTrace:
-        segments = sorted(segments, key=lambda each: whole_of(each, "address") & _UNSIGNED)
+        segments = sorted(segments, key=lambda entry: whole_of(entry, "address") & _UNSIGNED)
         collector = EventCollector(self.interner)
         collector.add(events)
         columns, categories = collector.finish()
@@ -180,7 +180,7 @@ class _DeviceReader:
 
 
 def _as_dict(root: Any) -> Mapping[str, Any]:
-    if type(root) is list and all(type(each) is dict and "total_size" in each for each in root):
+    if type(root) is list and all(type(segment) is dict and "total_size" in segment for segment in root):
         return {"segments": root, "device_traces": []}
     if type(root) is dict and ("segments" in root or "device_traces" in root):
         return root
@@ -230,15 +230,15 @@ def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
 def _settings(value: Any, *, tables: bool = True) -> dict[str, Any]:
     """Plain values, and tables of them, one deep, as torch writes them. Anything else is no setting."""
     kept: dict[str, Any] = {}
-    for key, each in islice(value.items(), _MOST_SETTINGS) if type(value) is dict else ():
+    for key, setting in islice(value.items(), _MOST_SETTINGS) if type(value) is dict else ():
         if type(key) is not str:
             continue
-        if type(each) is dict and tables:
-            kept[name_of(key)] = _settings(each, tables=False)
-        elif type(each) is str:
-            kept[name_of(key)] = bounded(sound(each))
-        elif type(each) is bool or (type(each) is int and abs(each) < 2**64) or _is_finite(each):
-            kept[name_of(key)] = each
+        if type(setting) is dict and tables:
+            kept[name_of(key)] = _settings(setting, tables=False)
+        elif type(setting) is str:
+            kept[name_of(key)] = bounded(sound(setting))
+        elif type(setting) is bool or (type(setting) is int and abs(setting) < 2**64) or _is_finite(setting):
+            kept[name_of(key)] = setting
     return kept
 
 

@@ -94,9 +94,9 @@ class _Writer:
 
     def traces(self) -> dict[str, list[Events]]:
         """Events by device number. Devices without events have a list too: PyTorch's page offers no others."""
-        found = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
-        count = max((number + 1 for number in found if number < _MOST_DEVICES), default=0)
-        traces = {"device_traces": [found.get(number, no_events()) for number in range(count)]}
+        gpu_events = {device.device: device.events for device in self.trace.devices if device.kind == "gpu"}
+        count = max((number + 1 for number in gpu_events if number < _MOST_DEVICES), default=0)
+        traces = {"device_traces": [gpu_events.get(number, no_events()) for number in range(count)]}
         host = [device.events for device in self.trace.devices if device.kind == "host"]
         return {**traces, "host_traces": host} if host else traces
 
@@ -130,7 +130,7 @@ class _Writer:
 
     def _forward(self, stack: int) -> list[Any]:
         """Torch writes these frames as texts; they have neither file nor line."""
-        return [each if each["filename"] or each["line"] else each["name"] for each in self.stacks[stack]]
+        return [frame if frame["filename"] or frame["line"] else frame["name"] for frame in self.stacks[stack]]
 
     def _segments(self, kind: str) -> list[dict[str, Any]]:
         return [row for device in self.trace.devices if device.kind == kind for row in self._device_segments(device)]
@@ -142,15 +142,15 @@ class _Writer:
         addresses = _unsigned(segments.address)
         for row, address in enumerate(addresses):
             inside = blocks[bounds[row] : bounds[row + 1]]
-            active = [each for each in inside if each["state"] != _STATE_NAMES[State.INACTIVE]]
-            allocated = [each for each in active if each["state"] == _STATE_NAMES[State.ACTIVE_ALLOCATED]]
+            active = [block for block in inside if block["state"] != _STATE_NAMES[State.INACTIVE]]
+            allocated = [block for block in active if block["state"] == _STATE_NAMES[State.ACTIVE_ALLOCATED]]
             yield {
                 "device": device.device,
                 "address": address,
                 "total_size": int(segments.size[row]),
-                "allocated_size": sum(each["size"] for each in allocated),
-                "active_size": sum(each["size"] for each in active),
-                "requested_size": sum(each["requested_size"] for each in active),
+                "allocated_size": sum(block["size"] for block in allocated),
+                "active_size": sum(block["size"] for block in active),
+                "requested_size": sum(block["requested_size"] for block in active),
                 "stream": streams[segments.stream[row]],
                 "segment_type": "large" if segments.is_large[row] else "small",
                 "segment_pool_id": pools[segments.pool[row]],
@@ -177,7 +177,7 @@ class _Writer:
             yield {**said, "device": device.device, "time_us": time}
 
 
-_STATE_NAMES = {int(each): each.name.lower() for each in State}
+_STATE_NAMES = {int(state_value): state_value.name.lower() for state_value in State}
 
 
 def _stacks(trace: Trace) -> dict[int, list[dict[str, Any]]]:
@@ -193,11 +193,11 @@ def _stacks(trace: Trace) -> dict[int, list[dict[str, Any]]]:
 def _keys_in_use(trace: Trace) -> tuple[str, ...]:
     every = [device.events for device in trace.devices]
     optional = {
-        "frames": any((each.stack != NO_STACK).any() for each in every),
-        "time_us": any(each.time_us.any() for each in every),
-        "compile_context": any((each.context != EMPTY_TEXT).any() for each in every),
-        "user_metadata": any((each.metadata != EMPTY_TEXT).any() for each in every),
-        "pool_id": any(each.pool.any() for each in every),
+        "frames": any((columns.stack != NO_STACK).any() for columns in every),
+        "time_us": any(columns.time_us.any() for columns in every),
+        "compile_context": any((columns.context != EMPTY_TEXT).any() for columns in every),
+        "user_metadata": any((columns.metadata != EMPTY_TEXT).any() for columns in every),
+        "pool_id": any(columns.pool.any() for columns in every),
     }
     return ("action", "addr", "size", "stream", *(key for key, used in optional.items() if used))
 

@@ -83,7 +83,7 @@ def safe(text: str) -> str:
 
 
 def hexadecimal(addresses: Ints8) -> list[str]:
-    return [hex(each) for each in np.ascontiguousarray(addresses).view(np.uint64).tolist()]
+    return [hex(address) for address in np.ascontiguousarray(addresses).view(np.uint64).tolist()]
 
 
 def where(known: Any, values: Iterable[Any]) -> list[Any]:
@@ -93,13 +93,13 @@ def where(known: Any, values: Iterable[Any]) -> list[Any]:
 
 def _stack(cells: Cells, number: int) -> Table:
     stacks = cells.trace.stacks
-    found = stacks.of(number)
+    frames = stacks.of(number)
     return {
-        "stack": [number] * len(found),
-        "depth": range(len(found)),
-        "function": cells.texts(stacks.frames.name[found]),
-        "file": cells.texts(stacks.frames.filename[found]),
-        "line": stacks.frames.line[found].tolist(),
+        "stack": [number] * len(frames),
+        "depth": range(len(frames)),
+        "function": cells.texts(stacks.frames.name[frames]),
+        "file": cells.texts(stacks.frames.filename[frames]),
+        "line": stacks.frames.line[frames].tolist(),
     }
 
 

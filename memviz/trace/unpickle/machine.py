@@ -165,12 +165,12 @@ class Machine:
         return True
 
     def _from_runs(self, number: int) -> Any:
-        found = self.runs.recall(number) if self.runs is not None else None
-        if found is None:
+        recalled = self.runs.recall(number) if self.runs is not None else None
+        if recalled is None:
             raise damaged()
-        if found is Runs.A_ROW:
+        if recalled is Runs.A_ROW:
             raise RefersToRow
-        return found
+        return recalled
 
     def append_to_list(self, items: list[Any]) -> None:
         target = self.stack[-1] if self.stack else None

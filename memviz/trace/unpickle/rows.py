@@ -127,9 +127,9 @@ ROW_KINDS = (EVENT, BLOCK, ANNOTATION)
 
 
 def kind_of(row: Mapping[str, Any]) -> RowKind | None:
-    for each in ROW_KINDS:
-        if each.told_by in row:
-            return each
+    for kind in ROW_KINDS:
+        if kind.told_by in row:
+            return kind
     return None
 
 
@@ -140,4 +140,4 @@ def translated(values: Ints8, translate: Callable[[int], int]) -> Ints8:
     if (values == values[0]).all():
         return np.broadcast_to(np.int64(translate(int(values[0]))), len(values))
     distinct, inverse = np.unique(values, return_inverse=True)
-    return np.array([translate(int(each)) for each in distinct], dtype=np.int64)[inverse]
+    return np.array([translate(int(value)) for value in distinct], dtype=np.int64)[inverse]

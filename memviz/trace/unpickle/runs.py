@@ -90,14 +90,14 @@ class Runs:
         """Places of the memo that objects inside runs have taken."""
         self.memo = RunMemo()
         self._buffer = b""
-        self._forms = {each: _Form() for each in ROW_KINDS}
+        self._forms = {kind: _Form() for kind in ROW_KINDS}
         self.lists = Contents(_MOST_STACKS)
         self.texts = Contents()
 
     @property
     def remembered(self) -> int:
         """What is remembered of lists and texts, in memory."""
-        return sum(each.bytes + 150 * len(each.raw) for each in (self.lists, self.texts))
+        return sum(table.bytes + 150 * len(table.raw) for table in (self.lists, self.texts))
 
     def new_window(self, buffer: bytes) -> None:
         self._buffer = buffer
@@ -169,9 +169,11 @@ class _Run:
 
     def made(self, kind: RowKind) -> Columns:
         window = self.window
-        found = {name: self._resolve(window.columns[name], each) for name, each, _ in window.template.slots}
+        columns = {name: self._resolve(window.columns[name], slot) for name, slot, _ in window.template.slots}
         self._finish_memo()
-        return kind.made({name: each[: self.count] for name, each in found.items()}, self.count, self.owner.interner)
+        return kind.made(
+            {name: column[: self.count] for name, column in columns.items()}, self.count, self.owner.interner
+        )
 
     # -- memo
 
@@ -256,15 +258,15 @@ class _Run:
     def _look_up(self, place: int, kind: int) -> None:
         """A reference to something that was read opcode by opcode."""
         memo, intern = self.owner.memo, self.owner.interner
-        found = self.owner.reader.memo.get(place)
-        if found is None or memo.kind[place] != NOTHING:
+        value = self.owner.reader.memo.get(place)
+        if value is None or memo.kind[place] != NOTHING:
             return
-        if kind == TEXT and type(found) is str:
-            memo.put(np.array([place]), kind, intern.string(found))
-        elif kind == STACK and type(found) is list:
-            memo.put(np.array([place]), kind, intern.stack(found))
-        elif kind == POOL and type(found) in (tuple, list):
-            memo.put(np.array([place]), kind, intern.pool(found))
+        if kind == TEXT and type(value) is str:
+            memo.put(np.array([place]), kind, intern.string(value))
+        elif kind == STACK and type(value) is list:
+            memo.put(np.array([place]), kind, intern.stack(value))
+        elif kind == POOL and type(value) in (tuple, list):
+            memo.put(np.array([place]), kind, intern.pool(value))
 
     def _content(self, content: int, kind: Kind) -> int:
         intern = self.owner.interner

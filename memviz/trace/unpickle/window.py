@@ -39,15 +39,15 @@ class Contents:
         """Of a list: the stack it was found to be."""
 
     def number(self, raw: bytes) -> int:
-        found = self.numbers.get(raw)
-        if found is None:
+        text_number = self.numbers.get(raw)
+        if text_number is None:
             if self._most is not None and len(self.raw) >= self._most:
                 raise TraceError(f"Its events hold more than {self._most:,} different stacks.")
             self.bytes += len(raw)
-            found = self.numbers[raw] = len(self.raw)
+            text_number = self.numbers[raw] = len(self.raw)
             self.raw.append(raw)
             self.stacks.append(None)
-        return found
+        return text_number
 
 
 @dataclass
@@ -112,16 +112,16 @@ class Window:
     def _candidates(self, at: int) -> Ints8:
         literal = b"(" + self.template.slots[0][2]
         head = {b"\x94": 2, b"r": 6, b"": 1}[self.template.memo]
-        found = self._find(literal, at) - head
-        found = found[found >= at]
-        return np.asarray(found[self._bytes[found] == ord("}")], dtype=np.int64)
+        starts = self._find(literal, at) - head
+        starts = starts[starts >= at]
+        return np.asarray(starts[self._bytes[starts] == ord("}")], dtype=np.int64)
 
     def _find(self, literal: bytes, at: int) -> Ints8:
         raw, count = self._bytes, self._limit - len(literal) + 1
-        found = np.flatnonzero(raw[at:count] == literal[0]) + at
+        hits = np.flatnonzero(raw[at:count] == literal[0]) + at
         for i in range(1, len(literal)):
-            found = found[raw[found + i] == literal[i]]
-        return found
+            hits = hits[raw[hits + i] == literal[i]]
+        return hits
 
     def _clamp(self, ok: Bools) -> None:
         """Rows that do not fit stay where reading is harmless. Nearly always all fit, and nothing is to be done."""

@@ -71,7 +71,7 @@ class Comparison:
         pairs = [side.pair for side in self.sides]
         main = self.changes if self.changes.by == self.best else changes(pairs, self.best)
         settings = setting_differences([side.trace for side in self.sides])
-        also = tuple(each for each in session.opened if each.key not in session.compared)
+        also = tuple(trace for trace in session.opened if trace.key not in session.compared)
         board = Board(self.sides, scores(pairs), self._order(), self.other, also)
         names = [side.name for side in self.sides]
         return compare_verdict_html(compare(Telling(main, pairs), names), settings) + scoreboard_html(board)

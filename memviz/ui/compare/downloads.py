@@ -23,25 +23,25 @@ def comparison_file(sides: Sequence[Pair], kind: str, by: str) -> dict[str, Any]
     raise UsageError(f"A comparison cannot be saved as {kind!r}.")
 
 
-def changes_csv(found: Changes) -> str:
+def changes_csv(comparison: Changes) -> str:
     """Every row, every trace, all digits, and the peaks they add up to."""
-    rows, others = found.rows, range(1, len(found.moments))
-    peaks = [moment.live_bytes for moment in found.moments]
+    rows, others = comparison.rows, range(1, len(comparison.moments))
+    peaks = [moment.live_bytes for moment in comparison.moments]
     columns: dict[str, list[Any]] = {
-        found.by: [*(safe(row.thing.label) for row in rows), "peak"],
+        comparison.by: [*(safe(row.thing.label) for row in rows), "peak"],
         "function": [*(safe(row.thing.function) for row in rows), ""],
         "operator": [*(safe(row.thing.operator) for row in rows), ""],
         "mostly": [*(row.kind for row in rows), ""],
     }
     for number, peak in enumerate(peaks):
         columns[f"{LETTERS[number]}_bytes"] = [*(row.bytes[number] for row in rows), peak]
-        columns[f"{LETTERS[number]}_allocations"] = [*(row.counts[number] for row in rows), _sum(found, number)]
+        columns[f"{LETTERS[number]}_allocations"] = [*(row.counts[number] for row in rows), _sum(comparison, number)]
     for other in others:
-        columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), found.delta(other)]
+        columns[f"{LETTERS[other]}_minus_A_bytes"] = [*(row.delta(other) for row in rows), comparison.delta(other)]
     file = StringIO(newline="")
     write_tables(file, [columns])
     return file.getvalue()
 
 
-def _sum(found: Changes, number: int) -> int:
-    return sum(row.counts[number] for row in found.rows)
+def _sum(comparison: Changes, number: int) -> int:
+    return sum(row.counts[number] for row in comparison.rows)

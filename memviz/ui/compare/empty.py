@@ -14,8 +14,8 @@ _MOST = 24
 
 def compare_empty_html(opened: Sequence[Opened], compared: Sequence[str]) -> Html:
     """What is missing, and what is open already."""
-    have = [each for each in opened if each.key in compared]
-    others = [each for each in opened if each.key not in compared][:_MOST]
+    have = [trace for trace in opened if trace.key in compared]
+    others = [trace for trace in opened if trace.key not in compared][:_MOST]
     title = f"Add a trace to compare {cut(have[0].name, 60)} with." if have else "Choose two traces to compare."
     words = (
         "Drop another snapshot on the left: of the same program with another setting, or of another day. "

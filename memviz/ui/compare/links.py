@@ -44,14 +44,14 @@ def compare_session(session: Session, query: Mapping[str, str], open_sample: Ope
     """Its traces side by side; None where one of them is not open here."""
     keys: list[str] = []
     for name in query.get("traces", "").split(",")[: len(LETTERS)]:
-        found = named(session, name)
-        if found is None:
+        named_trace = named(session, name)
+        if named_trace is None:
             opened = open_sample(session, name)
             session = opened or session
-            found = named(session, name) if opened else None
-        if found is None:
+            named_trace = named(session, name) if opened else None
+        if named_trace is None:
             return None
-        keys.append(found.key)
+        keys.append(named_trace.key)
     return replace(session, compared=tuple(dict.fromkeys(keys)), chosen=keys[0], home=False)
 
 

@@ -100,7 +100,7 @@ def _button(text: str, act: str, side: Side, **attributes: str) -> Html:
 
 
 def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
-    held = sorted(score.kinds, key=lambda each: order.index(each[0]))
+    held = sorted(score.kinds, key=lambda entry: order.index(entry[0]))
     parts = [
         tag(
             "i",
@@ -168,14 +168,14 @@ def _also(board: Board) -> Html:
         tag(
             "button",
             tag("i", aria_hidden="true"),
-            cut_middle(each.name, _MOST_NAME),
+            cut_middle(trace.name, _MOST_NAME),
             type="button",
             role="checkbox",
             aria_checked="false",
             data_act="toggle",
-            data_key=each.key,
-            title=f"Compare {each.name} too",
+            data_key=trace.key,
+            title=f"Compare {trace.name} too",
         )
-        for each in board.also_open
+        for trace in board.also_open
     ]
     return tag("p", "Also open", *boxes, class_="mv-also")

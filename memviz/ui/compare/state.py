@@ -17,7 +17,7 @@ GROUPINGS = ("site", "category", "module", "stack")
 COLOURS = ("category", "site", "module")
 """What the timelines' colours may mean: what is the same in every trace."""
 SORTS = ("change", "a", "b", "name")
-_WAYS: dict[str, Way] = {each.kind: each for each in (START, SCALE, PEAK)}
+_WAYS: dict[str, Way] = {choice.kind: choice for choice in (START, SCALE, PEAK)}
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> Co
         empty, offer = Panel(elem_id="compare-empty"), Panel(elem_id="compare-offer")
         top, controls = Panel(elem_id="compare-top"), Panel(elem_id="compare-bar")
         with gr.Row(elem_classes="mv-linked"):
-            timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{each}") for each in LETTERS)
+            timelines = tuple(MemoryTimeline(context.find, elem_id=f"compare-{letter}") for letter in LETTERS)
         overlay = Overlay(elem_id="compare-overlay")
         differences = WaterfallTable(context.find, comparison_file, elem_id="differences")
         place = Panel(elem_id="compare-place")
@@ -100,7 +100,7 @@ def _wire(context: Context, session: gr.State, parts: CompareTab) -> None:
         values = draw(context, after, then)
         if after == current:
             due = (*_DUE.get(data.get("act", ""), ()), "place")
-            values = [each if name in due else gr.skip() for name, each in zip(_PARTS, values, strict=True)]
+            values = [value if name in due else gr.skip() for name, value in zip(_PARTS, values, strict=True)]
         return [after, _shown(after), then, *values]
 
     for panel in (parts.empty, parts.top, parts.controls, parts.differences):
@@ -119,9 +119,9 @@ def _watch(context: Context, session: gr.State, parts: CompareTab, *, tabs: gr.T
     def leave(event: gr.SelectData) -> Any:
         return gr.skip() if event.value == LABEL else False
 
-    asked = [session, parts.state]
-    parts.traces.change(follow, [*asked, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
-    tab.select(arrive, [*asked, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
+    inputs = [session, parts.state]
+    parts.traces.change(follow, [*inputs, parts.looked_at, parts.drawn], parts.drawing, **PRIVATE)
+    tab.select(arrive, [*inputs, parts.drawn], [parts.looked_at, *parts.drawing], **PRIVATE)
     tabs.select(leave, None, [parts.looked_at], **PRIVATE)
 
 
@@ -143,7 +143,7 @@ def show(context: Context, session: Session) -> list[Any]:
 
 
 def _shown(session: Session) -> tuple[Any, ...]:
-    return session.compared, tuple((each.key, each.device, each.name) for each in session.opened)
+    return session.compared, tuple((trace.key, trace.device, trace.name) for trace in session.opened)
 
 
 def draw(context: Context, session: Session, state: CompareState, drawn: tuple[Any, ...] = ()) -> list[Any]:

@@ -69,11 +69,11 @@ class Waterfall:
         return self.peaks[1] - self.peaks[0]
 
 
-def waterfall(found: Changes, other: int, *, sort: str = "change", every_row: bool = False) -> Waterfall:
+def waterfall(comparison: Changes, other: int, *, sort: str = "change", every_row: bool = False) -> Waterfall:
     # With more than two traces, some rows are in neither of these.
-    held = [row for row in found.rows if row.counts[0] or row.counts[other]]
+    held = [row for row in comparison.rows if row.counts[0] or row.counts[other]]
     ordered = sorted(held, key=_orders(other)[sort])
-    may_show = [row for row in ordered if found.by == "category" or sort != "change" or row.delta(other)]
+    may_show = [row for row in ordered if comparison.by == "category" or sort != "change" or row.delta(other)]
     # A rest of one row would say less than the row itself.
     few = FEW_ROWS + 1 if len(ordered) == FEW_ROWS + 1 else FEW_ROWS
     shown = may_show[: MOST_ROWS if every_row else few]
@@ -88,9 +88,9 @@ def waterfall(found: Changes, other: int, *, sort: str = "change", every_row: bo
     if left:
         before, after = (sum(row.bytes[side] for row in left) for side in (0, other))
         steps.append(WaterfallRow(None, before, after, begin, hidden=len(left)))
-    peaks = (found.moments[0].live_bytes, found.moments[other].live_bytes)
+    peaks = (comparison.moments[0].live_bytes, comparison.moments[other].live_bytes)
     more = min(len(may_show), MOST_ROWS) - min(len(may_show), few)
-    return Waterfall(found.by, tuple(steps), other, peaks, sort, every_row, more)
+    return Waterfall(comparison.by, tuple(steps), other, peaks, sort, every_row, more)
 
 
 def _orders(other: int) -> dict[str, Callable[[Change], tuple[object, ...]]]:

@@ -69,7 +69,7 @@ class Component(gr.HTML):
 
 def _mounting(name: str, tells: tuple[str, ...], *, has_server: bool) -> str:
     # Gradio looks for an event's name, in quotes, in this very text.
-    tell = ", ".join(f"{each}: (data) => trigger('{each}', data)" for each in tells)
+    tell = ", ".join(f"{event}: (data) => trigger('{event}', data)" for event in tells)
     server = "server" if has_server else "server: {}"
     return f"memviz.{name}.mount(element, {{ props, watch, {server}, tell: {{ {tell} }} }});"
 

@@ -36,7 +36,7 @@ def bundle(*entries: Path) -> str:
 
 def _add(path: Path, modules: dict[Path, str], importing: tuple[Path, ...]) -> None:
     if path in importing:
-        circle = " -> ".join(_name(each) for each in (*importing, path))
+        circle = " -> ".join(_name(script) for script in (*importing, path))
         raise ValueError(f"These scripts import each other in a circle: {circle}")
     if path in modules:
         return

@@ -179,8 +179,8 @@ def _live_set(view: _View) -> list[Html]:
 
 
 def _table(view: _View, weighed: Weighed, by: str, measure: Measure, download: dict[str, str]) -> Html:
-    found = weighed_breakdown(view.trace, view.device, weighed, by)
-    return table_html(found, view.state, look=_look(view, weighed, by, measure), download=download)
+    breakdown = weighed_breakdown(view.trace, view.device, weighed, by)
+    return table_html(breakdown, view.state, look=_look(view, weighed, by, measure), download=download)
 
 
 def _look(view: _View, weighed: Weighed, by: str, measure: Measure = BYTES) -> TableLook:

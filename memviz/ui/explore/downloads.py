@@ -39,20 +39,20 @@ def _write(path: Path, trace: Trace, device: DeviceTrace, kind: str) -> None:
             write_pickle(strip_paths(trace), file)
 
 
-def groups_csv(found: Breakdown, unit: str = "bytes") -> str:
+def groups_csv(breakdown: Breakdown, unit: str = "bytes") -> str:
     """All of a table of groups, to the byte; or to the byte times event, where those were counted."""
-    groups = found.groups.groups
-    mostly = [found.dominant[each.key] for each in groups]
+    groups = breakdown.groups.groups
+    mostly = [breakdown.dominant[group.key] for group in groups]
     file = StringIO(newline="")
     write_tables(
         file,
         [
             {
-                found.groups.by: [safe(each.label) for each in groups],
-                "kind": [each.kind for each in mostly],
-                f"kind_{unit}": [each.bytes for each in mostly],
-                "blocks": [each.count for each in groups],
-                unit: [each.bytes for each in groups],
+                breakdown.groups.by: [safe(group.label) for group in groups],
+                "kind": [group.kind for group in mostly],
+                f"kind_{unit}": [group.bytes for group in mostly],
+                "blocks": [group.count for group in groups],
+                unit: [group.bytes for group in groups],
             }
         ],
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from memviz.allocator.estimate import ESTIMATE_CODE, Estimate, estimate, estimated_trace, unchanged
+from memviz.allocator.estimate import ESTIMATE_CODE, ReplayedEstimate, estimate, estimated_trace, unchanged
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures
 from memviz.allocator.replayer import Source
@@ -31,7 +31,7 @@ class Offer:
     kind: ActionKind
     name: str
     assumptions: tuple[str, ...]
-    estimate: Estimate
+    estimate: ReplayedEstimate
 
     @property
     def saves(self) -> bool:
@@ -51,8 +51,8 @@ def offers(trace: Trace, device: DeviceTrace, *, most_events: int = MOST_EVENTS)
 
 def offers_at_hand(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
     """Without working anything out."""
-    found: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
-    return found
+    kept: dict[str, tuple[Offer, ...]] = trace.__dict__.get("_kept", {}).get((offers, device), {})
+    return kept
 
 
 def _offers(trace: Trace, device: DeviceTrace) -> dict[str, tuple[Offer, ...]]:
@@ -83,12 +83,12 @@ def _offer(source: Source, before: Figures, finding: Finding, kind: ActionKind) 
 
 def with_estimate(context: Context, session: Session, data: Mapping[str, str]) -> Session:
     """What was clicked as one more open trace, compared with its recording."""
-    found = context.current(session)
-    if found is None or session.current is None or data.get("kind") not in list(ActionKind):
+    current = context.current(session)
+    if current is None or session.current is None or data.get("kind") not in list(ActionKind):
         return session
     kind = ActionKind(data["kind"])
     try:
-        made = _made(source_of(*found), finding_named(*found, data.get("finding", "")), kind)
+        made = _made(source_of(*current), finding_named(*current, data.get("finding", "")), kind)
     except UsageError:
         # Of another trace than the one that is open now.
         return session

@@ -11,14 +11,14 @@ from memviz.units import bytes_text, count_text
 MOST_ROWS = 20
 
 
-def found_html(found: FindResult, query: str) -> Html:
+def found_html(result: FindResult, query: str) -> Html:
     """The outermost element tells the page's script what to light while nothing else is pointed at."""
-    if not found.count:
+    if not result.count:
         return _section(tag("p", tag("b", "Nothing"), f" in this trace is found by {cut(query)}", class_="mv-soft"))
-    sites = f"{count_text(len(found.sites))} site{'' if len(found.sites) == 1 else 's'}"
-    now = f"{bytes_text(found.live_bytes)} live at {when(found.event)}" if found.event >= 0 else when(found.event)
-    head = tag("h3", f"{allocations(found.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
-    return _section(head, _table(found), data_light_rest="find", data_light_rest_group=query)
+    sites = f"{count_text(len(result.sites))} site{'' if len(result.sites) == 1 else 's'}"
+    now = f"{bytes_text(result.live_bytes)} live at {when(result.event)}" if result.event >= 0 else when(result.event)
+    head = tag("h3", f"{allocations(result.count)} at {sites}", tag("span", f" {now}", class_="mv-soft"))
+    return _section(head, _table(result), data_light_rest="find", data_light_rest_group=query)
 
 
 def refused_query_html(words: str) -> Html:
@@ -29,15 +29,15 @@ def _section(*content: Html, **attributes: str) -> Html:
     return tag("section", *content, class_="mv-part mv-found", **attributes)
 
 
-def _table(found: FindResult) -> Html:
-    rows = [_row(each) for each in found.sites[:MOST_ROWS]]
-    rest = found.sites[MOST_ROWS:]
+def _table(result: FindResult) -> Html:
+    rows = [_row(site) for site in result.sites[:MOST_ROWS]]
+    rest = result.sites[MOST_ROWS:]
     foot = []
     if rest:
         name = f"everything else, {count_text(len(rest))} more"
         sums = (sum(e.live_count for e in rest), sum(e.live_bytes for e in rest), sum(e.count for e in rest))
         foot.append(tag("tr", tag("td", name), *_cells(sums[0], rounded(sums[1]), sums[2])))
-    foot.append(tag("tr", tag("td", "Found"), *_cells(found.live_count, exact(found.live_bytes), found.count)))
+    foot.append(tag("tr", tag("td", "Found"), *_cells(result.live_count, exact(result.live_bytes), result.count)))
     names = (
         ("Site", ""),
         ("Blocks now", "mv-number mv-wide"),

@@ -51,13 +51,15 @@ class Box:
     dominant: Dominant | None
 
 
-def icicle_html(trace: Trace, found: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES) -> Html:
+def icicle_html(
+    trace: Trace, breakdown: StackBreakdown, *, paint: Paint = CATEGORIES, measure: Measure = BYTES
+) -> Html:
     drawing = _Drawing(trace, paint, measure)
-    whole = int(found.tree.bytes[found.node])
-    crumbs = crumbs_html(trace, found.path) if found.path else ""
+    whole = int(breakdown.tree.bytes[breakdown.node])
+    crumbs = crumbs_html(trace, breakdown.path) if breakdown.path else ""
     if not whole:
         return joined(crumbs, tag("p", "Nothing is live here.", class_="mv-soft"))
-    drawn = list(boxes(found))
+    drawn = list(boxes(breakdown))
     height = ROW_HEIGHT * (1 + max(box.row for box in drawn))
     words = f"{_WORDS[measure.kind]} by stack, callers on top. Arrow keys walk, Enter zooms in."
     nodes = tag("div", *(_box_html(drawing, box, whole) for box in drawn), style=f"height:{height}px")
@@ -77,11 +79,11 @@ def _crumb(label: str, path: str) -> Html:
     return tag("button", label, type="button", data_act="zoom", data_value=path)
 
 
-def boxes(found: StackBreakdown) -> Iterator[Box]:
+def boxes(breakdown: StackBreakdown) -> Iterator[Box]:
     """Level by level, left to right."""
-    tree, children = found.tree, _children(found.tree)
-    whole = max(int(tree.bytes[found.node]), 1)
-    waiting = deque([(_box(found, [found.node], found.path, left=0.0, row=0), found.node)])
+    tree, children = breakdown.tree, _children(breakdown.tree)
+    whole = max(int(tree.bytes[breakdown.node]), 1)
+    waiting = deque([(_box(breakdown, [breakdown.node], breakdown.path, left=0.0, row=0), breakdown.node)])
     while waiting:
         box, node = waiting.popleft()
         yield box
@@ -92,8 +94,8 @@ def boxes(found: StackBreakdown) -> Iterator[Box]:
                 other_bytes, other_count = other_bytes + size, other_count + int(tree.count[child])
                 continue
             chain = _chain(tree, children, child)
-            path = (*(box.path or ()), *(int(tree.frame[each]) for each in chain))
-            waiting.append((_box(found, chain, path, left=left, row=box.row + 1), chain[-1]))
+            path = (*(box.path or ()), *(int(tree.frame[node]) for node in chain))
+            waiting.append((_box(breakdown, chain, path, left=left, row=box.row + 1), chain[-1]))
             left += size / whole
         if other_bytes:
             other = Box(None, (OTHER,), left, other_bytes / whole, box.row + 1, other_bytes, other_count, None)
@@ -101,10 +103,10 @@ def boxes(found: StackBreakdown) -> Iterator[Box]:
 
 
 def _children(tree: StackTree) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = {}
+    children: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parent.tolist()[1:], start=1):
-        found.setdefault(parent, []).append(node)
-    return found
+        children.setdefault(parent, []).append(node)
+    return children
 
 
 def _chain(tree: StackTree, children: dict[int, list[int]], node: int) -> list[int]:
@@ -116,18 +118,18 @@ def _chain(tree: StackTree, children: dict[int, list[int]], node: int) -> list[i
     return chain
 
 
-def _box(found: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int) -> Box:
-    tree, last = found.tree, chain[-1]
+def _box(breakdown: StackBreakdown, chain: list[int], path: Path, *, left: float, row: int) -> Box:
+    tree, last = breakdown.tree, chain[-1]
     size = int(tree.bytes[last])
     return Box(
         path=path,
-        frames=tuple(int(tree.frame[each]) for each in chain),
+        frames=tuple(int(tree.frame[node]) for node in chain),
         left=left,
-        width=size / max(int(tree.bytes[found.node]), 1),
+        width=size / max(int(tree.bytes[breakdown.node]), 1),
         row=row,
         bytes=size,
         count=int(tree.count[last]),
-        dominant=found.dominant[last],
+        dominant=breakdown.dominant[last],
     )
 
 
@@ -167,7 +169,7 @@ def _box_html(drawing: _Drawing, box: Box, whole: int) -> Html:
 
 def _label(words: list[FrameWords], box: Box, measure: Measure) -> str:
     named = words if box.width >= _CHAIN_SHARE else words[-1:]
-    return f"{' › '.join(_short(each) for each in named)} {measure.text(box.bytes)}"
+    return f"{' › '.join(_short(node) for node in named)} {measure.text(box.bytes)}"
 
 
 def _short(words: FrameWords) -> str:
@@ -177,7 +179,7 @@ def _short(words: FrameWords) -> str:
 
 
 def _title(words: list[FrameWords], box: Box, whole: int, measure: Measure) -> str:
-    frames = [cut(f"{each.function} {each.path}" if each.place else each.function, 300) for each in words[-12:]]
+    frames = [cut(f"{frame.function} {frame.path}" if frame.place else frame.function, 300) for frame in words[-12:]]
     parts = [measure.exact(box.bytes), f"{percent_text(box.bytes, whole)} of {measure.text(whole)}"]
     figures = ", ".join(parts if measure.kind == "count" else [*parts, allocations(box.count)])
     mostly = ""

@@ -29,8 +29,8 @@ def no_source(path: str, line: int) -> str:
     return ""
 
 
-def allocation_html(trace: Trace, found: Allocation, source: SourceLine = no_source) -> Html:
-    unpin = tag("button", "Unpin ", tag("kbd", "Esc"), type="button", class_="mv-link", data_mv_pin=found.row)
+def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = no_source) -> Html:
+    unpin = tag("button", "Unpin ", tag("kbd", "Esc"), type="button", class_="mv-link", data_mv_pin=allocation.row)
     head = tag("div", tag("h2", "Pinned allocation"), unpin, class_="mv-aside-head")
     # Seen on a narrow screen only, where this is a sheet at the bottom.
     handle = tag("button", type="button", class_="mv-handle", data_mv_sheet=True, aria_label="Taller or smaller")
@@ -38,48 +38,59 @@ def allocation_html(trace: Trace, found: Allocation, source: SourceLine = no_sou
         "section",
         handle,
         head,
-        tag("p", tag("b", bytes_text(found.asked_bytes)), f" {_where(found)}", class_="mv-figure"),
-        _facts(_allocation_facts(found)),
-        stack_html(trace, found.stack, "Stack, our frames first", source),
-        _forward_html(trace, found.forward_stack, source),
+        tag("p", tag("b", bytes_text(allocation.asked_bytes)), f" {_where(allocation)}", class_="mv-figure"),
+        _facts(_allocation_facts(allocation)),
+        stack_html(trace, allocation.stack, "Stack, our frames first", source),
+        _forward_html(trace, allocation.forward_stack, source),
         class_="mv-pinned",
     )
 
 
-def _where(found: Allocation) -> str:
-    if found.stack == NO_STACK:
-        return found.site
-    place, _, _ = found.site.rpartition(" ")
-    return f"in {cut(place if ':' in place else found.site, 80)}"
+def _where(allocation: Allocation) -> str:
+    if allocation.stack == NO_STACK:
+        return allocation.site
+    place, _, _ = allocation.site.rpartition(" ")
+    return f"in {cut(place if ':' in place else allocation.site, 80)}"
 
 
-def _allocation_facts(found: Allocation) -> Iterable[tuple[str, object]]:
-    yield "Asked", exact(found.asked_bytes)
-    yield "Block", joined(exact(found.block_bytes), _soft(_block_words(found)))
-    yield "Category", joined(swatch(found.category.label), " ", _category_words(found), _soft(found.reason))
-    if found.operator:
-        yield "Operator", tag("span", cut(found.operator), class_="mv-code")
-    yield "Lifetime", _lifetime(found.span)
-    yield "Pool", " · ".join(_pool_words(found))
-    if found.module:
-        yield "Module", tag("span", cut(found.module), class_="mv-code")
-    if found.phase is not Phase.UNKNOWN:
-        yield "Phase", found.phase.name.lower()
-    if found.metadata:
-        yield "Metadata", tag("span", cut(found.metadata, _LONGEST_TEXT), class_="mv-code")
-    if found.compile_context not in _NO_CONTEXT:
-        yield "Compiled", tag("span", cut(found.compile_context, _LONGEST_TEXT), class_="mv-code")
+def _allocation_facts(allocation: Allocation) -> Iterable[tuple[str, object]]:
+    yield "Asked", exact(allocation.asked_bytes)
+    yield "Block", joined(exact(allocation.block_bytes), _soft(_block_words(allocation)))
+    yield (
+        "Category",
+        joined(swatch(allocation.category.label), " ", _category_words(allocation), _soft(allocation.reason)),
+    )
+    if allocation.operator:
+        yield "Operator", tag("span", cut(allocation.operator), class_="mv-code")
+    yield "Lifetime", _lifetime(allocation.span)
+    yield "Pool", " · ".join(_pool_words(allocation))
+    if allocation.module:
+        yield "Module", tag("span", cut(allocation.module), class_="mv-code")
+    if allocation.phase is not Phase.UNKNOWN:
+        yield "Phase", allocation.phase.name.lower()
+    if allocation.metadata:
+        yield "Metadata", tag("span", cut(allocation.metadata, _LONGEST_TEXT), class_="mv-code")
+    if allocation.compile_context not in _NO_CONTEXT:
+        yield "Compiled", tag("span", cut(allocation.compile_context, _LONGEST_TEXT), class_="mv-code")
 
 
-def _category_words(found: Allocation) -> str:
-    return f"probably {found.category.label}" if found.certainty is Certainty.PROBABLE else found.category.label
+def _category_words(allocation: Allocation) -> str:
+    return (
+        f"probably {allocation.category.label}"
+        if allocation.certainty is Certainty.PROBABLE
+        else allocation.category.label
+    )
 
 
-def _block_words(found: Allocation) -> str:
-    if found.block_bytes == found.rounded_bytes:
-        return "rounded to 512" if found.block_known is BlockKnown.ROUNDED or found.block_bytes % 512 == 0 else ""
+def _block_words(allocation: Allocation) -> str:
+    if allocation.block_bytes == allocation.rounded_bytes:
+        return (
+            "rounded to 512"
+            if allocation.block_known is BlockKnown.ROUNDED or allocation.block_bytes % 512 == 0
+            else ""
+        )
     rest = "with a rest that was not worth a split"
-    return rest if found.block_known is BlockKnown.RECORDED else f"{rest}, as the layout around it shows"
+    return rest if allocation.block_known is BlockKnown.RECORDED else f"{rest}, as the layout around it shows"
 
 
 def _lifetime(span: Span) -> Html:
@@ -98,12 +109,12 @@ def _event_link(event: int) -> Html:
     return tag("button", count_text(event), type="button", class_="mv-link", data_mv_at=event, title="Go to this event")
 
 
-def _pool_words(found: Allocation) -> Iterable[str]:
-    if found.is_large is not None:
-        yield "large" if found.is_large else "small"
-    if found.pool != DEFAULT_POOL:
-        yield f"private pool {found.pool[0]}, {found.pool[1]}"
-    yield f"stream {found.stream}"
+def _pool_words(allocation: Allocation) -> Iterable[str]:
+    if allocation.is_large is not None:
+        yield "large" if allocation.is_large else "small"
+    if allocation.pool != DEFAULT_POOL:
+        yield f"private pool {allocation.pool[0]}, {allocation.pool[1]}"
+    yield f"stream {allocation.stream}"
 
 
 def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_source) -> Html:
@@ -113,14 +124,14 @@ def stack_html(trace: Trace, stack: int, title: str, source: SourceLine = no_sou
         words = "No stack was recorded for it." if stack == NO_STACK else "Its stack was recorded empty."
         return tag("p", words, class_="mv-soft")
     frames = [frame_words(trace, frame) for frame in numbers[:MOST_FRAMES]]
-    copied = "\n".join(cut(f"{each.function} {each.path}", _LONGEST_TEXT) for each in frames)
+    copied = "\n".join(cut(f"{frame.function} {frame.path}", _LONGEST_TEXT) for frame in frames)
     copy = tag("button", "Copy", type="button", class_="mv-link", data_mv_copy=copied)
     parts: list[Html] = []
     place = 0
-    for is_own, run in groupby(frames, key=lambda each: each.is_own):
+    for is_own, run in groupby(frames, key=lambda frame: frame.is_own):
         some = list(run)
         if is_own:
-            parts += [_own_frame(trace, each, numbers[place + i], source) for i, each in enumerate(some)]
+            parts += [_own_frame(trace, frame, numbers[place + i], source) for i, frame in enumerate(some)]
         else:
             parts.append(_library_frames(some))
         place += len(some)
@@ -144,10 +155,10 @@ def _library_frames(words: list[FrameWords]) -> Html:
     frames = [
         tag(
             "div",
-            joined(cut(each.function, 120), " ", tag("span", cut(each.place, 80), class_="mv-soft")),
-            title=cut(each.path, 300),
+            joined(cut(frame.function, 120), " ", tag("span", cut(frame.place, 80), class_="mv-soft")),
+            title=cut(frame.path, 300),
         )
-        for each in words
+        for frame in words
     ]
     return tag("details", tag("summary", count), *frames)
 
@@ -158,46 +169,48 @@ def _forward_html(trace: Trace, stack: int, source: SourceLine) -> Html:
     return stack_html(trace, stack, "Where its forward was called", source)
 
 
-def moment_html(found: EventState, *, of_range: bool = False, is_still: bool = False) -> Html:
-    title = when(found.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
+def moment_html(moment: EventState, *, of_range: bool = False, is_still: bool = False) -> Html:
+    title = when(moment.event, is_still=is_still).capitalize() + (", the range’s peak" if of_range else "")
     return tag(
         "section",
         tag("div", tag("h2", title), class_="mv-aside-head"),
-        _failed_html(found),
-        tag("p", tag("b", bytes_text(_live(found))), " live", class_="mv-figure"),
-        tag("p", ", ".join(_circumstances(found)), class_="mv-soft"),
-        _facts(_moment_facts(found)),
-        _around_html(found),
+        _failed_html(moment),
+        tag("p", tag("b", bytes_text(_live(moment))), " live", class_="mv-figure"),
+        tag("p", ", ".join(_circumstances(moment)), class_="mv-soft"),
+        _facts(_moment_facts(moment)),
+        _around_html(moment),
         class_="mv-instant",
     )
 
 
-def _live(found: EventState) -> int:
-    return found.bytes.live + found.bytes.waiting + found.bytes.outside
+def _live(moment: EventState) -> int:
+    return moment.bytes.live + moment.bytes.waiting + moment.bytes.outside
 
 
-def _circumstances(found: EventState) -> Iterable[str]:
-    yield allocations(found.count)
-    if found.microseconds and found.event > BEFORE:
-        yield f"{duration_text(found.microseconds)} after the first event"
-    if found.annotation:
-        yield f"in {cut(found.annotation, 80)}"
+def _circumstances(moment: EventState) -> Iterable[str]:
+    yield allocations(moment.count)
+    if moment.microseconds and moment.event > BEFORE:
+        yield f"{duration_text(moment.microseconds)} after the first event"
+    if moment.annotation:
+        yield f"in {cut(moment.annotation, 80)}"
 
 
-def _failed_html(found: EventState) -> Html:
-    if found.failed is None:
+def _failed_html(moment: EventState) -> Html:
+    if moment.failed is None:
         return Html("")
-    asked = tag("b", f"✗ {bytes_text(found.failed.asked_bytes)} did not fit.", title=exact(found.failed.asked_bytes))
-    free = found.failed.device_free_bytes
+    failure = tag(
+        "b", f"✗ {bytes_text(moment.failed.asked_bytes)} did not fit.", title=exact(moment.failed.asked_bytes)
+    )
+    free = moment.failed.device_free_bytes
     if free is None:
-        return tag("p", asked, " What the device had free is not known.", class_="mv-oom")
-    return tag("p", asked, f" The device had {bytes_text(free)} free, for all programs together.", class_="mv-oom")
+        return tag("p", failure, " What the device had free is not known.", class_="mv-oom")
+    return tag("p", failure, f" The device had {bytes_text(free)} free, for all programs together.", class_="mv-oom")
 
 
-def _moment_facts(found: EventState) -> Iterable[tuple[str, object]]:
+def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
     """Reserved is the sum of what stands above it, to the byte, but for what was not placed."""
-    parts = found.bytes
-    yield "Live", exact(_live(found))
+    parts = moment.bytes
+    yield "Live", exact(_live(moment))
     if parts.waiting:
         yield "· waiting", joined(exact(parts.waiting), _soft("freed, but another stream may still use it"))
     if parts.outside:
@@ -215,22 +228,22 @@ def _moment_facts(found: EventState) -> Iterable[tuple[str, object]]:
     if parts.unknown:
         yield "Unknown", joined(exact(parts.unknown), _soft("beyond the segments that are known"))
     yield "Reserved", exact(parts.reserved)
-    yield "Largest free", joined(exact(found.largest_free), _soft("in one piece"))
+    yield "Largest free", joined(exact(moment.largest_free), _soft("in one piece"))
 
 
-def _around_html(found: EventState) -> Html:
-    if not found.around:
+def _around_html(moment: EventState) -> Html:
+    if not moment.around:
         return Html("")
-    rows = [_happened(each, is_now=each.event == found.event) for each in found.around]
+    rows = [_happened(event, is_now=event.event == moment.event) for event in moment.around]
     return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
 
 
-def _happened(each: EventSummary, *, is_now: bool) -> Html:
-    number = tag("button", count_text(each.event), type="button", class_="mv-link", data_mv_at=each.event)
-    size = bytes_text(each.bytes) if each.bytes else ""
-    words = f" {each.action.replace('_', ' ')} {size} "
+def _happened(event: EventSummary, *, is_now: bool) -> Html:
+    number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
+    size = bytes_text(event.bytes) if event.bytes else ""
+    words = f" {event.action.replace('_', ' ')} {size} "
     return tag(
-        "li", number, words, tag("span", cut(each.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
+        "li", number, words, tag("span", cut(event.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
     )
 
 

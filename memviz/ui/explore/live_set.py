@@ -113,55 +113,55 @@ class TableLook:
 
 
 def table_html(
-    found: Breakdown,
+    breakdown: Breakdown,
     state: ExploreState,
     *,
     look: TableLook = TableLook(),
     download: dict[str, str] | None = None,
 ) -> Html:
     """`download` is what the browser asks the whole table with."""
-    if not found.groups.count:
+    if not breakdown.groups.count:
         return tag("p", "Nothing is live here.", class_="mv-soft")
-    by, groups = found.groups.by, ordered(found, state.sort, is_rising=state.is_rising)
+    by, groups = breakdown.groups.by, ordered(breakdown, state.sort, is_rising=state.is_rising)
     shown = groups[: MOST_ROWS if state.is_long else FEW_ROWS]
-    largest = max((look.measure.share_of(each) for each in found.groups.groups), default=0)
-    rows = [_row(each, found, look, largest=largest) for each in shown]
+    largest = max((look.measure.share_of(group) for group in breakdown.groups.groups), default=0)
+    rows = [_row(group, breakdown, look, largest=largest) for group in shown]
     rest = groups[len(shown) :]
     if rest:
-        rows.append(_rest_row(rest, found, look.measure, can_grow=not state.is_long))
+        rows.append(_rest_row(rest, breakdown, look.measure, can_grow=not state.is_long))
     return tag(
         "table",
-        tag("thead", tag("tr", *_heads(by, state, found, look.measure))),
+        tag("thead", tag("tr", *_heads(by, state, breakdown, look.measure))),
         tag("tbody", *rows),
-        tag("tfoot", _total_row(found, look, download)),
+        tag("tfoot", _total_row(breakdown, look, download)),
         class_="mv-table mv-groups",
     )
 
 
-def ordered(found: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
+def ordered(breakdown: Breakdown, sort: str, *, is_rising: bool) -> list[Group]:
     """Equal ones by their bytes, then by name."""
-    groups = sorted(found.groups.groups, key=lambda each: (-each.bytes, each.label, each.key))
+    groups = sorted(breakdown.groups.groups, key=lambda group: (-group.bytes, group.label, group.key))
     keys = {
-        "name": lambda each: each.label.lower(),
-        "category": lambda each: found.dominant[each.key].kind,
-        "count": lambda each: each.count,
-        "bytes": lambda each: each.bytes,
+        "name": lambda group: group.label.lower(),
+        "category": lambda group: breakdown.dominant[group.key].kind,
+        "count": lambda group: group.count,
+        "bytes": lambda group: group.bytes,
     }
     return sorted(groups, key=keys[sort], reverse=not is_rising)
 
 
-def _whole(found: Breakdown, measure: Measure) -> int:
-    return found.groups.count if measure.kind == "count" else found.groups.bytes
+def _whole(breakdown: Breakdown, measure: Measure) -> int:
+    return breakdown.groups.count if measure.kind == "count" else breakdown.groups.bytes
 
 
-def _heads(by: str, state: ExploreState, found: Breakdown, measure: Measure) -> Iterable[Html]:
+def _heads(by: str, state: ExploreState, breakdown: Breakdown, measure: Measure) -> Iterable[Html]:
     yield _head(_NAMES.get(by, by.capitalize()), "name", state)
     if by != "category":
         yield _head("Category", "category", state, "mv-wide")
     yield tag("td", class_="mv-wide")
     yield _head("Blocks", "count", state, "mv-number")
     yield _head(measure.head, "bytes", state, "mv-number")
-    yield tag("th", f"of {measure.text(_whole(found, measure))}", class_="mv-number mv-wide", scope="col")
+    yield tag("th", f"of {measure.text(_whole(breakdown, measure))}", class_="mv-number mv-wide", scope="col")
 
 
 def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
@@ -172,14 +172,14 @@ def _head(words: str, sort: str, state: ExploreState, class_: str = "") -> Html:
     return tag("th", button, class_=class_ or None, scope="col", aria_sort=direction)
 
 
-def _row(group: Group, found: Breakdown, look: TableLook, *, largest: int) -> Html:
-    by_category, mostly = found.groups.by == "category", found.dominant[group.key]
+def _row(group: Group, breakdown: Breakdown, look: TableLook, *, largest: int) -> Html:
+    by_category, mostly = breakdown.groups.by == "category", breakdown.dominant[group.key]
     colour = mostly if look.colour is None else look.colour[group.key]
     is_category = look.paint.meaning == "category"
     # Where the category has its own column, that one goes on narrow screens, and the swatch goes to the name.
     # Where colours mean something else, the swatch is always there.
     first = tag("span", look.paint.swatch(colour.kind), class_="mv-narrow" if is_category and not by_category else None)
-    cells = [tag("td", first, name_html(group.label, found.groups.by))]
+    cells = [tag("td", first, name_html(group.label, breakdown.groups.by))]
     if not by_category:
         cells.append(tag("td", category_html(mostly, group.bytes, has_swatch=is_category), class_="mv-wide"))
     measure, share = look.measure, look.measure.share_of(group)
@@ -190,8 +190,8 @@ def _row(group: Group, found: Breakdown, look: TableLook, *, largest: int) -> Ht
         tag("td", tag("i", class_="mv-kind", style=bar), class_="mv-bar mv-wide"),
         tag("td", count_text(group.count), class_="mv-number"),
         tag("td", measure.cell.html(group.bytes), class_="mv-number"),
-        tag("td", percent_text(share, _whole(found, measure)), class_="mv-number mv-soft mv-wide"),
-        **lights(found.groups.by, group.key),
+        tag("td", percent_text(share, _whole(breakdown, measure)), class_="mv-number mv-soft mv-wide"),
+        **lights(breakdown.groups.by, group.key),
     )
 
 
@@ -241,16 +241,16 @@ def category_html(mostly: Dominant, whole: int, *, has_swatch: bool = True) -> H
     return joined(swatch(mostly.kind) if has_swatch else "", " ", kind, mixed)
 
 
-def _rest_row(rest: list[Group], found: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
-    size, count = sum(each.bytes for each in rest), sum(each.count for each in rest)
+def _rest_row(rest: list[Group], breakdown: Breakdown, measure: Measure, *, can_grow: bool) -> Html:
+    size, count = sum(group.bytes for group in rest), sum(group.count for group in rest)
     words = f"everything else, {count_text(len(rest))} more"
     name = tag("button", words, type="button", class_="mv-link", data_act="more") if can_grow else words
-    share = percent_text(sum(measure.share_of(each) for each in rest), _whole(found, measure))
-    return _sum_row(name, count, measure.cell.html(size), share, found.groups.by)
+    share = percent_text(sum(measure.share_of(group) for group in rest), _whole(breakdown, measure))
+    return _sum_row(name, count, measure.cell.html(size), share, breakdown.groups.by)
 
 
-def _total_row(found: Breakdown, look: TableLook, download: dict[str, str] | None) -> Html:
-    groups, link = found.groups, Html("")
+def _total_row(breakdown: Breakdown, look: TableLook, download: dict[str, str] | None) -> Html:
+    groups, link = breakdown.groups, Html("")
     if download is not None:
         data = {f"data_{name}": value for name, value in download.items()}
         link = tag(
@@ -266,5 +266,5 @@ def _total_row(found: Breakdown, look: TableLook, download: dict[str, str] | Non
 def _sum_row(name: object, count: int, size: object, share: str, by: str) -> Html:
     wide = [tag("td", class_="mv-wide")] * (1 if by == "category" else 2)
     figures = (count_text(count), size)
-    cells = [tag("td", each, class_="mv-number") for each in figures]
+    cells = [tag("td", figure, class_="mv-number") for figure in figures]
     return tag("tr", tag("td", name), *wide, *cells, tag("td", share, class_="mv-number mv-soft mv-wide"))

@@ -53,10 +53,10 @@ def growth_html(grown: Growth) -> Html:
     head = f"{change} from the end of {cut(grown.steps[0])} to the end of {cut(grown.steps[-1])}"
     if not grown.rows:
         return _section(head, "No site holds more at the end of the last step than at the end of the first.")
-    rows = [_growth_row(each, grown.by, spans) for each in grown.rows]
+    rows = [_growth_row(row, grown.by, spans) for row in grown.rows]
     rest = GrowthRow("", "everything else", grown.rest_bytes)
     live = GrowthRow("", "Live", grown.live_bytes)
-    foot = [tag("tr", tag("td", each.label), *_cells(each, spans, is_exact=each is live)) for each in (rest, live)]
+    foot = [tag("tr", tag("td", row.label), *_cells(row, spans, is_exact=row is live)) for row in (rest, live)]
     names = ("Site", f"After {cut(grown.steps[0], 40)}", f"After {cut(grown.steps[-1], 40)}", "Change", "A step")
     return _section(head, "", _table(names, rows, foot))
 
@@ -91,12 +91,12 @@ def churn_html(churn: Groups) -> Html:
     rows = [
         tag(
             "tr",
-            tag("td", name_html(each.label, churn.by)),
-            tag("td", count_text(each.count), class_="mv-number"),
-            tag("td", rounded(each.bytes), class_="mv-number"),
-            **lights(churn.by, each.key),
+            tag("td", name_html(group.label, churn.by)),
+            tag("td", count_text(group.count), class_="mv-number"),
+            tag("td", rounded(group.bytes), class_="mv-number"),
+            **lights(churn.by, group.key),
         )
-        for each in churn.groups
+        for group in churn.groups
     ]
     foot = [_churn_sum("everything else", churn.rest_count, churn.rest_bytes)] if churn.rest_count else []
     foot.append(_churn_sum("Together", churn.count, churn.bytes, is_exact=True))
@@ -112,9 +112,12 @@ def _table(names: tuple[str, ...], rows: list[Html], foot: list[Html]) -> Html:
     wide = ("After",)
     heads = [
         tag(
-            "th", each, scope="col", class_=("mv-number" + (" mv-wide" if each.startswith(wide) else "")) if i else None
+            "th",
+            header,
+            scope="col",
+            class_=("mv-number" + (" mv-wide" if header.startswith(wide) else "")) if i else None,
         )
-        for i, each in enumerate(names)
+        for i, header in enumerate(names)
     ]
     body = (tag("thead", tag("tr", *heads)), tag("tbody", *rows), tag("tfoot", *foot))
     return tag("table", *body, class_="mv-table mv-groups")

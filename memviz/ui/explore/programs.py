@@ -66,4 +66,4 @@ def _report(files: object) -> str:
     if not isinstance(files, list) or not files:
         raise UsageError("files are a list of snapshots, one at least.")
     check_count(len(files))
-    return page_file("report.html", report_page([open_upload(each) for each in files]))
+    return page_file("report.html", report_page([open_upload(file) for file in files]))

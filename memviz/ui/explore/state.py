@@ -42,8 +42,8 @@ def chosen_of(data: Mapping[str, Any], key: str, device: DeviceTrace) -> Chosen:
     at = _whole(data.get("at"))
     pin = _whole(data.get("pin"))
     span = data.get("range")
-    ends = [_whole(each) for each in span] if isinstance(span, list | tuple) and len(span) == 2 else []
-    first, second = (_bounded(each, -1, last) if each is not None else None for each in (ends or (None, None)))
+    ends = [_whole(end) for end in span] if isinstance(span, list | tuple) and len(span) == 2 else []
+    first, second = (_bounded(end, -1, last) if end is not None else None for end in (ends or (None, None)))
     return Chosen(
         key=key,
         at=peak if at is None else _bounded(at, -1, last),

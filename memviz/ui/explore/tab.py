@@ -82,7 +82,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         find = FindField(elem_id="find")
         with gr.Column(elem_id="lower-main"):
             head = Panel(elem_id="lower-head")
-            found = LitPanel(_csv(context), elem_id="found")
+            lit_panel = LitPanel(_csv(context), elem_id="found")
             live = LitPanel(_csv(context), elem_id="live-set")
             with gr.Column(visible="hidden", elem_id="segments-box") as segments_box:
                 segments = SegmentMap(context.find, elem_id="segments")
@@ -96,7 +96,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         timeline=line,
         find=find,
         head=head,
-        found=found,
+        found=lit_panel,
         live=live,
         segments_box=segments_box,
         segments=segments,
@@ -124,7 +124,7 @@ def _segments_over_time(context: Context) -> MemoryTimeline:
 def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
-        moved = any(before.get(each) != chosen.get(each) for each in ("key", "at", "range"))
+        moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
         return [chosen, *panels(context, current, state, chosen, due=due)]
@@ -148,33 +148,33 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
 
     def offer(current: Session) -> Any:
         """What could be done follows by itself: it takes some replays."""
-        found = context.current(current)
-        if found is None or current.current is None:
+        current_trace = context.current(current)
+        if current_trace is None or current.current is None:
             return gr.skip()
-        return findings_html(*found, timeline_key(current.current), offers(*found))
+        return findings_html(*current_trace, timeline_key(current.current), offers(*current_trace))
 
-    asked = [session, parts.state, parts.chosen]
-    parts.timeline.select(select, asked, [parts.chosen, *parts.panels], **_LATEST)
+    inputs = [session, parts.state, parts.chosen]
+    parts.timeline.select(select, inputs, [parts.chosen, *parts.panels], **_LATEST)
     parts.shown.change(offer, [session], [parts.findings], **_LATEST)
-    parts.find.input(search, asked, [parts.state, *parts.panels], **_LATEST)
-    parts.shown.change(another, asked, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
+    parts.find.input(search, inputs, [parts.state, *parts.panels], **_LATEST)
+    parts.shown.change(another, inputs, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
     for panel in (parts.head, parts.live):
-        panel.click(act, asked, [parts.state, *parts.panels, *parts.maps], **_LATEST)
+        panel.click(act, inputs, [parts.state, *parts.panels, *parts.maps], **_LATEST)
 
 
 def show(context: Context, session: Session, state: dict[str, Any] | None = None) -> list[Any]:
     """The values of `ExploreTab.outputs`. The details follow by themselves when another trace is shown."""
-    found = context.current(session)
-    if found is None or session.current is None:
+    current = context.current(session)
+    if current is None or session.current is None:
         return ["", "", {}, "", {}]
     key = timeline_key(session.current)
-    meaning = telling_meaning(*found)
+    meaning = telling_meaning(*current)
     first = {"colour": meaning} if meaning != MEANINGS[0] else {}
-    value = timeline_value(*found, key, state={**first, **(state or {})})
+    value = timeline_value(*current, key, state={**first, **(state or {})})
     linked = {"linked": {**state, "key": key}} if state else gr.skip()
     return [
-        verdict_html(*found, session.current.key),
-        findings_html(*found, key, offers_at_hand(*found)),
+        verdict_html(*current, session.current.key),
+        findings_html(*current, key, offers_at_hand(*current)),
         value,
         key,
         linked,
@@ -185,11 +185,11 @@ def panels(
     context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], *, due: frozenset[str]
 ) -> list[Any]:
     """The values of `ExploreTab.panels`; what is not due stays as it is."""
-    found = context.current(session)
-    if found is None or session.current is None:
+    current = context.current(session)
+    if current is None or session.current is None:
         return [""] * 4
-    shown = answer.details(*found, timeline_key(session.current), state, said=chosen, due=due)
-    return [gr.skip() if each is None else each for each in shown.panels]
+    shown = answer.details(*current, timeline_key(session.current), state, said=chosen, due=due)
+    return [gr.skip() if panel is None else panel for panel in shown.panels]
 
 
 def maps(context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:

@@ -37,7 +37,7 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     unused = fragmentation_at(trace, device, line.peak_event)
     # Of a state alone nothing is known to be a peak.
     peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
-    found = [
+    pairs = [
         ("", trace.about.label),
         (f"{peak}live", bytes_text(line.peak_bytes)),
         (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
@@ -46,8 +46,8 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
         ("", counted(len(device.events), "event")),
     ]
     if line.start_bytes and len(device.events):
-        found.insert(-1, ("there before", bytes_text(line.start_bytes)))
-    return found
+        pairs.insert(-1, ("there before", bytes_text(line.start_bytes)))
+    return pairs
 
 
 def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: str) -> Html:
@@ -58,7 +58,7 @@ def notes_html(notes: Sequence[Note], trace: Trace, device: DeviceTrace, key: st
         failed = note.code == "out_of_memory" and note.device in elsewhere
         return not failed, note.code == "unseen_memory", _ORDER[note.level], note.device not in ("", device.name)
 
-    ordered = [_note(each, key if each.device in elsewhere else "") for each in sorted(notes, key=rank)]
+    ordered = [_note(note, key if note.device in elsewhere else "") for note in sorted(notes, key=rank)]
     if not ordered:
         words = "Nothing unusual. The history is complete and the totals agree with the segments."
         return tag("p", words, class_="mv-note")

@@ -39,5 +39,5 @@ def _worded(trace: Trace, frame: int) -> FrameWords:
         return FrameWords(function, "", trace.strings[trace.stacks.frames.name[frame]], is_own=False)
     line = int(trace.stacks.frames.line[frame])
     path = trace.strings[trace.stacks.frames.filename[frame]]
-    tail = "/".join([each for each in path.replace("\\", "/").split("/") if each][-_PARTS:])
+    tail = "/".join([part for part in path.replace("\\", "/").split("/") if part][-_PARTS:])
     return FrameWords(function, with_line(tail, line), with_line(path, line), is_own=bool(kind == FrameKind.USER))

@@ -7,7 +7,7 @@ from memviz.figures.theme import DARK, LIGHT, Palette
 from memviz.trace.model import Category
 from memviz.ui.html.markup import Html, tag
 
-_CATEGORIES = {each.label: each for each in Category}
+_CATEGORIES = {category.label: category for category in Category}
 
 
 def colour_style(kind: str) -> str:

@@ -17,7 +17,10 @@ def esc(text: object) -> Html:
         return text
     plain = str(text)
     if not plain.isprintable():
-        plain = "".join(each if each.isprintable() or each == "\n" else "\N{REPLACEMENT CHARACTER}" for each in plain)
+        plain = "".join(
+            character if character.isprintable() or character == "\n" else "\N{REPLACEMENT CHARACTER}"
+            for character in plain
+        )
     return Html(escape(plain, quote=True))
 
 

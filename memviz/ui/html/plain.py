@@ -10,4 +10,4 @@ def plain(text: str) -> str:
     short = cut(text)
     if short.isprintable():
         return short
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in short)
+    return "".join(character if character.isprintable() else "\N{REPLACEMENT CHARACTER}" for character in short)

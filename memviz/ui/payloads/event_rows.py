@@ -165,13 +165,13 @@ def _within_annotations(trace: Trace, device: DeviceTrace, text: str) -> Bools:
 def row_of_events(device: DeviceTrace) -> Ints4:
     """The row of `lifetimes` that each alloc begins and each free ends; -1 for other events."""
     lives, count = lifetimes(device), len(device.events)
-    found = np.full(count, _NOTHING, dtype=np.int32)
+    row_of = np.full(count, _NOTHING, dtype=np.int32)
     rows = np.arange(len(lives), dtype=np.int32)
     # An alloc may itself end what lay at its address; it is written last, because it is first of all an alloc.
     for event in (lives.free_requested, lives.end, lives.start):
         inside = (event >= 0) & (event < count)
-        found[event[inside]] = rows[inside]
-    return found
+        row_of[event[inside]] = rows[inside]
+    return row_of
 
 
 @remembered
@@ -246,15 +246,18 @@ def _times(device: DeviceTrace, events: Ints8) -> Sequence[str]:
     if not has_times(device):
         return [""] * len(events)
     since = device.events.time_us[events] - device.events.time_us[0]
-    return [f"{each / 1000:,.3f}".replace("-", "−") for each in since.tolist()]
+    return [f"{microseconds / 1000:,.3f}".replace("-", "−") for microseconds in since.tolist()]
 
 
 def _annotation_names(trace: Trace, device: DeviceTrace, events: Ints8) -> list[str]:
     intervals = annotated(device).intervals
     if not len(intervals):
         return [""] * len(events)
-    found = annotation_of_events(device, events)
-    return ["" if each == NO_INTERVAL else plain(trace.strings[intervals.name[each]]) for each in found.tolist()]
+    intervals_of = annotation_of_events(device, events)
+    return [
+        "" if interval == NO_INTERVAL else plain(trace.strings[intervals.name[interval]])
+        for interval in intervals_of.tolist()
+    ]
 
 
 def _bytes_words(action: int, size: int) -> str:

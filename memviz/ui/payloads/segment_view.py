@@ -17,7 +17,7 @@ from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
-from memviz.figures.packed_timeline import Packed, as_sent, pack
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
 from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
@@ -65,7 +65,7 @@ class SegmentView:
     figures: Html
     table: Html
     """Empty where it was not asked for."""
-    drawing: Packed
+    drawing: PackedTimeline
 
 
 def segment_view(
@@ -98,20 +98,20 @@ def free_space(moment: SegmentsAt) -> FreeSpace:
 def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup, ...], Ints8]:
     """The groups, and to which of them each segment belongs. In one order at all moments of a trace."""
     keys = np.column_stack([segments.pool, segments.stream, segments.is_expandable])
-    found, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
+    distinct, code = np.unique(keys.reshape(-1, 3), axis=0, return_inverse=True)
     code = code.reshape(-1)
-    sizes, counts = sum_by(code, segments.size, len(found)), np.bincount(code, minlength=len(found))
-    names_stream = len(np.unique(found[:, 1])) > 1
+    sizes, counts = sum_by(code, segments.size, len(distinct)), np.bincount(code, minlength=len(distinct))
+    names_stream = len(np.unique(distinct[:, 1])) > 1
     largest = np.sort(np.argsort(-sizes, kind="stable")[:MOST_GROUPS])
     groups = [
         SegmentGroup(
-            _group_name(trace, found[each], names_stream=names_stream),
-            _group_words(counts[each], sizes[each], "mapped range" if found[each, 2] else "segment"),
+            _group_name(trace, distinct[number], names_stream=names_stream),
+            _group_words(counts[number], sizes[number], "mapped range" if distinct[number, 2] else "segment"),
         )
-        for each in largest.tolist()
+        for number in largest.tolist()
     ]
-    rest = np.setdiff1d(np.arange(len(found)), largest)
-    place = np.full(len(found), len(groups))
+    rest = np.setdiff1d(np.arange(len(distinct)), largest)
+    place = np.full(len(distinct), len(groups))
     place[largest] = np.arange(len(largest))
     if len(rest):
         name = f"{count_text(len(rest))} smaller groups of other pools and streams"
@@ -134,7 +134,7 @@ def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:
     return " · ".join(words)
 
 
-def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> Packed:
+def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning: str = "category") -> PackedTimeline:
     """Segments by address, then tiles by address: a tile belongs to the segment that its place adds up to."""
     segments, tiles = moment.segments, moment.tiles
     groups, group_of = segment_groups(trace, segments)
@@ -185,10 +185,10 @@ def _sites(trace: Trace, device: DeviceTrace, rows: Ints8) -> tuple[list[str], I
     """Labels of the sites that occur here, and the place in them for each row; any place for free memory."""
     table = sites(trace)
     held = rows >= 0
-    found, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
+    site_codes, code = np.unique(table.of_stack[lifetimes(device).stack[rows[held]]], return_inverse=True)
     place = np.zeros(len(rows), dtype=np.int64)
     place[held] = code
-    return [plain(table.sites[each].label) for each in found.tolist()], place
+    return [plain(table.sites[number].label) for number in site_codes.tolist()], place
 
 
 def _ages(device: DeviceTrace, moment: SegmentsAt) -> dict[str, npt.NDArray[Any]]:
@@ -231,7 +231,7 @@ def figures_html(free: FreeSpace) -> Html:
 
 def fragmentation_html(parts: Fragmentation) -> Html:
     """One bar and one sum: the parts add up to what is reserved, to the byte."""
-    shown = {each: getattr(parts, each) for each in _PARTS if each in _ALWAYS or getattr(parts, each)}
+    shown = {name: getattr(parts, name) for name in _PARTS if name in _ALWAYS or getattr(parts, name)}
     bar = [
         tag(
             "i",
@@ -284,11 +284,11 @@ def table_html(trace: Trace, moment: SegmentsAt, most: int = MOST_ROWS) -> Html:
     order = np.argsort(-segments.size, kind="stable")
     rows = [
         _table_row(
-            tag("td", address_text(int(segments.address[each])), class_="mv-code"),
-            f"{groups[group_of[each]].name}, {'large' if segments.is_large[each] else 'small'}",
-            figures[each],
+            tag("td", address_text(int(segments.address[number])), class_="mv-code"),
+            f"{groups[group_of[number]].name}, {'large' if segments.is_large[number] else 'small'}",
+            figures[number],
         )
-        for each in order[:most].tolist()
+        for number in order[:most].tolist()
     ]
     rest = order[most:]
     if len(rest):

@@ -12,7 +12,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.reserved.segment_lives import NOBODY, SegmentLives, segment_lives
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring
-from memviz.figures.packed_timeline import Packed, pack_rows, pack_sites, pack_spans, pack_times
+from memviz.figures.packed_timeline import PackedTimeline, pack_rows, pack_sites, pack_spans, pack_times
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 from memviz.ui.html.plain import plain
 from memviz.ui.payloads.timeline_pieces import groups_piece
@@ -46,7 +46,7 @@ def segments_over_time_value(device: DeviceTrace, key: str) -> dict[str, Any]:
     }
 
 
-def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
+def segments_over_time_piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
     lives, kind = segment_lives(device), request.get("piece")
     if kind == "timeline":
         return pack_spans(device, lives.start - BEFORE, lives.end - BEFORE, lives.size)
@@ -66,7 +66,7 @@ def _by_use(lives: SegmentLives) -> Colouring:
     return Colouring("use", _LABELS, group, _SHADES)
 
 
-def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> Packed:
+def _held_longest(trace: Trace, device: DeviceTrace, lives: SegmentLives) -> PackedTimeline:
     """Of each segment in words: whose allocation was in it for most events, and so kept it from being given back."""
     table = sites(trace)
     held = lives.longest != NOBODY

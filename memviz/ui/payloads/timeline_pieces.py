@@ -14,11 +14,11 @@ from memviz.analysis.groups import keyed_by
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
 from memviz.figures.colouring import Colouring, colouring, group_colour, pixel_palette
-from memviz.figures.packed_timeline import Packed, pack_groups, pack_rows, pack_sites, pack_timeline, pack_times
+from memviz.figures.packed_timeline import PackedTimeline, pack_groups, pack_rows, pack_sites, pack_timeline, pack_times
 from memviz.trace.model import DeviceTrace, Ints8, Trace
 
 
-def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> Packed:
+def piece(trace: Trace, device: DeviceTrace, request: dict[str, Any]) -> PackedTimeline:
     kind = request.get("piece")
     if kind == "timeline":
         return pack_timeline(device)
@@ -57,7 +57,7 @@ def lit_rows(trace: Trace, device: DeviceTrace, by: str, group: Any) -> Ints8:
     return np.asarray(rows[np.isin(keyed.codes, wanted)], dtype=np.int64)
 
 
-def groups_piece(colours: Colouring) -> Packed:
+def groups_piece(colours: Colouring) -> PackedTimeline:
     packed = pack_groups(colours)
     palettes = {
         f"{mode}{'_dimmed' if dimmed else ''}": pixel_palette(colours, dark=mode == "dark", dimmed=dimmed)
@@ -74,4 +74,4 @@ def groups_piece(colours: Colouring) -> Packed:
         },
         "palettes": {mode: table.reshape(-1).tolist() for mode, table in palettes.items()},
     }
-    return Packed(header, packed.body)
+    return PackedTimeline(header, packed.body)

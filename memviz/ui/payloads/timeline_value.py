@@ -31,8 +31,8 @@ def timeline_value(
         "has_times": has_times(device),
         "phases": phase_bands(trace, device),
         "ooms": [
-            _oom(each.then.event, each.asked_bytes, device)
-            for each in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
+            _oom(oom.then.event, oom.asked_bytes, device)
+            for oom in out_of_memory(trace, device, top=0, chosen=slice(_MOST_OOM))
         ],
         "state": state or {},
     }
@@ -43,10 +43,14 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
 
     Of what it noted only what no other note encloses.
     """
-    found = annotated(device).intervals
-    rows = ((found.depth == 0) & (found.end_event >= found.start_event)).nonzero()[0][:_MOST_PHASES]
+    intervals = annotated(device).intervals
+    rows = ((intervals.depth == 0) & (intervals.end_event >= intervals.start_event)).nonzero()[0][:_MOST_PHASES]
     noted = [
-        [plain(trace.strings[found.name[row]]), int(found.start_event[row]) + 1, int(found.end_event[row]) + 2]
+        [
+            plain(trace.strings[intervals.name[row]]),
+            int(intervals.start_event[row]) + 1,
+            int(intervals.end_event[row]) + 2,
+        ]
         for row in rows
     ]
     phases = phase_spans(trace, device)
@@ -58,6 +62,6 @@ def phase_bands(trace: Trace, device: DeviceTrace) -> list[list[Any]]:
     return noted
 
 
-def _oom(event: int, asked: int, device: DeviceTrace) -> dict[str, Any]:
+def _oom(event: int, requested_bytes: int, device: DeviceTrace) -> dict[str, Any]:
     reserved = int(timeline(device).reserved[event + 1])
-    return {"event": event, "reserved": reserved, "text": f"{bytes_text(asked)} did not fit"}
+    return {"event": event, "reserved": reserved, "text": f"{bytes_text(requested_bytes)} did not fit"}

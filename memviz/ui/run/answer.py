@@ -39,11 +39,11 @@ _MOST_CHOSEN = 512
 _BETWEEN_PICTURES = 0.7
 
 
-def refused(asked: RunRequests, variant: Variant) -> RunRequests:
+def refused(requests: RunRequests, variant: Variant) -> RunRequests:
     """With what a run or an estimate was refused for, at its field."""
     if variant.what != "refused":
-        return asked
-    return replace(asked, faults={place_of(variant.phase, asked): variant.phase, **asked.faults})
+        return requests
+    return replace(requests, faults={place_of(variant.phase, requests): variant.phase, **requests.faults})
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,8 @@ class RunAnswers:
         """What there is to run is the same for everybody, and does not change while the page is up."""
         with self._lock:
             if self._listing is None:
-                found = listing(self.programs)
-                self._listing = {**found, "device": LENT_DEVICE} if is_zero_gpu() else found
+                listed = listing(self.programs)
+                self._listing = {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed
             return self._listing
 
     def meant(self, fields: Mapping[str, Any]) -> tuple[FormFields, RunRequests]:
@@ -118,22 +118,22 @@ class RunAnswers:
         form = form_fields_of(fields, self.listing())
         if not form.card:
             form = replace(form, card=self._default_card())
-        asked = requests_of(form, self.listing(), self.limits.variants)
-        known = self.estimates.known(asked)
-        return form, asked if known is None else refused(asked, known)
+        requests = requests_of(form, self.listing(), self.limits.variants)
+        known = self.estimates.known(requests)
+        return form, requests if known is None else refused(requests, known)
 
     def _default_card(self) -> str:
-        names: list[str] = [each["name"] for each in self.listing()["cards"]]
+        names: list[str] = [card["name"] for card in self.listing()["cards"]]
         return next((name for name in names if "4090" in name), names[0])
 
     def kept(self, visitor: str) -> KeptRuns:
         return KeptRuns(self._folder, visitor)
 
-    def begin(self, asked: RunRequests, visitor: str, instead_of: str = "") -> OrderStatus:
+    def begin(self, requests: RunRequests, visitor: str, instead_of: str = "") -> OrderStatus:
         """What is done is kept at once, whether or not somebody still looks."""
         self.estimates.stop_all()
         self.scheduler.leave(instead_of)
-        return self.scheduler.submit(asked.requests, asked.labels, partial(_keep, self.kept(visitor)), visitor)
+        return self.scheduler.submit(requests.requests, requests.labels, partial(_keep, self.kept(visitor)), visitor)
 
     def search(self, order: SearchOrder, visitor: str) -> SearchStatus:
         self.estimates.stop_all()
@@ -186,9 +186,9 @@ class RunAnswers:
     def chosen(self, order: str) -> int | None:
         return self._chosen.get(order)
 
-    def estimate(self, asked: RunRequests, owner: str) -> Iterator[Variant]:
+    def estimate(self, requests: RunRequests, owner: str) -> Iterator[Variant]:
         """None of it while something runs."""
-        return iter(()) if self.scheduler.is_busy else self.estimates.of(asked, owner)
+        return iter(()) if self.scheduler.is_busy else self.estimates.of(requests, owner)
 
     def opened(self, session: Session, order: str, numbers: list[int] | None = None) -> Session:
         """The traces of these variants, or of all, as open traces; the first few are compared, baseline first."""
@@ -198,11 +198,11 @@ class RunAnswers:
         if numbers is None:
             chosen = [variant for variant in status.variants if variant.run is not None]
         else:
-            chosen = [each for at, each in enumerate(status.variants) if at in numbers]
+            chosen = [variant for at, variant in enumerate(status.variants) if at in numbers]
         keys = []
-        for each in [each for each in chosen if each.file is not None][:MOST_COMPARED]:
-            assert each.file is not None
-            session, is_open = self._read(session, each.file, each.label)
+        for pictured in [variant for variant in chosen if variant.file is not None][:MOST_COMPARED]:
+            assert pictured.file is not None
+            session, is_open = self._read(session, pictured.file, pictured.label)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
 
@@ -221,10 +221,10 @@ class RunAnswers:
 
     def _shown(self, session: Session, trace: Trace) -> Session:
         """The same run is not opened twice."""
-        for each in session.opened:
-            known = self.store.get(each.key)
+        for opened in session.opened:
+            known = self.store.get(opened.key)
             if known is not None and known.about == trace.about:
-                return session.choosing(each.key)
+                return session.choosing(opened.key)
         return session.with_opened(open_trace(self.store, trace))
 
 

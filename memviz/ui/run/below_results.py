@@ -25,7 +25,7 @@ def _outputs(variants: Sequence[Variant]) -> Html:
     compared = [(variant, variant.run.numerics) for variant in variants if variant.run and variant.run.numerics]
     if not compared:
         return Html("")
-    good = [(each, numbers) for each, numbers in compared if numbers.get("outputs")]
+    good = [(variant, numbers) for variant, numbers in compared if numbers.get("outputs")]
     rows = [_noise_row(good[0][1])] if good else []
     rows += _output_rows(compared)
     head = [
@@ -53,8 +53,8 @@ def _noise_row(numbers: Mapping[str, Any]) -> Html:
 def _output_rows(compared: Sequence[tuple[Variant, Mapping[str, Any]]]) -> list[Html]:
     """Variants of which the same is to be said share a row."""
     alike: dict[tuple[str, str, str, Html], list[str]] = {}
-    for each, numbers in compared:
-        alike.setdefault(_about_outputs(numbers), []).append(cut(each.label))
+    for variant, numbers in compared:
+        alike.setdefault(_about_outputs(numbers), []).append(cut(variant.label))
     return [_output_cells((", ".join(labels), *said)) for said, labels in alike.items()]
 
 
@@ -82,10 +82,12 @@ def _output_cells(cells: Sequence[object], *, soft: bool = False) -> Html:
 
 
 def _worst(numbers: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    found = [
-        each[key] for each in numbers.get("outputs", ()) if isinstance(each, dict) and isinstance(each.get(key), dict)
+    differences = [
+        output[key]
+        for output in numbers.get("outputs", ())
+        if isinstance(output, dict) and isinstance(output.get(key), dict)
     ]
-    return max(found, key=lambda each: _plain(each.get("relative_l2")), default={})
+    return max(differences, key=lambda output: _plain(output.get("relative_l2")), default={})
 
 
 def _number(values: Mapping[str, Any], key: str) -> str:

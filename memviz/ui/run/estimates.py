@@ -30,22 +30,22 @@ class Estimates:
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
 
-    def known(self, asked: RunRequests) -> Variant | None:
+    def known(self, requests: RunRequests) -> Variant | None:
         """What was found out about the last of these before."""
         with self._lock:
-            return self._known.get(_key(asked.requests[-1])) if asked.count else None
+            return self._known.get(_key(requests.requests[-1])) if requests.count else None
 
-    def of(self, asked: RunRequests, owner: str) -> Iterator[Variant]:
+    def of(self, requests: RunRequests, owner: str) -> Iterator[Variant]:
         """Of everything that is switched on, together. It ends without an answer where another question came."""
         self.leave(owner)
-        if not asked.count or asked.faults or asked.requests[-1].on == "cuda":
+        if not requests.count or requests.faults or requests.requests[-1].on == "cuda":
             return
-        found = self.known(asked)
-        if found is not None:
-            yield replace(found, label=asked.labels[-1])
+        estimate = self.known(requests)
+        if estimate is not None:
+            yield replace(estimate, label=requests.labels[-1])
             return
         with suppress(MemvizError):
-            begun = self.scheduler.submit([_plain(asked.requests[-1])], [asked.labels[-1]], self._note, owner)
+            begun = self.scheduler.submit([_plain(requests.requests[-1])], [requests.labels[-1]], self._note, owner)
             with self._lock:
                 self._looked_at[owner] = begun.id
             for status in changes(self.scheduler, begun.id):

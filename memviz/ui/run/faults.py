@@ -30,7 +30,7 @@ def step_faults(options: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 def _fault(knob: Mapping[str, Any], text: str) -> str:
     if knob["type"] == "bool" or (knob["type"] == "text" and not knob["choices"]) or text == EVERY_CHOICE:
         return ""
-    values = [each.strip() for each in text.split(",") if each.strip()]
+    values = [part.strip() for part in text.split(",") if part.strip()]
     if not values:
         return "" if knob.get("optional") else f"It is empty. Give a value, such as {knob['default']}."
     return next((words for value in values if (words := _wrong(knob, value))), "")
@@ -41,7 +41,7 @@ def _wrong(knob: Mapping[str, Any], text: str) -> str:
     if knob.get("optional") and text.lower() == "none":
         return ""
     if knob["choices"]:
-        choices = [str(each) for each in knob["choices"]]
+        choices = [str(choice) for choice in knob["choices"]]
         return "" if text in choices else f"{shown} is none of {', '.join(choices)}."
     try:
         float(text) if knob["type"] == "float" else int(text)

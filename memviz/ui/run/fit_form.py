@@ -20,17 +20,17 @@ _LARGEST = (("", "nothing more"), ("batch", "the largest batch that fits"), ("se
 FIELDS = ("fit:keep", "fit:largest", "fit:grid")
 
 
-def search_of(fields: Mapping[str, Any], asked: RunRequests) -> SearchOrder:
+def search_of(fields: Mapping[str, Any], requests: RunRequests) -> SearchOrder:
     """Of the workload as it stands in the form; the search itself switches optimizations on."""
-    sizes = {tuple(sorted(request.settings.items())) for request in asked.requests}
-    if asked.faults or not asked.requests:
+    sizes = {tuple(sorted(request.settings.items())) for request in requests.requests}
+    if requests.faults or not requests.requests:
         raise UsageError("Nothing was searched: what is marked above does not go.")
     if len(sizes) > 1:
         raise UsageError("A search is for one size: give one value for each knob of the workload.")
     keep, largest = str(fields.get("fit:keep", "outputs")), str(fields.get("fit:largest", ""))
     if keep not in dict(_KEEPS) or largest not in dict(_LARGEST):
         raise UsageError("There is no such search.")
-    request = replace(asked.requests[0], optimizations=(), on="predict", numerics=False, label="")
+    request = replace(requests.requests[0], optimizations=(), on="predict", numerics=False, label="")
     return SearchOrder(request, keep, largest, fields.get("fit:grid") is True)
 
 

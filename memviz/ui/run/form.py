@@ -68,7 +68,11 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         workload=known,
         config=str(fields.get("config", "")),
         knobs={key[2:]: _spelled(value) for key, value in fields.items() if key.startswith("w:")},
-        chosen=tuple(each["name"] for each in listing["optimizations"] if fields.get(f"o:{each['name']}") is True),
+        chosen=tuple(
+            optimization["name"]
+            for optimization in listing["optimizations"]
+            if fields.get(f"o:{optimization['name']}") is True
+        ),
         their_knobs=dict(_theirs(fields)),
         on=str(fields.get("on", "predict")),
         card=str(fields.get("card", "")),
@@ -111,11 +115,11 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
         base = replace(_request(form), config=config)
     except UsageError as error:
         return RunRequests(faults={**faults, "run": str(error)})
-    varied = [each for each in workload["knobs"] if len({size.get(each["name"]) for size in sizes}) > 1]
+    varied = [knob for knob in workload["knobs"] if len({size.get(knob["name"]) for size in sizes}) > 1]
     requests, labels = [], []
     for settings, change in product(sizes, [(), *changed]):
         optimizations = tuple((name, dict(knobs)) for name, knobs in change)
-        several = ", ".join(_of_the_workload(each, settings) for each in varied)
+        several = ", ".join(_of_the_workload(knob, settings) for knob in varied)
         label = ": ".join(filter(None, (several, _label(change, changed, listing))))
         requests.append(replace(base, settings=settings, optimizations=optimizations, label=label))
         labels.append(label)
@@ -133,9 +137,9 @@ def _wrong_values(
 
 def _count(form: FormFields, workload: Mapping[str, Any], listing: Mapping[str, Any]) -> int:
     """Without making them: somebody may have given a thousand values twice."""
-    sizes = prod(len(each) for each in _given(workload, form.knobs).values())
+    sizes = prod(len(texts) for texts in _given(workload, form.knobs).values())
     rows = [(name, _row(listing["optimizations"], name) or {}) for name in form.chosen]
-    changes = prod(len(each) for name, row in rows for each in _given(row, _theirs_of(form, name)).values())
+    changes = prod(len(values) for name, row in rows for values in _given(row, _theirs_of(form, name)).values())
     return sizes * (1 + changes if form.chosen else 1)
 
 
@@ -144,11 +148,11 @@ def _theirs_of(form: FormFields, name: str) -> dict[str, str]:
 
 
 def _request(form: FormFields) -> Request:
-    asked: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
+    fields_of_run: dict[str, Any] = {"workload": form.workload, "on": form.on, **form.options}
     for name in ("warmup", "steps"):
-        asked[name] = int(form.options.get(name, "1"))
-    asked |= {"card": form.card} if form.card else {}
-    return Request.from_json({**asked, "keep_output": form.keep_output, "numerics": form.numerics})
+        fields_of_run[name] = int(form.options.get(name, "1"))
+    fields_of_run |= {"card": form.card} if form.card else {}
+    return Request.from_json({**fields_of_run, "keep_output": form.keep_output, "numerics": form.numerics})
 
 
 def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[dict[str, str]]:
@@ -163,16 +167,16 @@ def _combinations(row: Mapping[str, Any], texts: Mapping[str, str]) -> Iterator[
 
 
 def _given(row: Mapping[str, Any], texts: Mapping[str, str]) -> dict[str, list[str]]:
-    return {each["name"]: values_of(each, texts[each["name"]]) for each in row["knobs"] if each["name"] in texts}
+    return {knob["name"]: values_of(knob, texts[knob["name"]]) for knob in row["knobs"] if knob["name"] in texts}
 
 
 def values_of(knob: Mapping[str, Any], text: str) -> list[str]:
     """`1, 2, 4` are three values, except where a text may hold commas itself."""
     if text == EVERY_CHOICE and knob["choices"]:
-        return [_spelled(each) for each in knob["choices"]]
+        return [_spelled(choice) for choice in knob["choices"]]
     if knob["type"] == "text" and not knob["choices"]:
         return [text.strip()]
-    several = [each.strip() for each in text.split(",") if each.strip()]
+    several = [part.strip() for part in text.split(",") if part.strip()]
     return list(dict.fromkeys(several)) or [_default_text(knob)]
 
 
@@ -208,8 +212,8 @@ def _label(
         row = _row(listing["optimizations"], name)
         assert row is not None
         varied = {key for one in all_chosen for key in one[at][1]}
-        shown = [each for each in row["knobs"] if each["name"] in varied]
-        said = [_said(each, knobs.get(each["name"], _default_text(each))) for each in shown]
+        shown = [knob for knob in row["knobs"] if knob["name"] in varied]
+        said = [_said(knob, knobs.get(knob["name"], _default_text(knob))) for knob in shown]
         alone = len(shown) == 1 and shown[0].get("says")
         words.append(said[0] if alone else ", ".join([row["title"], *said]))
     together = " + ".join(words)
@@ -272,15 +276,15 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
         yield from (f"{prefix}:{knob['name']}" for knob in (row or {"knobs": ()})["knobs"] if knob["choices"])
 
 
-def place_of(refusal: str, asked: RunRequests) -> str:
+def place_of(refusal: str, requests: RunRequests) -> str:
     """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
     name, colon, said = refusal.partition(":")
-    if not colon or not asked.count:
+    if not colon or not requests.count:
         return "run"
     knob = said.split()[0] if said.split() else ""
-    if name == asked.requests[0].workload:
-        return f"w:{knob}" if any(knob in request.settings for request in asked.requests) else "knobs"
-    theirs = next((knobs for each, knobs in asked.requests[-1].optimizations if each == name), None)
+    if name == requests.requests[0].workload:
+        return f"w:{knob}" if any(knob in request.settings for request in requests.requests) else "knobs"
+    theirs = next((knobs for other, knobs in requests.requests[-1].optimizations if other == name), None)
     if theirs is None:
         return "run"
     return f"o:{name}:{knob}" if knob in theirs else f"o:{name}"

@@ -16,12 +16,6 @@ from memviz.units import bytes_text, count_text
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
 """Knobs that stand in the open, in this order; the others wait behind a fold."""
 _MOST_FIRST = 6
-_USUAL = (
-    *("checkpointing", "chunked_cross_entropy", "split_feed_forward", "chunked_feed_forward"),
-    *("activation_offload", "optimizer_in_backward", "eight_bit_states", "weight_offload", "lora"),
-    *("layerwise_casting", "weight_quantization", "flat_gradients", "attention_backend"),
-)
-"""Optimizations that stand first, in this order."""
 _CLAIMS = {
     "bitwise": "Same output, bit for bit.",
     "rounding": "Same output up to rounding.",
@@ -45,19 +39,22 @@ STORIES = {
 
 
 def form_value(
-    form: FormFields, asked: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
+    form: FormFields, requests: RunRequests, listing: Mapping[str, Any], *, version: str, said: Html | str = ""
 ) -> dict[str, Any]:
     """Only another `version` draws the fields anew, so that nobody is interrupted. `said` stands above the button."""
     return {
         "version": version,
         "html": form_html(form, listing),
-        "faults": dict(asked.faults),
-        "parts": {"count": count_words(asked), "buttons": joined(_said(asked, said), buttons_html(form, asked))},
+        "faults": dict(requests.faults),
+        "parts": {
+            "count": count_words(requests),
+            "buttons": joined(_said(requests, said), buttons_html(form, requests)),
+        },
     }
 
 
 def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
-    row = next(each for each in listing["workloads"] if each["name"] == form.workload)
+    row = next(workload for workload in listing["workloads"] if workload["name"] == form.workload)
     return joined(
         _stories(),
         tag(
@@ -73,33 +70,29 @@ def form_html(form: FormFields, listing: Mapping[str, Any]) -> Html:
 
 def _fields(form: FormFields, row: Mapping[str, Any], listing: Mapping[str, Any]) -> list[Html]:
     first, rest = _apart(row["knobs"])
-    names = [(each["name"], each["title"]) for each in listing["workloads"]]
+    names = [(workload["name"], workload["title"]) for workload in listing["workloads"]]
     head = tag("h3", "Optimizations ", tag("small", data_part="count"), class_="mv-run-head")
     return [
         tag("label", tag("span", "Workload"), _select("workload", form.workload, names), class_="mv-wide mv-big"),
         tag("p", row["sentence"], class_="mv-soft"),
         _fault("workload"),
         config_field_html(form.config) if form.workload == CONFIG else Html(""),
-        tag("div", *(_knob("w", each, form.knobs.get(each["name"])) for each in first), class_="mv-knobs"),
-        _fold("More about the model", [_knob("w", each, form.knobs.get(each["name"])) for each in rest]),
+        tag("div", *(_knob("w", knob, form.knobs.get(knob["name"])) for knob in first), class_="mv-knobs"),
+        _fold("More about the model", [_knob("w", knob, form.knobs.get(knob["name"])) for knob in rest]),
         _where(form, listing),
         _optimizer(form),
         _step(form),
         fit_fields_html(form.search),
         head,
-        *(_optimization(each, form) for each in sorted(listing["optimizations"], key=_place)),
+        *(_optimization(row, form) for row in sorted(listing["optimizations"], key=lambda row: row["offered"])),
     ]
-
-
-def _place(row: Mapping[str, Any]) -> int:
-    return _USUAL.index(row["name"]) if row["name"] in _USUAL else len(_USUAL)
 
 
 def _apart(knobs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     order = {name: at for at, name in enumerate(_FIRST)}
-    first = sorted((knob for knob in knobs if knob["name"] in order), key=lambda each: order[each["name"]])[
-        :_MOST_FIRST
-    ]
+    first = sorted(
+        (knob for knob in knobs if knob["name"] in order), key=lambda optimization: order[optimization["name"]]
+    )[:_MOST_FIRST]
     return first, [knob for knob in knobs if knob not in first]
 
 
@@ -131,8 +124,8 @@ def has_several(knob: Mapping[str, Any], text: str) -> bool:
 
 
 def _choices(name: str, knob: Mapping[str, Any], value: str) -> Html:
-    names = [_text(each) for each in knob["choices"]]
-    options = [(each, each) for each in names]
+    names = [_text(choice) for choice in knob["choices"]]
+    options = [(choice, choice) for choice in names]
     return _select(name, value, [*options, (EVERY_CHOICE, "several …")] if len(names) > 1 else options)
 
 
@@ -142,11 +135,11 @@ def _ticks(name: str, knob: Mapping[str, Any], value: str, title: str) -> Html:
     boxes = [
         tag(
             "label",
-            tag("input", type="checkbox", name_=name, value=each, data_several=True, checked=each in on),
-            tag("span", each),
+            tag("input", type="checkbox", name_=name, value=choice, data_several=True, checked=choice in on),
+            tag("span", choice),
             class_="mv-check",
         )
-        for each in map(_text, knob["choices"])
+        for choice in map(_text, knob["choices"])
     ]
     words = tag("legend", knob["name"].replace("_", " ").capitalize())
     return tag("fieldset", words, *boxes, title=title, class_="mv-several")
@@ -157,7 +150,7 @@ def _input(name: str, value: str) -> Html:
 
 
 def _select(name: str, value: str, options: list[tuple[str, str]]) -> Html:
-    made = [tag("option", words, value=each, selected=each == value) for each, words in options]
+    made = [tag("option", words, value=choice, selected=choice == value) for choice, words in options]
     return tag("select", *made, name_=name)
 
 
@@ -254,8 +247,8 @@ _SAID_BY_THE_WORKLOAD = ("micro_batches",)
 
 def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     name, on = row["name"], row["name"] in form.chosen
-    own = [each for each in row["knobs"] if each["name"] not in _SAID_BY_THE_WORKLOAD]
-    knobs = [_knob(f"o:{name}", each, form.their_knobs.get((name, each["name"]))) for each in own]
+    own = [knob for knob in row["knobs"] if knob["name"] not in _SAID_BY_THE_WORKLOAD]
+    knobs = [_knob(f"o:{name}", knob, form.their_knobs.get((name, knob["name"]))) for knob in own]
     box = tag("input", type="checkbox", name_=f"o:{name}", checked=on)
     return tag(
         "div",
@@ -278,21 +271,21 @@ def _stories() -> Html:
     return tag("p", tag("span", "Try"), *buttons, class_="mv-stories")
 
 
-def count_words(asked: RunRequests) -> str:
-    return f"{count_text(asked.count)} variant{'s' if asked.count != 1 else ''}" if asked.count else ""
+def count_words(requests: RunRequests) -> str:
+    return f"{count_text(requests.count)} variant{'s' if requests.count != 1 else ''}" if requests.count else ""
 
 
-def buttons_html(form: FormFields, asked: RunRequests) -> Html:
+def buttons_html(form: FormFields, requests: RunRequests) -> Html:
     """The button counts what it would run. What does not go together explains itself when it is pressed."""
     verb = "Measure" if form.on == "cuda" else "Predict"
-    words = f"{verb} {count_words(asked)}" if asked.count > 1 else verb
+    words = f"{verb} {count_words(requests)}" if requests.count > 1 else verb
     run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
     return tag("p", run, class_="mv-buttons")
 
 
-def _said(asked: RunRequests, said: Html | str) -> Html:
+def _said(requests: RunRequests, said: Html | str) -> Html:
     """Where a visitor looks who has pressed the button: what came of it, and what belongs to no field of its own."""
-    general = [refused_html(asked.faults[place]) for place in GENERAL if place in asked.faults]
+    general = [refused_html(requests.faults[place]) for place in GENERAL if place in requests.faults]
     return tag("div", said, *general, id="run-said")
 
 
@@ -318,7 +311,9 @@ def estimate_html(variant: Variant) -> Html:
     return tag("p", "Estimate. ", tag("b", words), fits, class_="mv-soft")
 
 
-def many_html(asked: RunRequests) -> Html:
-    words = f"These are {count_text(asked.count)} variants, one after the other. "
-    button = tag("button", f"Run all {count_text(asked.count)}", type="button", class_="mv-quiet", data_act="run-all")
+def many_html(requests: RunRequests) -> Html:
+    words = f"These are {count_text(requests.count)} variants, one after the other. "
+    button = tag(
+        "button", f"Run all {count_text(requests.count)}", type="button", class_="mv-quiet", data_act="run-all"
+    )
     return tag("p", words, button, class_="mv-soft")

@@ -13,12 +13,12 @@ _SHOWN = 50
 
 
 def kept_value(kept: Sequence[KeptRun], fault: str = "") -> dict[str, Any]:
-    version = "|".join([fault, *(f"{each.id}{each.name}" for each in kept)])
+    version = "|".join([fault, *(f"{run.id}{run.name}" for run in kept)])
     return {"version": version, "html": _html(kept) if kept else "", "faults": {"kept": fault}, "parts": {}}
 
 
 def _html(kept: Sequence[KeptRun]) -> Html:
-    rows = [tag("tr", *_cells(each)) for each in kept[:_SHOWN]]
+    rows = [tag("tr", *_cells(run)) for run in kept[:_SHOWN]]
     return tag(
         "details",
         tag("summary", tag("h2", f"Kept runs, {len(kept)}", class_="mv-h2")),
@@ -39,19 +39,19 @@ _HEAD = (
 _ACTS = (("Open", "reopen"), ("Rename", "rename"), ("Delete", "delete"))
 
 
-def _cells(each: KeptRun) -> list[Html]:
-    name = tag("input", type="text", name_=f"name:{each.id}", value=each.name, aria_label=f"Name of {each.name}")
-    run = each.run
+def _cells(kept: KeptRun) -> list[Html]:
+    name = tag("input", type="text", name_=f"name:{kept.id}", value=kept.name, aria_label=f"Name of {kept.name}")
+    run = kept.run
     where = f"{run.mode} {'for' if run.mode == 'predicted' else 'on'} {run.device}"
     return [
         tag("td", name),
         tag("td", f"{run.request.workload}, {where}"),
         tag("td", rounded(run.peak_allocated_bytes), class_="mv-number"),
         tag("td", rounded(run.peak_reserved_bytes), class_="mv-number"),
-        tag("td", *(_button(words, act, each) for words, act in _ACTS)),
+        tag("td", *(_button(words, act, kept) for words, act in _ACTS)),
     ]
 
 
-def _button(words: str, act: str, each: KeptRun) -> Html:
-    label = f"{words} {each.name}"
-    return tag("button", words, type="button", class_="mv-quiet", data_act=act, data_id=each.id, aria_label=label)
+def _button(words: str, act: str, kept: KeptRun) -> Html:
+    label = f"{words} {kept.name}"
+    return tag("button", words, type="button", class_="mv-quiet", data_act=act, data_id=kept.id, aria_label=label)

@@ -51,7 +51,7 @@ class RunPictures:
 
     def of(self, variants: Sequence[Variant]) -> dict[int, Picture]:
         """By the number of the variant; of what has no trace, or one that is gone, there is none."""
-        files = [(number, each.file) for number, each in enumerate(variants) if each.run and each.file]
+        files = [(number, variant.file) for number, variant in enumerate(variants) if variant.run and variant.file]
         pictures = {number: self._of(file) for number, file in files[:_MOST_SHOWN]}
         return {number: picture for number, picture in pictures.items() if picture is not None}
 
@@ -95,7 +95,7 @@ def pictures_html(variants: Sequence[Variant], pictures: Mapping[int, Picture]) 
         "section",
         tag("h2", "Memory asked for, event by event ", tag("small", *scale), class_="mv-h2"),
         tag("p", *(tag("span", swatch(kind), kind) for kind in seen), class_="mv-run-colours"),
-        tag("ul", *(_picture(variants[number], number, each, highest) for number, each in pictures.items())),
+        tag("ul", *(_picture(variants[number], number, picture, highest) for number, picture in pictures.items())),
         class_="mv-run-pictures",
     )
 

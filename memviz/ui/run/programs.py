@@ -30,10 +30,10 @@ def build(answers: RunAnswers) -> None:
     """Endpoints need components for what goes in and out; people never see these."""
     workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
     settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
-    asked = [workload, settings, optimizations, card]
+    inputs = [workload, settings, optimizations, card]
     # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
     predict = RunEndpoint(answers).run
-    gr.Button().click(predict, asked, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
+    gr.Button().click(predict, inputs, gr.JSON(label="answer"), api_name="run", concurrency_limit=MOST_WAITING)
 
 
 class RunEndpoint:
@@ -57,7 +57,7 @@ class RunEndpoint:
             card: A part of a card's name, as RTX 4090.
         """
         with in_words():
-            found = await run_asked(
+            result = await run_asked(
                 self._answers,
                 workload,
                 {} if settings is None else settings,
@@ -66,7 +66,7 @@ class RunEndpoint:
                 owner=request.session_hash or "",
                 is_there=presence(),
             )
-            return sound_answer(found)
+            return sound_answer(result)
 
 
 class UnfinishedRun(MemvizError):
@@ -88,7 +88,7 @@ async def run_asked(
     However many wait for their turn, none of them keeps a thread from others; and who is gone keeps no turn.
     """
     listing = await asyncio.to_thread(answers.listing)
-    names = [each["name"] for each in listing["workloads"]]
+    names = [workload["name"] for workload in listing["workloads"]]
     if workload not in names:
         raise UsageError(f"There is no workload {workload}. There are {', '.join(names)}.")
     # A configuration may have to be fetched.
@@ -113,7 +113,7 @@ def _apart(workload: str, settings: object) -> tuple[object, str]:
     config, wrong = config_of(value if isinstance(value, str) else json.dumps(value))
     if wrong:
         raise UsageError(wrong)
-    return {key: each for key, each in settings.items() if key != "config"}, config
+    return {key: value for key, value in settings.items() if key != "config"}, config
 
 
 async def _over(answers: RunAnswers, status: OrderStatus, is_there: Callable[[], bool]) -> OrderStatus:
@@ -127,14 +127,14 @@ def _knobs(value: object, name: str) -> dict[str, str]:
     """Numbers and yes or no may stand for themselves in JSON."""
     if not isinstance(value, Mapping) or len(value) > _MOST_TEXTS:
         raise UsageError(f'{name} are an object of knobs and values, as in {{"batch": 2}}.')
-    if not all(isinstance(each, str | int | float | None) for each in value.values()):
+    if not all(isinstance(item, str | int | float | None) for item in value.values()):
         raise UsageError(f"{name}: a value is a text, a number, true, false or null.")
-    for key, each in value.items():
-        if isinstance(each, str | int) and len(_text(each)) > _LONGEST_TEXT:
+    for key, item in value.items():
+        if isinstance(item, str | int) and len(_text(item)) > _LONGEST_TEXT:
             raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is longer than {_LONGEST_TEXT} characters.")
-        if isinstance(each, int | float) and not abs(each) < _LARGEST:
+        if isinstance(item, int | float) and not abs(item) < _LARGEST:
             raise UsageError(f"{name}: {str(key)[:_LONGEST_TEXT]} is no number that is used here.")
-    return {str(key)[:_LONGEST_TEXT]: _text(each) for key, each in value.items()}
+    return {str(key)[:_LONGEST_TEXT]: _text(item) for key, item in value.items()}
 
 
 def _text(value: object) -> str:
@@ -144,8 +144,8 @@ def _text(value: object) -> str:
 def _chosen(value: object) -> Sequence[tuple[str, dict[str, str]]]:
     if not isinstance(value, list) or len(value) > _MOST_TEXTS:
         raise UsageError('optimizations are a list, as in [{"name": "checkpointing", "every": 2}].')
-    found = []
-    for each in value:
-        knobs = _knobs(each, "optimizations")
-        found.append((knobs.pop("name", ""), knobs))
-    return found
+    chosen_knobs = []
+    for item in value:
+        knobs = _knobs(item, "optimizations")
+        chosen_knobs.append((knobs.pop("name", ""), knobs))
+    return chosen_knobs

@@ -19,7 +19,7 @@ def table_html(story: str, rows: Sequence[Mapping[str, Any]] | None, *, waiting:
         button = tag("button", "Compute it", type="button", class_="mv-quiet", data_act="table")
         return tag("section", title, tag("p", words, class_="mv-soft"), button)
     head = [tag("th", words, scope="col", class_=kind) for words, kind in _HEADS]
-    body = [tag("tr", *_cells(each)) for each in rows or ()]
+    body = [tag("tr", *_cells(row)) for row in rows or ()]
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table")
     below = [tag("p", f"Computing the next figure, {len(body)} done …", class_="mv-phase", role="status")]
     below = below if waiting else [tag("p", fault, class_="mv-fault", role="alert")] if fault else []

@@ -159,19 +159,19 @@ def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chos
     return tag("li", name, middle, last, class_=f"mv-variant mv-is-{each.state}{' mv-chosen' if is_chosen else ''}")
 
 
-def _chooser(each: Variant, number: int, is_chosen: bool) -> Html:
+def _chooser(variant: Variant, number: int, is_chosen: bool) -> Html:
     """Its code and command stand below then."""
-    if each.run is None:
-        return tag("b", cut(each.label), title=each.label)
+    if variant.run is None:
+        return tag("b", cut(variant.label), title=variant.label)
     return tag(
         "button",
-        cut(each.label),
+        cut(variant.label),
         type="button",
         class_="mv-choose",
         data_act="choose",
         data_number=str(number),
         aria_pressed="true" if is_chosen else "false",
-        title=f"{each.label}: show its code and its command below",
+        title=f"{variant.label}: show its code and its command below",
     )
 
 
@@ -239,24 +239,24 @@ def _figures(run: Run) -> Html:
     )
 
 
-def _open_button(words: str, each: Variant, number: int) -> Html:
-    if each.file is None:
+def _open_button(words: str, variant: Variant, number: int) -> Html:
+    if variant.file is None:
         return Html("")
-    label = f"{words}: {each.label}"
+    label = f"{words}: {variant.label}"
     return tag(
         "button", words, type="button", class_="mv-link", data_act="open", data_number=str(number), aria_label=label
     )
 
 
-def _answers(each: Variant, number: int, run: Run, base: Run | None) -> Html:
+def _answers(variant: Variant, number: int, run: Run, base: Run | None) -> Html:
     change = f"one {step_word(run)}" if base is None else change_words(base, run)
     spread = tag("small", run.seconds.spread_words) if run.seconds else None
     cost = tag("div", *filter(None, (tag("b", _work(run)), spread, tag("small", change))), class_="mv-variant-cost")
-    words = [_open_button("Open", each, number), _fit(run), _output_words(run)]
-    if each.state == "running":
-        words.append(tag("small", f"{each.phase} …", class_="mv-phase"))
-    if each.amiss:
-        words.append(tag("small", cut(each.amiss, _MOST_WORDS), class_="mv-amiss"))
+    words = [_open_button("Open", variant, number), _fit(run), _output_words(run)]
+    if variant.state == "running":
+        words.append(tag("small", f"{variant.phase} …", class_="mv-phase"))
+    if variant.amiss:
+        words.append(tag("small", cut(variant.amiss, _MOST_WORDS), class_="mv-amiss"))
     return joined(cost, tag("div", *filter(None, words), class_="mv-variant-says"))
 
 
@@ -290,14 +290,14 @@ def _output_words(run: Run) -> Html | None:
     return tag("small", f"output {cut(words)}", class_="mv-bad" if verdict.get("ok") is False else None)
 
 
-def _state(each: Variant, number: int) -> Html:
+def _state(variant: Variant, number: int) -> Html:
     """Of one that has no figures: what it is doing, or what became of it."""
-    if each.state == "waiting":
+    if variant.state == "waiting":
         return tag("div", tag("small", "waiting"), class_="mv-variant-says mv-wide-says")
-    if each.state == "running":
-        words = tag("small", f"{each.phase} …", class_="mv-phase")
+    if variant.state == "running":
+        words = tag("small", f"{variant.phase} …", class_="mv-phase")
         return tag("div", words, tag("i", class_="mv-working"), class_="mv-variant-says mv-wide-says")
-    return _failed(each, number)
+    return _failed(variant, number)
 
 
 _ENDS = {
@@ -310,14 +310,16 @@ _ENDS = {
 }
 
 
-def _failed(each: Variant, number: int) -> Html:
+def _failed(variant: Variant, number: int) -> Html:
     parts = [
         tag("b", "✗ ", class_="mv-bad"),
-        tag("b", _ENDS.get(each.what, "failed")),
-        tag("small", cut(each.phase, _MOST_WORDS)),
+        tag("b", _ENDS.get(variant.what, "failed")),
+        tag("small", cut(variant.phase, _MOST_WORDS)),
     ]
-    if each.where and each.what in ("exception", "killed"):
-        parts.append(tag("details", tag("summary", "Where"), tag("pre", cut(each.where, 4 * _MOST_WORDS))))
-    if each.run is None:
-        parts.append(_open_button("Open what was recorded", each, number))
-    return tag("div", *parts, class_="mv-variant-says mv-wide-says", role="alert" if each.what != "cancelled" else None)
+    if variant.where and variant.what in ("exception", "killed"):
+        parts.append(tag("details", tag("summary", "Where"), tag("pre", cut(variant.where, 4 * _MOST_WORDS))))
+    if variant.run is None:
+        parts.append(_open_button("Open what was recorded", variant, number))
+    return tag(
+        "div", *parts, class_="mv-variant-says mv-wide-says", role="alert" if variant.what != "cancelled" else None
+    )

@@ -89,24 +89,24 @@ class _RunEvents:
 
     def wire(self, tab: gr.Tab) -> Any:
         parts = self.parts
-        asked = [parts.state, parts.visitor]
-        tab.select(self._looked_at, asked, [parts.visitor, *parts.answer], **IN_PARTS)
-        parts.form.input(self._changed, asked, parts.answer, **IN_PARTS)
-        parts.form.click(self._pressed, asked, parts.answer, **IN_PARTS)
-        parts.cancel.click(self._cancel, asked, None, **IN_PARTS)
-        parts.kept.click(self._kept, asked, parts.answer, **IN_PARTS)
+        inputs = [parts.state, parts.visitor]
+        tab.select(self._looked_at, inputs, [parts.visitor, *parts.answer], **IN_PARTS)
+        parts.form.input(self._changed, inputs, parts.answer, **IN_PARTS)
+        parts.form.click(self._pressed, inputs, parts.answer, **IN_PARTS)
+        parts.cancel.click(self._cancel, inputs, None, **IN_PARTS)
+        parts.kept.click(self._kept, inputs, parts.answer, **IN_PARTS)
         parts.results.click(self._chosen, [parts.state], parts.answer, **IN_PARTS)
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
-        return parts.fit.click(self._way, asked, parts.answer, **IN_PARTS)
+        return parts.fit.click(self._way, inputs, parts.answer, **IN_PARTS)
 
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
             yield [secret, *_values(head=head_html(None))]
-            found = self.answers.scheduler.newest_of(secret)
+            order = self.answers.scheduler.newest_of(secret)
             searched = self.answers.searches.newest_of(secret)
-            state = replace(state, drawn=1, order=found.id if found else "", search=searched.id if searched else "")
+            state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
         self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
         yield [
@@ -126,23 +126,23 @@ class _RunEvents:
             for part in self._searched(state):
                 yield [gr.skip(), *part]
         if status is not None and not status.is_over:
-            for each in self._followed(state, secret):
-                yield [gr.skip(), *each]
+            for values in self._followed(state, secret):
+                yield [gr.skip(), *values]
 
     def _results(self, status: OrderStatus | None, chosen: int | None) -> Html:
         return results_html(status, chosen, self.answers.pictures.of(status.variants) if status else {})
 
     def _form(self, state: RunState, said: Html | str = "") -> dict[str, Any]:
-        form, asked = self.answers.meant(state.fields)
-        return form_value(form, asked, self.answers.listing(), version=str(state.drawn), said=said)
+        form, requests = self.answers.meant(state.fields)
+        return form_value(form, requests, self.answers.listing(), version=str(state.drawn), said=said)
 
     def _marked(self, state: RunState, status: OrderStatus) -> Any:
         """What was refused in the run is marked at its field."""
-        form, asked = self.answers.meant(state.fields)
+        form, requests = self.answers.meant(state.fields)
         bad = [variant for variant in status.variants if variant.what == "refused"]
         if not bad:
             return gr.skip()
-        return form_value(form, refused(asked, bad[0]), self.answers.listing(), version=str(state.drawn))
+        return form_value(form, refused(requests, bad[0]), self.answers.listing(), version=str(state.drawn))
 
     def _kept_value(self, visitor: str, fault: str = "") -> dict[str, Any]:
         return kept_value(self.answers.kept(visitor).all() if visitor else (), fault)
@@ -154,9 +154,9 @@ class _RunEvents:
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
         # What was estimated is not true of the new fields.
         yield _values(state=state, form=self._form(state))
-        _, asked = self.answers.meant(fields)
-        for each in self.answers.estimate(asked, visitor):
-            yield _values(form=self._form(state, estimate_html(each)))
+        _, requests = self.answers.meant(fields)
+        for estimate in self.answers.estimate(requests, visitor):
+            yield _values(form=self._form(state, estimate_html(estimate)))
         yield _values()
 
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
@@ -174,9 +174,9 @@ class _RunEvents:
             yield from self._run(replace(state, fields=fields, story=""), visitor)
         elif act == "run":
             state = replace(state, fields=fields, story="")
-            _, asked = self.answers.meant(fields)
-            if asked.count > MOST_UNASKED and not asked.faults:
-                yield _values(state=state, form=self._form(state, many_html(asked)))
+            _, requests = self.answers.meant(fields)
+            if requests.count > MOST_UNASKED and not requests.faults:
+                yield _values(state=state, form=self._form(state, many_html(requests)))
             else:
                 yield from self._run(state, visitor)
 
@@ -187,9 +187,9 @@ class _RunEvents:
     # -- the way that fits
 
     def _search(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        _, asked = self.answers.meant(state.fields)
+        _, requests = self.answers.meant(state.fields)
         try:
-            begun = self.answers.search(search_of(state.fields, asked), visitor)
+            begun = self.answers.search(search_of(state.fields, requests), visitor)
         except MemvizError as error:
             yield _values(state=state, form=self._form(state, refused_html(str(error))))
             return
@@ -235,8 +235,8 @@ class _RunEvents:
         yield _values(state=replace(state, opening=begun.id if done else ""), fit=self._fit_value(state, words))
 
     def _run(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
-        _, asked = self.answers.meant(state.fields)
-        begun = self._begun(asked, visitor, state)
+        _, requests = self.answers.meant(state.fields)
+        begun = self._begun(requests, visitor, state)
         if not isinstance(begun, str):
             self.answers.searches.cancel(state.search)
             state = replace(state, order=begun.id, search="", way=None)
@@ -247,13 +247,13 @@ class _RunEvents:
             yield _values(table=table_html(state.story, None), fit="")
             yield from self._followed(state, visitor)
 
-    def _begun(self, asked: RunRequests, visitor: str, state: RunState) -> Any:
+    def _begun(self, requests: RunRequests, visitor: str, state: RunState) -> Any:
         """How it stands, or why it was not begun."""
-        if asked.faults or not asked.count:
-            own = asked.faults.keys() - set(GENERAL)
+        if requests.faults or not requests.count:
+            own = requests.faults.keys() - set(GENERAL)
             return "Nothing was run: what is marked above does not go." if own else "Nothing was run."
         try:
-            return self.answers.begin(asked, visitor, instead_of=state.order)
+            return self.answers.begin(requests, visitor, instead_of=state.order)
         except MemvizError as error:
             return str(error)
 

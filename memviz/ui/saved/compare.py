@@ -86,7 +86,7 @@ class SavedComparison:
 
 def saved_comparison(sides: tuple[Side, ...], by: str, thrift: Thrift, *, has_times: bool) -> SavedComparison:
     pairs = [side.pair for side in sides]
-    groupings = tuple(each for each in GROUPINGS if each != "module" or any(map(has_modules, pairs)))
+    groupings = tuple(grouping for grouping in GROUPINGS if grouping != "module" or any(map(has_modules, pairs)))
     choices = _Choices(
         sides,
         by=groupings,

@@ -195,7 +195,7 @@ def explore_panels(saved: list[SavedTrace]) -> list[SavedPanel]:
     """Those of all traces together."""
     places = {place: FIELDS if place != "verdict" else FIELDS[:1] for place in saved[0].panels}
     return [
-        SavedPanel(place, fields, {state: html for each in saved for state, html in each.panels[place].items()})
+        SavedPanel(place, fields, {state: html for view in saved for state, html in view.panels[place].items()})
         for place, fields in places.items()
     ]
 

@@ -21,7 +21,7 @@ from memviz.analysis.live import has_times
 from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.sums import sum_by
 from memviz.figures.colouring import MEANINGS, Colouring, colouring
-from memviz.figures.packed_timeline import Packed, as_sent, pack, pack_spans, pack_times
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack, pack_spans, pack_times
 from memviz.trace.model import Bools, DeviceTrace, Ints8, Trace
 from memviz.ui.html.plain import plain
 from memviz.ui.payloads.timeline_pieces import groups_piece
@@ -70,7 +70,7 @@ def saved_pieces(trace: Trace, device: DeviceTrace, most: int) -> Kept:
     return Kept(sent, " ".join(filter(None, notes)), "times" in pieces)
 
 
-def _times(device: DeviceTrace, room: int) -> tuple[Packed | None, str]:
+def _times(device: DeviceTrace, room: int) -> tuple[PackedTimeline | None, str]:
     """As fine as there is room for."""
     for step in _TIME_STEPS_US:
         packed = pack_times(device, step)
@@ -79,11 +79,11 @@ def _times(device: DeviceTrace, room: int) -> tuple[Packed | None, str]:
     return None, "Times are not kept in this file."
 
 
-def _size(packed: Packed) -> int:
+def _size(packed: PackedTimeline) -> int:
     return len(packed.body) * 4 // 3
 
 
-def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, Packed]:
+def _needed(trace: Trace, device: DeviceTrace, spans: SavedSpans, colours: Colouring) -> dict[str, PackedTimeline]:
     own = Colouring(colours.meaning, colours.labels, spans.group, colours.colours, _probable(colours, spans))
     return {
         "timeline": pack_spans(device, spans.start, spans.end, spans.size),
@@ -98,33 +98,33 @@ def _probable(colours: Colouring, spans: SavedSpans) -> Bools | None:
     return np.asarray((spans.row >= 0) & colours.probable[spans.row])
 
 
-def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> Packed:
+def _stacks(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> PackedTimeline:
     """Of each span: 0 for an allocation without a stack, else its number and 1; the last one stands for many."""
     count = len(trace.stacks)
     stack = np.where(spans.row < 0, count + 1, lifetimes(device).stack[spans.row] + 1)
     return pack({"stack": stack.astype(np.uint32)})
 
 
-def _frames(trace: Trace) -> Packed:
+def _frames(trace: Trace) -> PackedTimeline:
     """Of each stack, folded as the icicle has it: its length, and its frames innermost first."""
     stacks = folded(trace, DEFAULT_RULE)
     columns = {"length": np.diff(stacks.offsets), "frame": stacks.indices}
     return pack({name: column.astype(np.uint32) for name, column in columns.items()}, no_frames=NO_FRAMES)
 
 
-def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, Packed]]:
+def _wanted(trace: Trace, device: DeviceTrace, spans: SavedSpans) -> list[tuple[str, PackedTimeline]]:
     """What is good to have, the best first; of spans that stand for many, only the category is known."""
-    found = [("frames", _frames(trace))]
+    wanted = [("frames", _frames(trace))]
     if not spans.note:
         modules = label_of_rows(device, "module")
         if modules is not None:
-            found.append(("modules", pack({"module": modules.astype(np.uint32)})))
-        found += [
+            wanted.append(("modules", pack({"module": modules.astype(np.uint32)})))
+        wanted += [
             (f"groups {meaning}", groups_piece(colouring(trace, device, meaning)))
             for meaning in MEANINGS
             if meaning != "category"
         ]
-    return found
+    return wanted
 
 
 def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
@@ -144,10 +144,10 @@ def site_labels(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
 def light(own: Ints8, key_of: Callable[[int], str], wanted: Set[str]) -> dict[str, Any]:
     """For lighting what belongs to a row of a table: of each own number (a stack's or module's) the place of its key,
     from 1 on, among those that are `wanted`."""
-    found, places = np.unique(own, return_inverse=True)
-    keys = {key: code for code in found.tolist() if (key := key_of(code)) in wanted}
-    place = np.zeros(len(found), dtype=np.uint32)
-    place[np.searchsorted(found, list(keys.values()))] = np.arange(1, len(keys) + 1)
+    distinct, places = np.unique(own, return_inverse=True)
+    keys = {key: code for code in distinct.tolist() if (key := key_of(code)) in wanted}
+    place = np.zeros(len(distinct), dtype=np.uint32)
+    place[np.searchsorted(distinct, list(keys.values()))] = np.arange(1, len(keys) + 1)
     return {"keys": list(keys), "place": as_sent(pack({"place": place[places]}))}
 
 

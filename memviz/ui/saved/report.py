@@ -53,14 +53,14 @@ def _page(sides: Sequence[Pair], by: str, thrift: Thrift) -> str:
     share = replace(thrift, columns=thrift.columns // len(sides), stacks=thrift.stacks // len(sides))
     saved = [saved_trace(*side.pair, side.key, texts, share) for side in named]
     title = str(_title(sides).answer)
-    data: dict[str, Any] = {"traces": {each.name: each.data for each in saved}}
+    data: dict[str, Any] = {"traces": {view.name: view.data for view in saved}}
     if len(sides) == 1:
         body = joined(_facts(sides), explore_html(saved[0]))
         return html_text(Document(title, body, explore_panels(saved), saved[0].start, texts, data))
-    has_times = all(each.data["value"]["has_times"] for each in saved)
+    has_times = all(view.data["value"]["has_times"] for view in saved)
     compared = saved_comparison(tuple(named), by, thrift, has_times=has_times)
-    for each, lights in zip(saved, compared.lights, strict=True):
-        each.data["compared"] = lights
+    for view, lights in zip(saved, compared.lights, strict=True):
+        view.data["compared"] = lights
     panels = [*compared.panels, *explore_panels(saved)]
     start = {"shown": "compare", **saved[0].start, **compared.start}
     body = joined(_tabs(named, saved), _compare_html(sides, compared, len(named)), _explores(saved))
@@ -87,9 +87,9 @@ def _facts(sides: Sequence[Pair]) -> Html:
 
 def _tabs(named: Sequence[Side], saved: Sequence[SavedTrace]) -> Html:
     buttons = [_tab("Compare", {"shown": "compare"}, "compare")]
-    for side, each in zip(named, saved, strict=True):
+    for side, view in zip(named, saved, strict=True):
         words = f"{side.letter} {cut(side.name, _MOST_NAME)}"
-        buttons.append(_tab(words, {"shown": "explore", **each.start}, each.name))
+        buttons.append(_tab(words, {"shown": "explore", **view.start}, view.name))
     return tag("div", *buttons, class_="mv-tabs mv-saved-tabs", role="tablist", aria_label="Views")
 
 
@@ -130,12 +130,12 @@ def _note(note: Note) -> Html:
 
 def _notes(sides: Sequence[Pair]) -> list[Note]:
     """Each with the trace it is about; what all have stands once."""
-    found = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
-    shared = [note for note in found[0] if all(note in notes for notes in found)]
+    notes_of = [tuple(dict.fromkeys((*trace.notes, *health(trace)))) for trace, _ in sides]
+    shared = [note for note in notes_of[0] if all(note in notes for notes in notes_of)]
     own = [
         replace(note, text=f"{letter(number)}, {trace.about.source}: {note.text}")
         for number, (trace, _) in enumerate(sides)
-        for note in found[number]
+        for note in notes_of[number]
         if note not in shared
     ]
     return [*own, *shared]

@@ -83,5 +83,5 @@ def _together(
         held = np.cumsum(begun - ended)[: len(moments)]
         there = np.flatnonzero(held)
         spans.append((edges[there], edges[there + 1], held[there], np.full(len(there), number)))
-    starts, ends, sizes, numbers = (np.concatenate(each) for each in zip(*spans, strict=True))
+    starts, ends, sizes, numbers = (np.concatenate(columns) for columns in zip(*spans, strict=True))
     return starts, ends, sizes, numbers.astype(np.uint8)

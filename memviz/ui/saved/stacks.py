@@ -24,11 +24,11 @@ def saved_stacks(trace: Trace, device: DeviceTrace, texts: Texts, most: int) -> 
     sums = sum_by(rows.stack + 1, rows.size, len(trace.stacks) + 1)
     used = np.flatnonzero(np.bincount(rows.stack + 1, minlength=len(sums)))
     heaviest = used[np.argsort(-sums[used], kind="stable")]
-    found, room = {}, most
+    numbers, room = {}, most
     for number in heaviest[:_MOST_STACKS].tolist():
         html = stack_html(trace, number - 1, "Stack, our frames first")
         room -= len(html)
         if room < 0:
             break
-        found[str(number)] = texts.number(html)
-    return {"texts": found, "are_all": len(found) == len(used)}
+        numbers[str(number)] = texts.number(html)
+    return {"texts": numbers, "are_all": len(numbers) == len(used)}

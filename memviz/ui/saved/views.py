@@ -47,7 +47,7 @@ def with_ways(html: str, follow: Follow) -> Html:
 def _kept(button: re.Match[str], follow: Follow) -> str:
     attributes, words = button[1], button[2]
     data = {_camel(name): unescape(value) for name, value in _DATA.findall(attributes)}
-    if any(each in data for each in _NEEDS_THE_SERVER) or data.get("act") in _GONE:
+    if any(name in data for name in _NEEDS_THE_SERVER) or data.get("act") in _GONE:
         return ""
     if "act" not in data:
         return button[0]
@@ -60,7 +60,7 @@ def _kept(button: re.Match[str], follow: Follow) -> str:
 def _camel(name: str) -> str:
     """As browsers spell it in `dataset`."""
     first, *rest = name.split("-")
-    return first + "".join(each.capitalize() for each in rest)
+    return first + "".join(word.capitalize() for word in rest)
 
 
 class Texts:

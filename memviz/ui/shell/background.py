@@ -14,7 +14,7 @@ Task = Callable[[Callable[[int, int], None]], Any]
 """Told where to say how much is done, of how much."""
 
 
-class Stopped(MemvizError):
+class BackgroundStopped(MemvizError):
     """Nobody wants the answer any more."""
 
 
@@ -41,10 +41,10 @@ class BackgroundWork:
         return self._done.wait(patience_seconds)
 
     def result(self) -> Any:
-        """Raises what the task raised, and Stopped after `stop`."""
+        """Raises what the task raised, and BackgroundStopped after `stop`."""
         self._done.wait()
         if self._stopped.is_set():
-            raise Stopped("Stopped.")
+            raise BackgroundStopped("Stopped.")
         if self._fault is not None:
             raise self._fault
         return self._result
@@ -62,7 +62,7 @@ class BackgroundWork:
 
     def _progress(self, done: int, total: int) -> None:
         if self._stopped.is_set():
-            raise Stopped("Stopped.")
+            raise BackgroundStopped("Stopped.")
         self.share = done / max(total, 1)
 
 

@@ -51,8 +51,8 @@ async def _taken(receive: Receive, most: int) -> bytes:
 def deepest(body: bytes) -> int:
     """How deep JSON is nested, without building it."""
     depth = most = 0
-    for found in _NESTING.finditer(body):
-        mark: Any = found.group()[0]
+    for match in _NESTING.finditer(body):
+        mark: Any = match.group()[0]
         if mark in b"[{":
             depth += 1
             most = max(most, depth)

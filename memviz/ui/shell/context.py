@@ -19,8 +19,8 @@ class Context:
         """`key` is the store's, a slash, and the device's name."""
         name, _, device = key.partition("/")
         trace = self.store.get(name)
-        found = [each for each in trace.devices if each.name == device] if trace is not None else []
-        return (trace, found[0]) if trace is not None and found else None
+        matching = [candidate for candidate in trace.devices if candidate.name == device] if trace is not None else []
+        return (trace, matching[0]) if trace is not None and matching else None
 
     def of(self, opened: Opened | None) -> tuple[Trace, DeviceTrace] | None:
         return self.find(timeline_key(opened)) if opened is not None else None

@@ -67,15 +67,15 @@ class Doorway:
     def _stranger(self, headers: Headers, page: Any) -> str:
         """Why it is not answered at all; empty for what is ours."""
         names = {*self._names, *names_of_page(page)}
-        asked = list(_asked(headers))
-        for each in asked:
-            if not is_known(each, names) and not is_of_a_space(each):
-                return f"This server is not known as {each or 'that'}. {_remedy(each)}"
+        hosts = list(_asked(headers))
+        for host in hosts:
+            if not is_known(host, names) and not is_of_a_space(host):
+                return f"This server is not known as {host or 'that'}. {_remedy(host)}"
         origin = headers.get("origin")
         if origin is None:
             return ""
         name = host_of(origin) if "://" in origin else ""
-        if name in asked or is_loopback(name) or is_named(name, names):
+        if name in hosts or is_loopback(name) or is_named(name, names):
             return ""
         return f"A page of {name or 'no known place'} asked for this, not a page of this server. {_remedy(name)}"
 

@@ -27,9 +27,9 @@ def drop_leftovers(error: BaseException) -> None:
 def _readers(error: BaseException) -> Iterator[Any]:
     step = error.__traceback__
     while step is not None:
-        found = step.tb_frame.f_locals.get("self")
-        if isinstance(found, GradioMultiPartParser):
-            yield found
+        owner = step.tb_frame.f_locals.get("self")
+        if isinstance(owner, GradioMultiPartParser):
+            yield owner
         step = step.tb_next
 
 
@@ -37,7 +37,7 @@ def drop_stale() -> None:
     """Whole files lie in folders of their own; what lies beside them is on its way, or was given up."""
     old = time.time() - _STALE_SECONDS
     with suppress(OSError):
-        for each in Path(get_upload_folder()).iterdir():
+        for path in Path(get_upload_folder()).iterdir():
             with suppress(OSError):
-                if each.is_file() and each.stat().st_mtime < old:
-                    each.unlink()
+                if path.is_file() and path.stat().st_mtime < old:
+                    path.unlink()

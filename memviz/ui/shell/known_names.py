@@ -34,7 +34,7 @@ def host_of(text: str) -> str:
 def names_given(environment: Mapping[str, str] = os.environ) -> frozenset[str]:
     """`*` is every name, and `.example.org` or `*.example.org` all below that one."""
     given = [environment.get(name, "") for name in (SETTING, *_OF_OTHERS)]
-    names = {_pattern(each) for text in given for each in re.split(r"[,\s]+", text) if each}
+    names = {_pattern(name) for text in given for name in re.split(r"[,\s]+", text) if name}
     machine = socket.gethostname().lower()
     return frozenset({"localhost", ".localhost", machine, f"{machine}.local", *names} - {"", ".local"})
 
@@ -55,8 +55,8 @@ def _pattern(text: str) -> str:
 
 def names_of_page(page: Any) -> Iterator[str]:
     """Gradio knows some only once it is up: the address it is bound to, and that under which it is shared."""
-    for each in ("server_name", "local_url", "share_url", "root_path"):
-        value = getattr(page, each, None)
+    for attribute in ("server_name", "local_url", "share_url", "root_path"):
+        value = getattr(page, attribute, None)
         if isinstance(value, str) and not value.startswith("/"):
             yield host_of(value)
 
@@ -67,7 +67,7 @@ def is_known(name: str, names: Iterable[str]) -> bool:
 
 def is_named(name: str, names: Iterable[str]) -> bool:
     return bool(name) and any(
-        each in ("*", name) or (each.startswith(".") and name.endswith(each)) for each in names if each
+        pattern in ("*", name) or (pattern.startswith(".") and name.endswith(pattern)) for pattern in names if pattern
     )
 
 

@@ -25,7 +25,7 @@ def link_name(opened: Opened) -> str:
 
 
 def named(session: Session, name: str) -> Opened | None:
-    return next((each for each in session.opened if link_name(each) == name), None)
+    return next((opened for opened in session.opened if link_name(opened) == name), None)
 
 
 def view_state(query: Mapping[str, str]) -> dict[str, Any]:

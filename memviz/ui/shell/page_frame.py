@@ -98,16 +98,16 @@ def traces_html(session: Session, find: Find) -> Html:
     if not session.opened:
         words = "None yet. What you open is listed here, and only you see it."
         return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
-    rows = [_trace_row(each, session, find(each)) for each in session.opened]
+    rows = [_trace_row(opened, session, find(opened)) for opened in session.opened]
     return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
 
 
-def _trace_row(opened: Opened, session: Session, found: tuple[Trace, DeviceTrace] | None) -> Html:
+def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None) -> Html:
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
     facts = "closed to make room; open it again"
-    if found is not None:
-        trace, device = found
+    if current is not None:
+        trace, device = current
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
@@ -180,11 +180,11 @@ def refused_html(session: Session) -> Html:
     rows = [
         tag(
             "p",
-            tag("b", f"{each.name} was not opened. "),
-            f"{each.reason} Nothing in the file was run.{safe}",
-            data_refused=each.turn,
+            tag("b", f"{refusal.name} was not opened. "),
+            f"{refusal.reason} Nothing in the file was run.{safe}",
+            data_refused=refusal.turn,
         )
-        for each in session.refused
+        for refusal in session.refused
     ]
     dismiss = tag("button", "Dismiss", type="button", data_act="dismiss")
     return tag("div", *rows, dismiss, class_="mv-band", role="alert")

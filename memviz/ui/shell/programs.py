@@ -49,7 +49,7 @@ class ExplainingBlocks(gr.Blocks):
 
 
 def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
-    names = [each.label or "" for each in block_fn.inputs]
+    names = [component.label or "" for component in block_fn.inputs]
     about = f"/{block_fn.api_name}" if block_fn.api_name else "This part of the page"
     if len(inputs) < len(names):
         return f"{about} takes {len(names)} values ({', '.join(names)}); {len(inputs)} came."
@@ -78,8 +78,8 @@ def in_words() -> Iterator[None]:
 
 def sound_answer(answer: dict[str, Any]) -> dict[str, Any]:
     """What everybody can read as JSON."""
-    found: dict[str, Any] = sound(answer)
-    return found
+    sound_value: dict[str, Any] = sound(answer)
+    return sound_value
 
 
 def grouping_of(by: object) -> str:

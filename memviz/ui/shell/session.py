@@ -50,7 +50,7 @@ class Session:
     """The samples are shown although traces are open."""
 
     def of(self, key: str) -> Opened | None:
-        return next((each for each in self.opened if each.key == key), None)
+        return next((opened for opened in self.opened if opened.key == key), None)
 
     @property
     def current(self) -> Opened | None:
@@ -72,25 +72,26 @@ class Session:
         return replace(self, chosen=key, home=False)._sound()
 
     def closing(self, key: str) -> Session:
-        return replace(self, opened=tuple(each for each in self.opened if each.key != key))._sound()
+        return replace(self, opened=tuple(opened for opened in self.opened if opened.key != key))._sound()
 
     def on_device(self, key: str, device: str) -> Session:
         opened = tuple(
-            replace(each, device=device) if each.key == key and device in each.devices else each for each in self.opened
+            replace(opened, device=device) if opened.key == key and device in opened.devices else opened
+            for opened in self.opened
         )
         return replace(self, opened=opened)
 
     def toggling(self, key: str, most: int = 8) -> Session:
         """In or out of the comparison, at its end."""
         if key in self.compared:
-            return replace(self, compared=tuple(each for each in self.compared if each != key))
+            return replace(self, compared=tuple(other for other in self.compared if other != key))
         return replace(self, compared=(*self.compared, key)[-most:])._sound()
 
     def with_baseline(self, key: str) -> Session:
-        rest = tuple(each for each in self.compared if each != key)
+        rest = tuple(other for other in self.compared if other != key)
         return replace(self, compared=(key, *rest))._sound()
 
     def _sound(self) -> Session:
-        keys = [each.key for each in self.opened]
+        keys = [opened.key for opened in self.opened]
         chosen = self.chosen if self.chosen in keys else (keys[-1] if keys else "")
         return replace(self, chosen=chosen, compared=tuple(key for key in self.compared if key in keys))

@@ -20,7 +20,7 @@ def sound(value: Any) -> Any:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {sound(key): sound(each) for key, each in value.items()}
+        return {sound(key): sound(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [sound(each) for each in value]
+        return [sound(item) for item in value]
     return value

@@ -60,10 +60,10 @@ class TraceStore:
 
     def drop(self, key: str) -> None:
         with self._lock:
-            found = key in self._kept and not self._kept[key].pinned
-            if found:
+            is_kept = key in self._kept and not self._kept[key].pinned
+            if is_kept:
                 del self._kept[key]
-        self._tell([key] if found else [])
+        self._tell([key] if is_kept else [])
 
     def forget(self, held: Collection[str], left_seconds: float) -> int:
         """By the clock: what has not been used for so long and is held by no visitor who is here; how many went."""
@@ -71,8 +71,8 @@ class TraceStore:
         # What is computed for a view is kept on the trace, so traces grow while they are looked at.
         with self._lock:
             kept_now = list(self._kept.values())
-        for each in kept_now:
-            each.bytes = held_bytes(each.trace)
+        for entry in kept_now:
+            entry.bytes = held_bytes(entry.trace)
         with self._lock:
             gone = [
                 key
@@ -89,7 +89,7 @@ class TraceStore:
     def _make_room(self) -> list[str]:
         """The newest always stays, whatever its size."""
         old = time.monotonic() - self.most_seconds
-        total = sum(each.bytes for each in self._kept.values())
+        total = sum(kept.bytes for kept in self._kept.values())
         gone = []
         for key in list(self._kept)[:-1]:
             kept = self._kept[key]

@@ -17,9 +17,9 @@ def visitor_of(scope: Scope) -> str:
     if not os.environ.get("SPACE_ID"):
         return direct
     said = [value.decode("latin-1") for name, value in scope.get("headers", ()) if name == b"x-forwarded-for"]
-    for each in reversed(",".join(said).split(",")):
-        if _is_public(each.strip()):
-            return each.strip()
+    for address in reversed(",".join(said).split(",")):
+        if _is_public(address.strip()):
+            return address.strip()
     return direct
 
 

@@ -34,10 +34,12 @@ class Windows:
         """With what is open in the browser's other windows."""
         asking = _asking()
         browser = self._browsers.get(asking)
-        opened = {each.key: each for each in current.opened}
+        opened = {opened_trace.key: opened_trace for opened_trace in current.opened}
         for name, session in self._others(asking):
             if browser and self._browsers.get(name) == browser:
-                opened |= {each.key: each for each in session.opened if each.key not in opened}
+                opened |= {
+                    opened_trace.key: opened_trace for opened_trace in session.opened if opened_trace.key not in opened
+                }
         return [[trace.key, trace.sample] for trace in opened.values()]
 
     def is_open_elsewhere(self, key: str) -> bool:

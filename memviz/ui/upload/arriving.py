@@ -148,10 +148,10 @@ class Arriving(io.BufferedIOBase):
                 if not self._next_piece():
                     break
                 continue
-            found = self._piece[begin : begin + wanted] if begin or wanted < len(self._piece) else self._piece
-            pieces.append(found)
-            self._at += len(found)
-            wanted -= len(found)
+            piece = self._piece[begin : begin + wanted] if begin or wanted < len(self._piece) else self._piece
+            pieces.append(piece)
+            self._at += len(piece)
+            wanted -= len(piece)
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def close(self) -> None:
@@ -200,9 +200,9 @@ class Arriving(io.BufferedIOBase):
             if self._kept is None:
                 return b""
             self._kept.seek(self._taken)
-            found = self._kept.read(most)
-        self._taken += len(found)
-        return found
+            taken = self._kept.read(most)
+        self._taken += len(taken)
+        return taken
 
     def _is_ready(self) -> bool:
         return self._ended or self._taken < self.arrived >= self._least

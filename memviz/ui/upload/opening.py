@@ -41,15 +41,15 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
     Files come one by one: what was refused before stays on the page until it is dismissed, or opened after all.
     """
     if "refused" in said:
-        name, reason, turn = (said.get(each, "") for each in ("refused", "reason", "turn"))
+        name, reason, turn = (said.get(key, "") for key in ("refused", "reason", "turn"))
         refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN])
-        before = [each for each in session.refused if each.name != refused.name]
+        before = [refusal for refusal in session.refused if refusal.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     key = said.get("stored", "")
     trace = store.get(key)
     if trace is None or session.of(key):
         return session
-    still = tuple(each for each in session.refused if each.name != trace.about.source)
+    still = tuple(refusal for refusal in session.refused if refusal.name != trace.about.source)
     return replace(session, refused=still).with_opened(Opened.of(key, trace))
 
 
@@ -58,7 +58,7 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
     session = session.without_refused()
     keys = []
     for name in sample.files:
-        known = next((each for each in session.opened if each.sample == name), None)
+        known = next((opened for opened in session.opened if opened.sample == name), None)
         if known is None or store.get(known.key) is None:
             known = replace(open_trace(store, load_trace(SAMPLES / name)), sample=name)
             session = session.with_opened(known)
@@ -70,7 +70,7 @@ def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> S
 def reopened(store: TraceStore, kept: Sequence[Sequence[str]], given: Session | None = None) -> Session:
     """What everybody is given, and what this visitor's browser remembers and the store still has."""
     session = given or Session()
-    for key, sample in (each for each in kept if len(each) == 2):
+    for key, sample in (pair for pair in kept if len(pair) == 2):
         trace = store.get(key)
         if trace is not None and session.of(key) is None:
             session = session.with_opened(replace(Opened.of(key, trace), sample=sample))

@@ -146,23 +146,23 @@ class Reading:
             is_wanted=lambda: not self._cancelled.is_set(),
         )
         self._go_on()
-        found = open_trace(self._store, trace)
-        self._stored = found.key
+        opened = open_trace(self._store, trace)
+        self._stored = opened.key
         # `cancel` may have come between the two, and found nothing to take away.
         if self._cancelled.is_set():
-            self._store.drop(found.key)
+            self._store.drop(opened.key)
         self._go_on()
-        key = timeline_key(found)
-        device = next(each for each in trace.devices if each.name == found.device)
+        key = timeline_key(opened)
+        device = next(device for device in trace.devices if device.name == opened.device)
         self.outbox.put("curve", key=key, **_curve(device))
-        for asked in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
-            self._send(trace, device, key, asked)
+        for question in ({"piece": "timeline"}, {"piece": "groups", "meaning": "category"}):
+            self._send(trace, device, key, question)
             self._go_on()
-        self.outbox.put(OPENED, key=key, stored=found.key, name=self.name, has_times=has_times(device))
+        self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
-    def _send(self, trace: Trace, device: DeviceTrace, key: str, asked: dict[str, Any]) -> None:
-        packed = piece(trace, device, asked)
-        self.outbox.put("piece", packed.body, key=key, piece=asked["piece"], header=packed.header)
+    def _send(self, trace: Trace, device: DeviceTrace, key: str, question: dict[str, Any]) -> None:
+        packed = piece(trace, device, question)
+        self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
 
     def _go_on(self) -> None:
         if self._cancelled.is_set():
@@ -200,8 +200,8 @@ class Readings:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
             self._under_way[ticket] = Reading(self._store, name, Arriving(size, packed=packed, gate=turn), turn)
-        for each in out:
-            each.cancel()
+        for reading in out:
+            reading.cancel()
         return ticket
 
     def get(self, ticket: str) -> Reading | None:
@@ -219,17 +219,17 @@ class Readings:
         """What nobody has asked after for a while."""
         now = time.monotonic()
         with self._lock:
-            old = [ticket for ticket, each in self._under_way.items() if each.is_forgotten(now)]
+            old = [ticket for ticket, reading in self._under_way.items() if reading.is_forgotten(now)]
         for ticket in old:
             self.drop(ticket)
 
     def _make_room(self, visitor: str) -> list[Reading]:
         """Takes a place from whoever has most of them and brings least; Busy where all are at work."""
-        own = [ticket for ticket, each in self._under_way.items() if each.visitor == visitor]
+        own = [ticket for ticket, reading in self._under_way.items() if reading.visitor == visitor]
         if len(own) < _MOST_OF_ONE and len(self._under_way) < _MOST:
             return []
         tickets = own if len(own) >= _MOST_OF_ONE else list(self._under_way)
-        now, having = time.monotonic(), Counter(each.visitor for each in self._under_way.values())
+        now, having = time.monotonic(), Counter(reading.visitor for reading in self._under_way.values())
         idle = [ticket for ticket in tickets if self._under_way[ticket].has_no_claim(now)]
         if not idle:
             raise Busy

@@ -104,15 +104,15 @@ async def _may_use_the_page(request: Request) -> bool:
 
 
 def _readings(request: Request) -> Readings:
-    found: Readings = request.app.get_blocks().readings
-    return found
+    readings: Readings = request.app.get_blocks().readings
+    return readings
 
 
 def _reading(request: Request) -> Reading:
-    found = _readings(request).get(request.path_params["ticket"])
-    if found is None:
+    reading = _readings(request).get(request.path_params["ticket"])
+    if reading is None:
         raise UsageError("No file is on its way under this ticket.")
-    return found
+    return reading
 
 
 async def _begin(request: Request) -> Response:

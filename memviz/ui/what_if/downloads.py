@@ -20,8 +20,8 @@ from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text
 
 
-def answer_file(trace: Trace, device: DeviceTrace, asked: WhatIf, searched: Search | None) -> str:
-    return page_file("what-if.html", what_if_page(trace, device, asked, searched))
+def answer_file(trace: Trace, device: DeviceTrace, outcome: WhatIf, searched: Search | None) -> str:
+    return page_file("what-if.html", what_if_page(trace, device, outcome, searched))
 
 
 def snapshot_file(replayed: Replayed) -> str:

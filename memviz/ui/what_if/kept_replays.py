@@ -69,25 +69,25 @@ class Replays:
         context.store.on_drop(self._forget)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
-        found = self._get((key, "begun"))
-        if found is None:
+        begun_replay = self._get((key, "begun"))
+        if begun_replay is None:
             pair = self._context.find(key)
             if pair is None:
                 raise UsageError("This trace is not open any more.")
             source = source_of(*pair)
-            found = Begun(source, replay_as_recorded(source, progress))
-            self._keep((key, "begun"), found, found.recorded.trace)
-        result: Begun = found
+            begun_replay = Begun(source, replay_as_recorded(source, progress))
+            self._keep((key, "begun"), begun_replay, begun_replay.recorded.trace)
+        result: Begun = begun_replay
         return result
 
     def on(
         self, key: str, settings: Settings, card: CardMemory | None, afresh: bool, progress: Progress | None = None
     ) -> Replayed:
-        found = self._get((key, settings, card, afresh))
-        if found is None:
-            found = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
-            self._keep((key, settings, card, afresh), found, found.trace)
-        result: Replayed = found
+        replayed_trace = self._get((key, settings, card, afresh))
+        if replayed_trace is None:
+            replayed_trace = replay_on(self.begun(key).source, settings, card, afresh=afresh, progress=progress)
+            self._keep((key, settings, card, afresh), replayed_trace, replayed_trace.trace)
+        result: Replayed = replayed_trace
         return result
 
     def what_if(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> WhatIf:
@@ -106,18 +106,18 @@ class Replays:
         source = self.begun(key).source
         if len(source.device.events) > _SIZED_UNASKED:
             return None
-        asked = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
-        found: tuple[CardMemory | None] | None = self._get(asked)
-        if found is None:
-            found = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
-            self._keep(asked, found, None)
-        return found[0]
+        question = (key, "smallest", replayed.settings, replayed.is_placed_anew, terms.overhead_bytes)
+        smallest: tuple[CardMemory | None] | None = self._get(question)
+        if smallest is None:
+            smallest = (smallest_for(source, replayed, terms.overhead_bytes, progress),)
+            self._keep(question, smallest, None)
+        return smallest[0]
 
     def search(self, key: str, settings: Settings, terms: Terms, progress: Progress | None = None) -> Search:
         """`settings` are tried besides."""
-        found = self.known_search(key, terms)
-        if found is None or settings not in [each.settings for each in found.tried]:
-            found = search(
+        searched = self.known_search(key, terms)
+        if searched is None or settings not in [tried.settings for tried in searched.tried]:
+            searched = search(
                 self.begun(key).source,
                 terms.card,
                 also=settings,
@@ -125,13 +125,13 @@ class Replays:
                 overhead_bytes=terms.overhead_bytes,
                 progress=progress,
             )
-            self._keep((key, "search", terms), found, None)
-        return found
+            self._keep((key, "search", terms), searched, None)
+        return searched
 
     def known_search(self, key: str, terms: Terms) -> Search | None:
         """The last one there, whatever was asked for besides."""
-        found: Search | None = self._get((key, "search", terms))
-        return found
+        known: Search | None = self._get((key, "search", terms))
+        return known
 
     def know_slow(self, key: str) -> None:
         """Replaying it took longer than anybody should wait who has not asked for it."""
@@ -144,7 +144,7 @@ class Replays:
         """For components: a replay's name or any other trace's key, a slash, and the device's name."""
         name = key.partition("/")[0]
         with self._lock:
-            kept = next((each for each in self._kept.values() if each.name == name), None)
+            kept = next((kept for kept in self._kept.values() if kept.name == name), None)
         if kept is None or not isinstance(kept.result, Replayed):
             return self._context.find(key)
         return kept.result.trace, kept.result.trace.devices[0]
@@ -152,7 +152,7 @@ class Replays:
     def key_of(self, replayed: Replayed) -> str:
         """What `find` finds it by; empty for one that is not kept any more."""
         with self._lock:
-            name = next((each.name for each in self._kept.values() if each.result is replayed), "")
+            name = next((kept.name for kept in self._kept.values() if kept.result is replayed), "")
         return f"{name}/{replayed.trace.devices[0].name}" if name else ""
 
     def _forget(self, stored: str) -> None:
@@ -175,7 +175,7 @@ class Replays:
                 # It was closed while this was worked out.
                 return
             self._kept[key] = _CachedResult(result, held_bytes(trace) if trace else 0)
-            total = sum(each.bytes for each in self._kept.values())
+            total = sum(kept.bytes for kept in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:
                 if total <= self._most_bytes:

@@ -26,7 +26,7 @@ def map_sides(answer: Answer) -> list[MapSide]:
     ran_out = outcome.base.oom is not None and answer.at <= outcome.base.oom.event
     left, ours = outcome.base if ran_out else outcome.recorded, outcome.replayed
     has_more = ours is not left and (ours.oom is None or answer.at <= ours.oom.event)
-    return [_side(each, answer) for each in ([left, ours] if has_more else [left])]
+    return [_side(side, answer) for side in ([left, ours] if has_more else [left])]
 
 
 def _side(replayed: Replayed, answer: Answer) -> MapSide:

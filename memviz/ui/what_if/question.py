@@ -47,7 +47,7 @@ class Question:
         rest = []
         for part in _parts(settings.to_text()):
             key, _, value = part.partition(":")
-            field = next((name for name, each in _KEYS.items() if each == key), "")
+            field = next((name for name, known in _KEYS.items() if known == key), "")
             if field:
                 known[field] = value
             elif key != _EXPANDABLE:
@@ -134,16 +134,16 @@ def _bytes(text: str, field: str, faults: dict[str, str]) -> int | None:
 
 
 def _release(text: str) -> Release:
-    return next((each for each in RELEASES if text == f"{each[0]}.{each[1]}"), NEWEST)
+    return next((release for release in RELEASES if text == f"{release[0]}.{release[1]}"), NEWEST)
 
 
 def _parts(text: str) -> list[str]:
     """At the commas between keys, not at those within brackets."""
-    found, depth = [""], 0
-    for each in text:
-        depth += (each == "[") - (each == "]")
-        if each == "," and not depth:
-            found.append("")
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "[") - (character == "]")
+        if character == "," and not depth:
+            parts.append("")
         else:
-            found[-1] += each
-    return [part for part in found if part]
+            parts[-1] += character
+    return [part for part in parts if part]

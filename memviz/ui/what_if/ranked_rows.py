@@ -42,18 +42,18 @@ class RankedRow:
 
 def rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
     """The recording has a row of its own where no replay in the table does what is recorded."""
-    if not any(each.is_as_recorded for each in searched.tried):
+    if not any(tried.is_as_recorded for tried in searched.tried):
         yield _recording(outcome, searched.is_placed_anew)
-    for each in searched.tried:
+    for tried in searched.tried:
         yield RankedRow(
-            settings=each.text,
-            remark=_remark(each),
-            reserved_bytes=each.peak_reserved_bytes,
-            retries=count_text(each.retries),
-            fits_on=each.smallest_card.name if each.smallest_card else "none",
-            fits=each.fits,
-            ends=_ends(each.oom, outcome, each.reserved_on_card_bytes),
-            tried=each,
+            settings=tried.text,
+            remark=_remark(tried),
+            reserved_bytes=tried.peak_reserved_bytes,
+            retries=count_text(tried.retries),
+            fits_on=tried.smallest_card.name if tried.smallest_card else "none",
+            fits=tried.fits,
+            ends=_ends(tried.oom, outcome, tried.reserved_on_card_bytes),
+            tried=tried,
         )
 
 
@@ -62,7 +62,7 @@ def about_rows(outcome: WhatIf, searched: Search) -> str:
     how = "Reserved is without a limit"
     if searched.is_placed_anew:
         how += ", and each starts with what was live before the first event placed into empty memory"
-    why = "" if any(each.is_as_recorded for each in searched.tried) else _why(outcome, searched)
+    why = "" if any(tried.is_as_recorded for tried in searched.tried) else _why(outcome, searched)
     return f"{how}.{why}"
 
 

@@ -61,14 +61,18 @@ def _called(replayed: Replayed, outcome: WhatIf) -> str:
 
 def _stops(outcome: WhatIf) -> list[dict[str, Any]]:
     """Each place once, although several may run out there; on a card that has enough, none of what was recorded."""
-    ended = {each.oom.event: each for each in (outcome.rival, outcome.replayed, outcome.base) if each.oom is not None}
+    ended = {
+        outcome_side.oom.event: outcome_side
+        for outcome_side in (outcome.rival, outcome.replayed, outcome.base)
+        if outcome_side.oom is not None
+    }
     return [
         {
             "event": event,
-            "reserved": each.peak_reserved_bytes,
-            "text": f"out of memory, {_when(event)}{_whose(each, outcome) if len(ended) > 1 else ''}",
+            "reserved": ending.peak_reserved_bytes,
+            "text": f"out of memory, {_when(event)}{_whose(ending, outcome) if len(ended) > 1 else ''}",
         }
-        for event, each in sorted(ended.items())
+        for event, ending in sorted(ended.items())
     ]
 
 
@@ -95,9 +99,9 @@ def _axis(lines: ReservedLines) -> dict[str, Any]:
 
 def moment_that_matters(device: DeviceTrace, outcome: WhatIf) -> int:
     """Where memory runs out; else the first event at which the recording reserves its most."""
-    for each in (outcome.base, outcome.replayed, outcome.recorded):
-        if each.oom is not None:
-            return min(each.oom.event, len(device.events) - 1)
+    for line in (outcome.base, outcome.replayed, outcome.recorded):
+        if line.oom is not None:
+            return min(line.oom.event, len(device.events) - 1)
     return int(reserved_after_events(outcome.recorded, len(device.events)).argmax()) - 1
 
 

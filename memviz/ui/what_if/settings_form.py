@@ -77,7 +77,7 @@ def form_value(question: Question, parsed: ParsedQuestion, known: KnownMemory, *
 
 def form_html(question: Question, known: KnownMemory) -> Html:
     fields = [_memory(question, known), _overhead(question), tag("hr"), _switch(question)]
-    fields += [_knob(each, getattr(question, each.field)) for each in _KNOBS]
+    fields += [_knob(knob, getattr(question, knob.field)) for knob in _KNOBS]
     fields += [_more(question), _release(question)]
     buttons = (
         tag("button", "Replay", type="submit", class_="mv-primary", data_act="replay"),
@@ -94,7 +94,7 @@ def form_html(question: Question, known: KnownMemory) -> Html:
 def pasted_html(line: str) -> Html:
     """It may break where a person would break it."""
     copy = tag("button", "Copy", type="button", data_mv_copy=line)
-    parts = [part for each in re.split("(?<=[=,])", line) for part in (each, Html("<wbr>"))]
+    parts = [part for piece in re.split("(?<=[=,])", line) for part in (piece, Html("<wbr>"))]
     return joined(tag("p", tag("span", "Paste before starting Python"), copy), tag("code", *parts))
 
 
@@ -168,7 +168,7 @@ def _combo(field: str, value: str, off: str, usual: Sequence[str]) -> Html:
     """A field for any value, and beside it the usual ones to pick from."""
     box = tag("input", type="text", name_=field, value=value, placeholder=off, autocomplete="off", spellcheck="false")
     options = [tag("option", "", value="", hidden=True), tag("option", off, value="off")]
-    options += [tag("option", each, value=each) for each in usual]
+    options += [tag("option", value, value=value) for value in usual]
     return tag("span", box, tag("select", *options, data_for=field, aria_label="Usual values"), class_="mv-combo")
 
 

@@ -20,7 +20,7 @@ from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
+from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.visitors import visitor_of
@@ -93,7 +93,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
         with gr.Column(elem_classes="mv-what-if-answer", min_width=320):
             plot = ReservedPlot(elem_id="what-if-plot")
             blocks = Panel(elem_id="what-if-blocks")
-            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{each}") for each in ("recorded", "replayed"))
+            lines = tuple(MemoryTimeline(replays.find, elem_id=f"what-if-{side}") for side in ("recorded", "replayed"))
             head = Panel(elem_id="what-if-segments")
             maps = SegmentPair(replays.find, elem_id="what-if-maps")
             table = Panel(elem_id="what-if-table")
@@ -197,8 +197,8 @@ class _WhatIfEvents:
         looked_at = event.value == LABEL
         yield [looked_at, *_skipped()]
         if looked_at:
-            for each in self._opened(trace.key, state, request):
-                yield [gr.skip(), *each]
+            for values in self._opened(trace.key, state, request):
+                yield [gr.skip(), *values]
 
     def _opened(self, key: str, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """A trace begins with the question that most people have, and stays as it was left."""
@@ -224,9 +224,9 @@ class _WhatIfEvents:
     def _advised(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         """What a search found best goes into the form."""
         parsed = parse_question(state.question)
-        found = self.answers.replays.known_search(state.key, terms_of(parsed))
-        if found is not None and found.advised.settings != parsed.settings:
-            question = state.question.with_settings(found.advised.settings)
+        searched = self.answers.replays.known_search(state.key, terms_of(parsed))
+        if searched is not None and searched.advised.settings != parsed.settings:
+            question = state.question.with_settings(searched.advised.settings)
             yield from self._answer(replace(state, question=question, turn=state.turn + 1), request, is_pressed=True)
 
     def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
@@ -301,7 +301,7 @@ class _WhatIfEvents:
             yield {"waiting": waiting_html(work.share, events=len(device.events))}
         try:
             outcome, searched = work.result()
-        except Stopped:
+        except BackgroundStopped:
             return
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}

@@ -74,8 +74,8 @@ def facts_of(answer: Answer) -> list[tuple[str, str]]:
 def _smallest(answer: Answer) -> CardMemory | None:
     """Of a long recording only a search says it."""
     tried = answer.searched.tried if answer.searched else ()
-    mine = (each for each in tried if each.settings == answer.what_if.replayed.settings)
-    return next((each.smallest_card for each in mine), None)
+    mine = (other for other in tried if other.settings == answer.what_if.replayed.settings)
+    return next((candidate.smallest_card for candidate in mine), None)
 
 
 def _at_the_end(replayed: Replayed, oom: RanOut) -> list[tuple[str, str]]:
@@ -179,7 +179,7 @@ def search_html(answer: Answer, known: Search | None) -> Html:
     if known is None:
         words = " replays the settings that matter and ranks them."
         return tag("p", tag("b", "Find the best"), words, class_="mv-soft")
-    live = max(each.peak_requested_bytes for each in known.tried)
+    live = max(candidate.peak_requested_bytes for candidate in known.tried)
     floor = tag("small", f"the live peak, {bytes_text(live)}, is the floor of all")
     return joined(
         tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
@@ -195,8 +195,8 @@ def _table(answer: Answer, known: Search, live: int) -> Html:
     heads = (("Setting", ""), ("", "mv-scale"), ("Reserved ↑", "mv-number"), ("Retries", "mv-number"))
     head = [tag("th", text, class_=kind or None, scope="col") for text, kind in (*heads, ("Fits on", ""), (where, ""))]
     shown = list(rows(answer.what_if, known))
-    most = max(max(each.reserved_bytes for each in shown), card.usable_bytes if card else 0)
-    body = [_row(each, answer, live=live, most=most) for each in shown]
+    most = max(max(outcome.reserved_bytes for outcome in shown), card.usable_bytes if card else 0)
+    body = [_row(outcome, answer, live=live, most=most) for outcome in shown]
     table = tag("table", tag("thead", tag("tr", *head)), tag("tbody", *body), class_="mv-table mv-tried")
     return tag("div", table, class_="mv-scroll")
 

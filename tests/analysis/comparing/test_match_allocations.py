@@ -28,7 +28,7 @@ def sides(*traces: Trace) -> list:
 def used(by: str, *traces: Trace) -> list[list[Thing]]:
     """The things of each trace's allocations."""
     found, pairs = alike(sides(*traces), by), sides(*traces)
-    return [[found.things[each] for each in found.of_rows(i, pair)] for i, pair in enumerate(pairs)]
+    return [[found.things[of_row] for of_row in found.of_rows(i, pair)] for i, pair in enumerate(pairs)]
 
 
 def test_a_site_is_its_line_and_operator_wherever_the_checkout_lies():
@@ -104,7 +104,7 @@ def test_every_allocation_of_a_row_is_found_wherever_in_time():
 
 def test_what_was_there_before_without_a_stack_is_a_kind_of_its_own():
     trace = trace_of([alloc(4096, 10)], [segment(0, 8192, [block(0, 100), block(4096, 512, 10)])])
-    assert [KINDS[each] for each in kinds(*sides(trace)[0])] == [BEFORE_RECORDING, Category.UNKNOWN.label]
+    assert [KINDS[kind] for kind in kinds(*sides(trace)[0])] == [BEFORE_RECORDING, Category.UNKNOWN.label]
 
 
 def test_without_modules_all_is_one_thing():

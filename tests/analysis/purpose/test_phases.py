@@ -11,7 +11,7 @@ from tests.traces import trace_of
 
 def phases_of(recording: Recording) -> list[Phase]:
     trace = trace_of(recording.events)
-    return [Phase(each) for each in phases(trace, trace.devices[0])]
+    return [Phase(phase) for phase in phases(trace, trace.devices[0])]
 
 
 def test_the_stack_says_the_phase():

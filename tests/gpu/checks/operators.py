@@ -99,8 +99,8 @@ def _forward(function: Callable[..., Any], *inputs: Callable[[torch.device], Ten
 def _step(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Made:
     def made(device: torch.device) -> Run:
         weights = [nn.Parameter(torch.zeros(1024, 1024, device=device)) for _ in range(8)]
-        for each in weights:
-            each.grad = torch.zeros_like(each)
+        for weight in weights:
+            weight.grad = torch.zeros_like(weight)
         return make(weights).step
 
     return made
@@ -108,8 +108,8 @@ def _step(make: Callable[[list[nn.Parameter]], torch.optim.Optimizer]) -> Made:
 
 def _clipped(device: torch.device) -> Run:
     weights = [nn.Parameter(torch.zeros(1024, 1024, device=device)) for _ in range(8)]
-    for each in weights:
-        each.grad = torch.zeros_like(each)
+    for weight in weights:
+        weight.grad = torch.zeros_like(weight)
     return lambda: nn.utils.clip_grad_norm_(weights, 1.0)
 
 

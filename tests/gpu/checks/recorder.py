@@ -12,7 +12,7 @@ import torch
 from memviz.runner.measure.accelerator import Accelerator, find_accelerator
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.record.event_clock import counts_of
-from memviz.runner.record.memory_history import MemoryHistory
+from memviz.runner.record.memory_history import RecordedHistory
 from memviz.runner.record.recording import trace_of
 from memviz.runner.step import RunStep
 from memviz.runner.workloads import workload_named
@@ -71,7 +71,7 @@ def first_allocation(_folder: Path, accelerator: Accelerator | None = None) -> A
     """A history asked for before CUDA started begins with the program's first allocation."""
     accelerator = accelerator or find_accelerator()
     yield asked("looking for a GPU starts no driver", False, torch.cuda.is_initialized())
-    history = MemoryHistory(accelerator)
+    history = RecordedHistory(accelerator)
     accelerator.when_used(history.start)
     yield asked("waiting for CUDA starts no driver", False, torch.cuda.is_initialized())
     kept = torch.ones(5 * _MiB, device=accelerator.kind)

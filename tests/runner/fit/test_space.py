@@ -12,7 +12,7 @@ INFERENCE = Request("feed_forward", {"layers": "1"})
 
 
 def names_on(space: Space) -> set[str]:
-    return {name for each in space.candidates.values() for name, _ in each.request.optimizations}
+    return {name for candidate in space.candidates.values() for name, _ in candidate.request.optimizations}
 
 
 def test_the_first_is_the_way_that_was_asked_for() -> None:
@@ -29,22 +29,26 @@ def test_the_first_is_the_way_that_was_asked_for() -> None:
 
 def test_what_must_stay_decides_what_may_change() -> None:
     outputs, training, nothing = (space_of(TRAINING, keep) for keep in ("outputs", "training", "nothing"))
-    assert {each.keeps for each in outputs.candidates.values()} == {"outputs"}
-    assert {each.keeps for each in training.candidates.values()} == {"outputs", "training"}
+    assert {candidate.keeps for candidate in outputs.candidates.values()} == {"outputs"}
+    assert {candidate.keeps for candidate in training.candidates.values()} == {"outputs", "training"}
     assert "layerwise_casting" not in names_on(outputs) | names_on(training)
-    assert {each.request.optimizer for each in outputs.candidates.values()} == {
+    assert {candidate.request.optimizer for candidate in outputs.candidates.values()} == {
         "adamw",
         "adamw-fused",
         "adamw-for-loop",
     }
-    assert any(each.request.optimizer == "sgd" for each in training.candidates.values())
+    assert any(candidate.request.optimizer == "sgd" for candidate in training.candidates.values())
     sizes = [sum(map(len, each.options)) for each in (outputs, training, nothing)]
     assert sizes[0] < sizes[1] < sizes[2]
 
 
 def test_weights_in_fewer_bits_belong_to_what_keeps_nothing() -> None:
     space = space_of(INFERENCE, "nothing")
-    casting = [each for each in space.candidates.values() if "layerwise_casting" in dict(each.request.optimizations)]
+    casting = [
+        candidate
+        for candidate in space.candidates.values()
+        if "layerwise_casting" in dict(candidate.request.optimizations)
+    ]
     assert casting
     assert {each.keeps for each in casting} == {"nothing"}
 
@@ -53,9 +57,9 @@ def test_half_precision_is_a_change_of_training_and_of_the_outputs_of_inference(
     def keeps_of(request: Request) -> set[str]:
         candidates = space_of(request, "nothing").candidates.values()
         return {
-            each.keeps
-            for each in candidates
-            if each.request.settings.get("dtype") == "bf16" and not each.request.optimizations
+            candidate.keeps
+            for candidate in candidates
+            if candidate.request.settings.get("dtype") == "bf16" and not candidate.request.optimizations
         }
 
     assert keeps_of(Request("feed_forward", {"mode": "training"})) == {"training"}
@@ -91,3 +95,12 @@ def test_all_together_is_all_that_goes_together() -> None:
     everything = space.candidates[list(space.first())[-1]].request
     assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
     assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}
+
+
+def test_those_that_differ_in_the_allocators_settings_alone() -> None:
+    space = space_of(Request("feed_forward", {}), "outputs")
+    at = space.names.index("allocator_settings")
+    for place in list(space.candidates)[:50]:
+        (other,) = space.with_other_settings(place)
+        assert {dimension for dimension, (one, two) in enumerate(zip(place, other, strict=True)) if one != two} == {at}
+        assert space.with_other_settings(other) == [place]

@@ -149,12 +149,12 @@ def test_pages_that_share_a_folder_never_list_a_run_that_cannot_be_opened(folder
 
     acts = (lambda runs: runs.keep(made, run()), lambda runs: runs.keep(made, run()), delete, look)
     threads = [threading.Thread(target=page, args=(act,)) for act in acts]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     time.sleep(0.5)
     ended.set()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.join()
     assert faults == []
     left = KeptRuns(folder, "ann", bounds).all()
     assert left and {each.path for each in left} == set(folder.rglob("*.pickle"))

@@ -47,10 +47,10 @@ def test_variants_share_one_process_and_what_is_done_is_told(scheduler: Schedule
         return "" if each.label == "a" else "The disk is full."
 
     wide = over(scheduler, scheduler.submit([request(), request(dim="128")], ["a", "b"], keep))
-    assert [each.state for each in wide.variants] == ["done", "done"]
+    assert [variant.state for variant in wide.variants] == ["done", "done"]
     assert [each.label for each in finished] == ["a", "b"]
-    assert [each.amiss for each in wide.variants] == ["", "The disk is full."]
-    first, second = (each.run for each in wide.variants)
+    assert [variant.amiss for variant in wide.variants] == ["", "The disk is full."]
+    first, second = (variant.run for variant in wide.variants)
     assert first is not None and second is not None
     assert first.weights_bytes < second.weights_bytes
     for each in wide.variants:
@@ -61,7 +61,11 @@ def test_a_kill_half_way_spares_the_rest(scheduler: Scheduler, endless: Request)
     order = scheduler.submit([DONE, endless, DONE], ["a", "b", "c"])
     os.kill(running(scheduler, order, 1).pid, signal.SIGKILL)
     found = over(scheduler, order)
-    assert [(each.state, each.what) for each in found.variants] == [("done", ""), ("failed", "killed"), ("done", "")]
+    assert [(variant.state, variant.what) for variant in found.variants] == [
+        ("done", ""),
+        ("failed", "killed"),
+        ("done", ""),
+    ]
 
 
 def test_who_asks_again_replaces_what_they_had_waiting(scheduler: Scheduler, endless: Request) -> None:

@@ -88,7 +88,7 @@ def test_two_visitors_who_ask_for_the_same_run_get_one_each(scheduler: Scheduler
     let_go = held(scheduler, tmp_path)
     orders = [scheduler.submit([DONE], ["same"], owner=owner) for owner in ("ann", "bob")]
     let_go()
-    found = [over(scheduler, each) for each in orders]
+    found = [over(scheduler, order) for order in orders]
     assert [each.variants[0].state for each in found] == ["done", "done"]
     assert found[0].id != found[1].id
 
@@ -102,8 +102,8 @@ def test_what_nobody_asks_after_ends_and_the_next_goes_on(tmp_path: Path) -> Non
         assert over(scheduler, waits).variants[0].state == "done"
         wait_until(lambda: not worker.is_alive)
         left = scheduler._orders[gone.id].status
-        assert [(each.state, each.what) for each in left.variants] == [("failed", "cancelled")] * 2
-        assert all("Nobody waited" in each.phase for each in left.variants)
+        assert [(variant.state, variant.what) for variant in left.variants] == [("failed", "cancelled")] * 2
+        assert all("Nobody waited" in variant.phase for variant in left.variants)
         assert scheduler._orders[never_seen.id].status.is_over
 
 
@@ -143,7 +143,7 @@ def test_a_cancel_after_the_end_changes_nothing(scheduler: Scheduler) -> None:
 
 def test_a_process_that_the_system_killed_costs_its_own_run_alone(scheduler: Scheduler) -> None:
     found = over(scheduler, scheduler.submit([DONE, Request("dies"), Request("done-then-dies"), DONE], list("abcd")))
-    assert [each.what for each in found.variants] == ["", "killed", "", ""]
+    assert [variant.what for variant in found.variants] == ["", "killed", "", ""]
 
 
 def test_a_spare_that_died_in_the_meantime_is_no_loss(scheduler: Scheduler) -> None:
@@ -219,7 +219,7 @@ def test_a_process_that_grew_is_not_kept(scheduler: Scheduler, monkeypatch: pyte
 def test_the_limit_of_memory_reaches_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, memory=300 << 20)) as scheduler:
         found = over(scheduler, scheduler.submit([Request("grows"), DONE], ["a", "b"]))
-        assert [each.what for each in found.variants] == ["host memory", ""]
+        assert [variant.what for variant in found.variants] == ["host memory", ""]
         alone = over(scheduler, scheduler.submit([replace(Request("grows"), on="cuda")], ["c"]))
         assert alone.variants[0].what == "host memory"
 

@@ -29,7 +29,7 @@ def test_parameters_and_objects_are_those_of_the_model_itself(kind: Any) -> None
         model = deep.workload.build()
     weights, modules = list(model.parameters()), list(model.modules())
     found = size_of(deep, deep.workload)
-    assert found.parameters == sum(each.numel() for each in weights)
+    assert found.parameters == sum(weight.numel() for weight in weights)
     assert found.objects == len(weights) + len(modules)
 
 

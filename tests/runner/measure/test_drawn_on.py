@@ -13,7 +13,7 @@ from tests.runner.fake_gpu import FakeGpu
 
 
 def places_of(model: nn.Module) -> set[str]:
-    return {str(each.device) for each in model.parameters()}
+    return {str(parameter.device) for parameter in model.parameters()}
 
 
 def test_a_model_built_there_comes_back_in_host_memory():

@@ -105,8 +105,8 @@ def test_notes_of_the_environment_and_of_the_recording_itself(tmp_path, monkeypa
     settings = {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:20", "expandable_segments": False}
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": settings}  # type: ignore[method-assign]
     notes = run(gpu, plan(tmp_path)).run.notes
-    assert any("max_split_size_mb:64, from the shell, was not in effect" in each for each in notes)
-    assert any("settings max_split_size_mb:20, which this run did not choose" in each for each in notes)
+    assert any("max_split_size_mb:64, from the shell, was not in effect" in note for note in notes)
+    assert any("settings max_split_size_mb:20, which this run did not choose" in note for note in notes)
 
 
 @pytest.mark.parametrize(("recorded", "is_off"), [({"expandable_segments": False}, True), ({}, True)])
@@ -118,7 +118,7 @@ def test_expandable_segments_that_are_off_are_not_called_on(tmp_path, recorded, 
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": recorded}  # type: ignore[method-assign]
     done = run(gpu, plan_of(chosen))
     assert done.run.label.endswith("(off on this platform)") is is_off
-    assert any("were asked for and are off" in each for each in done.run.notes) is is_off
+    assert any("were asked for and are off" in note for note in done.run.notes) is is_off
 
 
 def test_expandable_segments_that_are_on_are_called_so(tmp_path):
@@ -128,7 +128,7 @@ def test_expandable_segments_that_are_on_are_called_so(tmp_path):
     gpu.gpu._snapshot = lambda: {**plain(), "allocator_settings": {"expandable_segments": True}}  # type: ignore[method-assign]
     done = run(gpu, plan_of(chosen))
     assert "off" not in done.run.label
-    assert not any("are off" in each for each in done.run.notes)
+    assert not any("are off" in note for note in done.run.notes)
 
 
 WARNS = """
@@ -146,7 +146,7 @@ def tiny():
 def test_torchs_warnings_are_kept_as_notes_and_other_peoples_are_not(tmp_path):
     notes = run(FailingGpu(), plan(tmp_path, OWN + WARNS)).run.notes
     assert notes.count("PyTorch warns: expandable_segments not supported on this platform") == 1
-    assert not any("somebody else" in each for each in notes)
+    assert not any("somebody else" in note for note in notes)
 
 
 NO_KERNEL = """
@@ -182,7 +182,7 @@ def test_a_model_that_switches_the_history_itself_is_told_of_and_none_stays_on(t
     monkeypatch.setattr("builtins.torch_cuda", gpu.gpu, raising=False)
     source = OWN.replace("return self.first(input)", f"{SWITCHES[way]}; return self.first(input)")
     done = run(gpu, plan(tmp_path, source))
-    assert any(f"switched the recording {way} by itself" in each for each in done.run.notes)
+    assert any(f"switched the recording {way} by itself" in note for note in done.run.notes)
     assert (done.run.seconds is None) is (way == "on")
     assert done.run.peak_allocated_bytes > WEIGHT
     assert is_quiet(gpu)

@@ -167,7 +167,7 @@ def test_what_a_model_keeps_elsewhere_is_said_beside_its_seconds(tmp_path, monke
     )
     done = run(FailingGpu(), plan(tmp_path, kept))
     assert done.run.seconds is not None
-    assert any("stayed on the GPU while the seconds were measured" in each for each in done.run.notes)
+    assert any("stayed on the GPU while the seconds were measured" in note for note in done.run.notes)
     import builtins
 
     del builtins.kept_by_test  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def test_a_model_in_a_variable_of_its_own_file_is_let_go(tmp_path, monkeypatch):
     source = OWN.replace("    return Model(), {", "    global KEPT\n    KEPT = Model()\n    return KEPT, {")
     done = run(FailingGpu(), plan(tmp_path, source))
     assert watching.alive_then == []
-    assert not any("stayed" in each for each in done.run.notes)
+    assert not any("stayed" in note for note in done.run.notes)
     assert "own" not in sys.modules
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.measure.memory_errors import is_out_of_memory
-from memviz.runner.record.memory_history import MemoryHistory
+from memviz.runner.record.memory_history import RecordedHistory
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError, TorchsGpu
 from tests.runner.torch_storages import watching_torch
 
@@ -133,8 +133,8 @@ def test_a_model_that_goes_on_within_its_own_handler_is_not_dumped_again_and_aga
         assert taken == []
 
 
-def started(gpu: FakeGpu) -> MemoryHistory:
-    history = MemoryHistory(gpu.accelerator)
+def started(gpu: FakeGpu) -> RecordedHistory:
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     return history
 

@@ -15,7 +15,7 @@ from memviz.runner.measure.timing import (
     Timing,
     measure,
 )
-from memviz.runner.record.memory_history import MemoryHistory
+from memviz.runner.record.memory_history import RecordedHistory
 from tests.runner.fake_gpu import FakeGpu
 
 
@@ -87,7 +87,7 @@ def test_what_would_measure_nothing_is_refused(steps, warmup, said):
 
 
 def test_seconds_are_not_taken_while_recording():
-    history = MemoryHistory(FakeGpu().accelerator)
+    history = RecordedHistory(FakeGpu().accelerator)
     history.start()
     with pytest.raises(UsageError, match="recording off"):
         measure(lambda: None, EventStopwatch(FakeEvents(Steps(1))), steps=1)

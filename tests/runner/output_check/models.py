@@ -92,7 +92,7 @@ def stack(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             layers: list[nn.Module] = [FeedForward(kind, *sizes, dropout) for _ in range(count)]
-            return Stack([Residual(each) for each in layers] if residual else layers).to(dtype)
+            return Stack([Residual(layer) for layer in layers] if residual else layers).to(dtype)
 
     return build
 
@@ -152,9 +152,9 @@ def with_forward(forward: Callable[[FeedForward, Tensor], Tensor]) -> Callable[[
     """An optimization that gives every feed-forward this one. Nothing undoes it."""
 
     def apply(model: nn.Module) -> Callable[[], None]:
-        for each in model.modules():
-            if isinstance(each, FeedForward):
-                each.forward = MethodType(forward, each)
+        for module in model.modules():
+            if isinstance(module, FeedForward):
+                module.forward = MethodType(forward, module)
         return lambda: None
 
     return apply

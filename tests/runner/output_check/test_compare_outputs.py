@@ -24,7 +24,7 @@ def test_checkpointing_is_bitwise_with_dropout_drawn():
     )
     assert found.verdict.words == "bitwise equal, as claimed"
     assert found.gradients is not None and found.losses is not None
-    assert all(each.difference.bitwise for each in found.gradients.parameters)
+    assert all(parameter.difference.bitwise for parameter in found.gradients.parameters)
     assert len(found.losses.ours) == 4
     assert found.losses.bitwise
     assert found.notes == ()
@@ -66,7 +66,7 @@ def keeping_elsewhere(held: dict[str, Tensor], factor: float = 1.0) -> Callable[
             return hook
 
         handles = [each.register_post_accumulate_grad_hook(take(name)) for name, each in model.named_parameters()]
-        return lambda: [each.remove() for each in handles] and None
+        return lambda: [handle.remove() for handle in handles] and None
 
     return apply
 
@@ -119,7 +119,7 @@ def test_the_change_is_undone_and_what_it_does_beyond_the_model_is_seen():
 
     found = compare_outputs(build, tokens(), apply, training=True, claim="rounding")
     assert switch == {"on": False}
-    assert [each.alone.relative_l2 for each in found.layers] == pytest.approx([0.5, 0.5])
+    assert [layer.alone.relative_l2 for layer in found.layers] == pytest.approx([0.5, 0.5])
     assert found.layers[1].chained is not None and found.layers[1].chained.relative_l2 > 0.6
     assert found.verdict.place == "layers.0"
 

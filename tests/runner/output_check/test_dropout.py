@@ -65,8 +65,8 @@ def test_the_right_one_drawn_in_another_order_is():
 
 def frozen_where_it_is_cast() -> nn.Module:
     model = stack(count=2, residual=True, dropout=P)()
-    for each in model.layers:
-        each.ff.net[0].requires_grad_(False)
+    for layer in model.layers:
+        layer.ff.net[0].requires_grad_(False)
     return model
 
 
@@ -108,8 +108,8 @@ def by_hand(module: Attention, x: Tensor, p: float) -> Tensor:
 @pytest.mark.parametrize(("p", "ok"), [(0.1, True), (0.025, False), (0.0, False)])
 def test_dropout_within_attention_counts_whoever_computes_it(p, ok):
     def apply(model: nn.Module) -> Undo:
-        for each in model.layers:
-            each.forward = MethodType(lambda module, x: by_hand(module, x, p), each)
+        for layer in model.layers:
+            layer.forward = MethodType(lambda module, x: by_hand(module, x, p), layer)
         return lambda: None
 
     def build() -> nn.Module:

@@ -19,7 +19,7 @@ def test_a_flat_buffer_is_read_by_name():
     flat = torch.tensor([1.0, 1, 1, 2, 0, 0, 0])
     ours = {"a": flat[:4], "b": flat[4:]}
     found = compare_gradients(reference, ours, reference, bounds=BOUNDS)
-    assert [(each.name, each.difference.bitwise, each.noise) for each in found.parameters] == [
+    assert [(parameter.name, parameter.difference.bitwise, parameter.noise) for parameter in found.parameters] == [
         ("a", False, 0.0),
         ("b", True, 0.0),
     ]

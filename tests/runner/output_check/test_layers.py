@@ -46,11 +46,11 @@ def only_in(layer: int, change: float):
 
 def test_a_layer_alone_shows_its_own_error_and_the_chain_carries_it_on():
     found = compare_outputs(stack(count=4, residual=True), tokens(), only_in(1, 1.5), training=False, claim="rounding")
-    rows = {each.path: each for each in found.layers}
+    rows = {layer.path: layer for layer in found.layers}
     assert [path for path, each in rows.items() if not each.alone.bitwise] == ["layers.1", "layers.1.ff"]
     chained = [path for path, each in rows.items() if each.chained and not each.chained.bitwise]
     assert chained == ["layers.1", "layers.2", "layers.3"]
-    assert [each.block for each in found.layers] == [True, False] * 4
+    assert [layer.block for layer in found.layers] == [True, False] * 4
     assert found.verdict.place == "layers.1.ff"
 
 
@@ -62,7 +62,7 @@ def test_alone_is_what_the_layer_gives_on_the_same_input():
         x = inputs["hidden_states"]
         by_hand = difference(model.layers[0].ff(x), changed.layers[0].ff(x))
     found = compare_outputs(build, inputs, only_in(0, 1.5), training=False, claim="rounding")
-    assert next(each for each in found.layers if each.path == "layers.0.ff").alone == by_hand
+    assert next(layer for layer in found.layers if layer.path == "layers.0.ff").alone == by_hand
 
 
 def test_recording_leaves_no_hook_behind():
@@ -72,7 +72,7 @@ def test_recording_leaves_no_hook_behind():
         model(**tokens())
         raise ZeroDivisionError
     assert list(recorder.calls) == ["layers.0.ff", "layers.0", "layers.1.ff", "layers.1"]
-    assert not any(each._forward_hooks or each._forward_pre_hooks for each in model.modules())
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
 def test_keyword_arguments_and_tuples_are_recorded():
@@ -104,7 +104,7 @@ def test_a_layer_that_works_in_place_is_fed_what_it_got():
         return model
 
     found = compare_outputs(build, tokens(), only_in(1, 1.5), training=False, claim="rounding")
-    assert next(each for each in found.layers if each.path == "layers.0").alone.bitwise
+    assert next(layer for layer in found.layers if layer.path == "layers.0").alone.bitwise
 
 
 def test_a_layer_that_is_gone_is_noted():
@@ -147,7 +147,7 @@ def test_a_layer_with_a_cache_is_not_fed_twice():
 
     ids = {"input_ids": torch.arange(8)[None]}
     found = compare_outputs(build, ids, apply, training=False, claim="rounding")
-    rows = {each.path: each.alone.bitwise for each in found.layers}
+    rows = {layer.path: layer.alone.bitwise for layer in found.layers}
     assert rows["transformer.h.0"]
     assert rows["transformer.h.1.attn"]
     assert not rows["transformer.h.1"]

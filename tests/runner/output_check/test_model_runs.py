@@ -35,7 +35,7 @@ def test_a_run_leaves_nothing_behind():
     assert "inner.0.weight" in ran.gradients
     assert torch.equal(model[0].running_mean, before)
     assert torch.equal(torch.get_rng_state(), state)
-    assert all(each.grad is None for each in wrapped.parameters())
+    assert all(parameter.grad is None for parameter in wrapped.parameters())
 
 
 def test_gradients_reach_parameters_and_inputs():

@@ -77,4 +77,4 @@ def test_the_right_split_is_rounding(kind, dtype, residual, training):
     found = compare_outputs(build, tokens(dtype=dtype), split.apply, training=training, claim=split.claim, steps=2)
     assert not found.outputs[0].difference.bitwise
     assert (found.verdict.ok, found.verdict.words) == (True, "equal up to rounding, as claimed")
-    assert max(each.alone.relative_l2 for each in found.layers) < (1e-6 if dtype == torch.float32 else 1e-2)
+    assert max(layer.alone.relative_l2 for layer in found.layers) < (1e-6 if dtype == torch.float32 else 1e-2)

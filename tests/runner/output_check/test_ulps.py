@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.runner.output_check.ulps import Counted, Ulps, ulps_between
+from memviz.runner.output_check.ulps import UlpCounts, Ulps, ulps_between
 
 TYPES = [
     torch.float64,
@@ -65,7 +65,7 @@ def test_whole_numbers_and_different_types_are_not_counted():
 
 
 def test_each_bin_holds_what_lies_above_the_one_before():
-    counted = Counted()
+    counted = UlpCounts()
     counted.add(torch.tensor([0, 0, 1, 2, 3, 4]))
     counted.add(torch.tensor([5, 1024, 5000]))
     counted.add(torch.empty(0, dtype=torch.int64))

@@ -37,10 +37,10 @@ def stored_as(dtype: torch.dtype, factor: float = 1.0) -> Callable[[nn.Module], 
         return nn.functional.linear(x, linear.weight.to(x.dtype) * factor, linear.bias)
 
     def apply(model: nn.Module) -> Undo:
-        for each in model.modules():
-            if isinstance(each, nn.Linear):
-                each.weight = nn.Parameter(each.weight.detach().to(dtype), requires_grad=False)
-                each.forward = MethodType(forward, each)
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                module.weight = nn.Parameter(module.weight.detach().to(dtype), requires_grad=False)
+                module.forward = MethodType(forward, module)
         return lambda: None
 
     return apply
@@ -163,7 +163,7 @@ def test_expected_loss_of_a_type(dtype, most):
     assert found.stored == name
     assert found.verdict.ok is True
     assert found.verdict.words.startswith(f"expected loss for {name}: storing moves a weight by up to {most} of itself")
-    assert all(each.stored_loss and each.stored_loss > 0 for each in found.layers)
+    assert all(layer.stored_loss and layer.stored_loss > 0 for layer in found.layers)
 
 
 def test_more_loss_than_the_type_explains_is_suspicious():
@@ -201,4 +201,4 @@ def test_a_weak_signal_takes_the_proof_from_equal_outputs():
     found = compare_outputs(stack(), tokens(), nothing, training=False, claim="bitwise")
     assert found.verdict.ok is True
     assert found.verdict.caution.endswith("The layers alone were compared, too.")
-    assert all(each.alone.bitwise for each in found.layers)
+    assert all(layer.alone.bitwise for layer in found.layers)

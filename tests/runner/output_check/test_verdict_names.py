@@ -84,7 +84,7 @@ def test_a_gradient_that_is_zero_but_for_rounding_is_held_against_all_of_them(mo
         return compare_outputs(Flat, tokens(), apply, training=True, claim="rounding", steps=0)
 
     lost = found(noisy("nothing", 5.0))
-    row = next(each for each in lost.gradients.parameters if each.name == "nothing")
+    row = next(parameter for parameter in lost.gradients.parameters if parameter.name == "nothing")
     assert row.difference.relative_l2 > 1
     assert lost.verdict.ok is True
     wrong = found(noisy("line.weight", 0.5)).verdict

@@ -73,8 +73,8 @@ def model(
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             built = Words(p).to(dtype)
-        for each in built.parameters():
-            each.requires_grad_(each.dim() < 2 or not matrices_rest)
+        for parameter in built.parameters():
+            parameter.requires_grad_(parameter.dim() < 2 or not matrices_rest)
         return built
 
     return build
@@ -265,7 +265,7 @@ def gradients(
             return take
 
         handles = [each.register_post_accumulate_grad_hook(hook(name)) for name, each in model.named_parameters()]
-        return lambda: [each.remove() for each in handles] and None
+        return lambda: [handle.remove() for handle in handles] and None
 
     return apply
 
@@ -331,9 +331,9 @@ def cast_once(model: nn.Module) -> Undo:
 
 def with_p(factor: float) -> Apply:
     def apply(model: nn.Module) -> Undo:
-        for each in model.modules():
-            if isinstance(each, nn.Dropout):
-                each.p *= factor
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p *= factor
         return lambda: None
 
     return apply

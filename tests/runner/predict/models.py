@@ -23,7 +23,7 @@ class Block(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
         parts = self.qkv(self.first_norm(x)).chunk(3, -1)
-        query, key, value = (each.view(batch, length, self.heads, -1).transpose(1, 2) for each in parts)
+        query, key, value = (part.view(batch, length, self.heads, -1).transpose(1, 2) for part in parts)
         later = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = (query @ key.transpose(-1, -2) / 8).masked_fill(later, float("-inf")).softmax(-1)
         x = x + self.out((weights @ value).transpose(1, 2).reshape(batch, length, width))

@@ -105,7 +105,7 @@ def test_a_whole_step_as_a_graph() -> None:
             loss = model(x).sum()
             loss.backward()
             optimizer.step()
-        weights = sum(each.nbytes for each in model.parameters())
+        weights = sum(parameter.nbytes for parameter in model.parameters())
         assert weights == 4 * 2 * (512 * 512 + 512)
         # The gradients are the graph's; capture runs on torch's own stream, with workspaces of its own there.
         held = device.allocated_bytes - x.nbytes - 4 * A100.cublas_workspace_bytes

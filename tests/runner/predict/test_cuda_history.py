@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.replay import replay
-from memviz.runner.predict.cuda_history import Window
+from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
 from memviz.trace.model import NO_STACK, Action, Category, State, Trace
@@ -50,7 +50,9 @@ def test_a_window_begins_where_the_history_is_switched_on(tmp_path: Path) -> Non
     rows = list(zip(found.events.action.tolist(), found.events.size.tolist(), strict=True))
     assert rows == [(0, 8000), (0, 12 * MiB), (1, 12 * MiB), (2, 12 * MiB)]
     assert device.windows == (
-        Window(str(tmp_path / "memory.pickle"), 4, 12 * MiB + 12_000, 12 * MiB + 4096 + 8192, 2 * MiB + 20 * MiB),
+        HistoryWindow(
+            str(tmp_path / "memory.pickle"), 4, 12 * MiB + 12_000, 12 * MiB + 4096 + 8192, 2 * MiB + 20 * MiB
+        ),
     )
     live = found.blocks.state == State.ACTIVE_ALLOCATED
     assert found.blocks.requested[live].tolist() == [4000, 8000]
@@ -97,7 +99,7 @@ def test_the_ring_forgets_what_is_oldest(tmp_path: Path) -> None:
         events = dumped(tmp_path).devices[0].events
     assert list(zip(events.action.tolist(), events.size.tolist(), strict=True)) == [(0, 4000), (1, 4000), (2, 4000)]
     # The 40 MiB of the first tensor are in no event of the file, but still reserved.
-    assert device.windows[0] == Window(str(tmp_path / "memory.pickle"), 3, 4000, 4096, 42 * MiB)
+    assert device.windows[0] == HistoryWindow(str(tmp_path / "memory.pickle"), 3, 4000, 4096, 42 * MiB)
 
 
 def test_switched_off_it_is_empty_and_frees_no_frames(tmp_path: Path) -> None:

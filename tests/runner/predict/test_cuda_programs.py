@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from memviz.allocator.replay import replay
-from memviz.runner.predict.cuda_history import Window
+from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.trace.load import load_trace
 from tests.runner.predict.rows import A100
@@ -51,5 +51,5 @@ def test_a_script_that_records_itself_leaves_its_files(monkeypatch: pytest.Monke
     assert four.peak_allocated_bytes == device.peak_allocated_bytes
 
 
-def peaks(window: Window) -> tuple[int, int, int]:
+def peaks(window: HistoryWindow) -> tuple[int, int, int]:
     return window.peak_requested_bytes, window.peak_allocated_bytes, window.peak_reserved_bytes

@@ -58,7 +58,7 @@ def test_what_goes_to_the_host_leaves_the_device() -> None:
         model.to("cuda")
         model.to("cpu")
         assert device.allocated_bytes == 0
-        assert {each.device.type for each in model.parameters()} == {"cpu"}
+        assert {parameter.device.type for parameter in model.parameters()} == {"cpu"}
         model.to("cuda")
         assert device.allocated_bytes == WEIGHTS
         assert torch.ones(4, device="cuda").cpu().device.type == "cpu"
@@ -106,7 +106,9 @@ def test_autocast_casts_weights_once_and_answers_in_fp32_where_cuda_does(reentra
         assert len(cast) == 2
         assert device.allocated_bytes - before > WEIGHTS // 2
         (first + second).float().sum().backward()
-        assert {each.grad.dtype for each in model.parameters() if each.grad is not None} == {torch.float32}
+        assert {parameter.grad.dtype for parameter in model.parameters() if parameter.grad is not None} == {
+            torch.float32
+        }
 
 
 def test_autocast_in_inference_mode() -> None:

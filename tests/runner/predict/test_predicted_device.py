@@ -100,8 +100,8 @@ def test_nothing_of_the_predictor_stands_in_a_stack() -> None:
     with PredictedDevice(A100) as device:
         trace = trained(device, two_layers())
     files = {trace.strings[code] for code in trace.stacks.frames.filename.tolist()}
-    assert not [each for each in files if "/runner/predict/" in each and "/tests/" not in each]
-    assert any(each.endswith("test_predicted_device.py") for each in files)
+    assert not [file for file in files if "/runner/predict/" in file and "/tests/" not in file]
+    assert any(file.endswith("test_predicted_device.py") for file in files)
 
 
 @pytest.mark.parametrize("text", ["", "expandable_segments:True", "max_split_size_mb:20,roundup_power2_divisions:4"])

@@ -95,8 +95,8 @@ def test_products_and_norms(dtype: torch.dtype) -> None:
         args = (out, x, [8], mean, rstd, make(8), make(8), wanted)
         ours = SHAPES[aten.native_layer_norm_backward.default](None, args, {})
         theirs = aten.native_layer_norm_backward.default(*args)
-        assert [None if each is None else each.shape for each in ours] == [
-            None if each is None else each.shape for each in theirs
+        assert [None if our is None else our.shape for our in ours] == [
+            None if their is None else their.shape for their in theirs
         ]
 
 

@@ -26,8 +26,10 @@ def real(build: Callable[[], nn.Module], inputs: Tensor, targets: Tensor) -> lis
     with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiler:
         train(model, inputs, targets, optimizer)
     events = profiler.profiler.kineto_results.events()
-    spans = [(each.start_ns(), each.end_ns(), each.name()) for each in events if each.name().startswith("aten::")]
-    taken = [(each.start_ns(), each.nbytes()) for each in events if each.name() == "[memory]" and each.nbytes() > 0]
+    spans = [(event.start_ns(), event.end_ns(), event.name()) for event in events if event.name().startswith("aten::")]
+    taken = [
+        (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]" and event.nbytes() > 0
+    ]
     return [(tuple(name[6:] for begin, end, name in spans if begin <= at <= end), size) for at, size in taken]
 
 
@@ -85,7 +87,7 @@ def test_a_linear_layer_takes_the_same_bytes_however_its_input_lies(shape: tuple
     with profile(profile_memory=True, activities=[ProfilerActivity.CPU]) as profiler:
         run(model, torch.device("cpu"))
     events = profiler.profiler.kineto_results.events()
-    truth = Counter(each.nbytes() for each in events if each.name() == "[memory]" and each.nbytes() > _SCALAR)
+    truth = Counter(event.nbytes() for event in events if event.name() == "[memory]" and event.nbytes() > _SCALAR)
     with torch.device("meta"):
         model = build()
     with PredictedDevice(A100) as device:

@@ -110,4 +110,4 @@ def test_an_error_inside_ends_the_phase():
     except KeyError:
         pass
     assert log.phase == Phase.UNKNOWN
-    assert [each.stage.name for each in log.annotations] == ["START", "END"]
+    assert [annotation.stage.name for annotation in log.annotations] == ["START", "END"]

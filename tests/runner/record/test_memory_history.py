@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from memviz.errors import UsageError
-from memviz.runner.record.memory_history import FEWEST_EVENTS, MOST_EVENTS, MemoryHistory, is_recording, ring_size
+from memviz.runner.record.memory_history import FEWEST_EVENTS, MOST_EVENTS, RecordedHistory, is_recording, ring_size
 from tests.runner.fake_gpu import FakeGpu, OutOfMemoryError
 
 RELEASES = ["2.0", "2.1", "2.13", "xpu"]
@@ -23,7 +23,7 @@ def actions(snapshot: dict[str, Any]) -> list[str]:
 def test_records_from_start_to_stop_and_leaves_nothing_behind(release):
     gpu = FakeGpu(release=release)
     gpu.malloc(1000)
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     gpu.malloc(2000)
     taken = history.take()
@@ -39,7 +39,7 @@ def test_what_an_earlier_recording_left_is_not_in_this_one(release):
     gpu = FakeGpu(release=release)
     gpu.switch(True)
     gpu.malloc(1000)
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     assert actions(history.take().snapshot) == []
     history.stop()
@@ -49,7 +49,7 @@ def test_what_an_earlier_recording_left_is_not_in_this_one(release):
 @pytest.mark.parametrize(("stacks", "has_frames"), [("python", True), ("all", True), ("none", False)])
 def test_stacks_as_asked_for(release, stacks, has_frames):
     gpu = FakeGpu(release=release)
-    history = MemoryHistory(gpu.accelerator, stacks=stacks)
+    history = RecordedHistory(gpu.accelerator, stacks=stacks)
     history.start()
     gpu.malloc(1000)
     [*_, event] = history.take().snapshot["device_traces"][0]
@@ -72,7 +72,7 @@ def test_the_installed_torch_takes_what_is_asked_of_it(kind):
 
     checked.__signature__ = signature  # type: ignore[attr-defined]
     gpu._record_memory_history = checked
-    history = MemoryHistory(gpu.accelerator, stacks="all", max_entries=2)
+    history = RecordedHistory(gpu.accelerator, stacks="all", max_entries=2)
     history.start()
     for size in (1000, 2000, 3000):
         gpu.malloc(size)
@@ -83,10 +83,10 @@ def test_the_installed_torch_takes_what_is_asked_of_it(kind):
 
 def test_a_second_recording_is_refused_and_the_first_goes_on():
     gpu = FakeGpu()
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     with pytest.raises(UsageError, match="on already"):
-        MemoryHistory(gpu.accelerator).start()
+        RecordedHistory(gpu.accelerator).start()
     gpu.malloc(1000)
     assert "alloc" in actions(history.take().snapshot)
     history.stop()
@@ -97,13 +97,13 @@ def test_it_is_off_where_switching_it_on_failed():
     accelerator = gpu.accelerator
     broken = type(accelerator)("cpu", gpu, lambda _observer: 1 // 0)
     with pytest.raises(ZeroDivisionError):
-        MemoryHistory(broken).start()
+        RecordedHistory(broken).start()
     assert (gpu.is_recording, is_recording()) == (False, False)
 
 
 def test_a_device_that_has_failed_does_not_keep_it_from_ending():
     gpu = FakeGpu()
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
 
     def failed(**_: Any) -> None:
@@ -116,7 +116,7 @@ def test_a_device_that_has_failed_does_not_keep_it_from_ending():
 
 def test_the_ring_keeps_the_last_events_and_says_that_it_was_full():
     gpu = FakeGpu()
-    history = MemoryHistory(gpu.accelerator, max_entries=3)
+    history = RecordedHistory(gpu.accelerator, max_entries=3)
     history.start()
     gpu.malloc(1000)
     assert history.lost(history.take()) == 0
@@ -130,7 +130,7 @@ def test_the_ring_keeps_the_last_events_and_says_that_it_was_full():
 
 def test_no_room_at_all_is_refused():
     with pytest.raises(UsageError, match="at least one event"):
-        MemoryHistory(FakeGpu().accelerator, max_entries=0)
+        RecordedHistory(FakeGpu().accelerator, max_entries=0)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_the_ring_fits_this_machine():
 
 def test_running_out_of_memory_is_kept_as_it_was():
     gpu = FakeGpu(limit=10_000)
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     held = gpu.malloc(8000)
     with pytest.raises(OutOfMemoryError):
@@ -156,7 +156,7 @@ def test_running_out_of_memory_is_kept_as_it_was():
     taken = history.take_last()
     history.stop()
     assert actions(taken.snapshot) == ["segment_alloc", "alloc", "oom"]
-    assert sum(each["allocated_size"] for each in _with_sizes(taken.snapshot)) == 8192
+    assert sum(with_size["allocated_size"] for with_size in _with_sizes(taken.snapshot)) == 8192
 
 
 def _with_sizes(snapshot: dict[str, Any]) -> list[dict[str, int]]:
@@ -169,7 +169,7 @@ def _with_sizes(snapshot: dict[str, Any]) -> list[dict[str, int]]:
 
 def test_a_program_that_goes_on_after_running_out_is_not_taken_back_to_it():
     gpu = FakeGpu(limit=10_000)
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     with pytest.raises(OutOfMemoryError):
         gpu.malloc(40_000)
@@ -182,7 +182,7 @@ def test_a_program_that_goes_on_after_running_out_is_not_taken_back_to_it():
 def test_a_recording_that_is_over_hears_no_more_of_running_out():
     gpu = FakeGpu(limit=10_000)
     accelerator = gpu.accelerator
-    first, second = MemoryHistory(accelerator), MemoryHistory(accelerator)
+    first, second = RecordedHistory(accelerator), RecordedHistory(accelerator)
     first.start()
     first.stop()
     second.start()
@@ -196,7 +196,7 @@ def test_a_recording_that_is_over_hears_no_more_of_running_out():
 
 def test_a_fault_in_the_recording_does_not_take_the_place_of_the_programs_error():
     gpu = FakeGpu(limit=10_000)
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     history.when_out_of_memory = lambda _: 1 // 0
     with pytest.raises(OutOfMemoryError):
@@ -206,7 +206,7 @@ def test_a_fault_in_the_recording_does_not_take_the_place_of_the_programs_error(
 
 def test_counts_fit_the_snapshot_while_another_thread_allocates():
     gpu = FakeGpu()
-    history = MemoryHistory(gpu.accelerator)
+    history = RecordedHistory(gpu.accelerator)
     history.start()
     once = iter([1000])
     gpu.before_snapshot = lambda: [gpu.malloc(size) for size in once] and None

@@ -70,10 +70,10 @@ def recorded(path: Path | None = None, *, checkpointed: bool = False, **more: An
     gpu = FakeGpu()
     with watching_torch(gpu):
         model = Model(checkpointed=checkpointed)
-        for each in model.parameters():
-            each.detach().clone()
-    for each in model.parameters():
-        gpu.adopted.setdefault(each.untyped_storage().data_ptr(), each.untyped_storage().nbytes())
+        for parameter in model.parameters():
+            parameter.detach().clone()
+    for parameter in model.parameters():
+        gpu.adopted.setdefault(parameter.untyped_storage().data_ptr(), parameter.untyped_storage().nbytes())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     with memviz.recording(path, model=model, optimizer=optimizer, accelerator=gpu.accelerator, **more) as done:
         train(gpu, model, optimizer)
@@ -138,7 +138,7 @@ def test_the_model_is_left_as_it_was():
     gpu, model = FakeGpu(), Model()
     with memviz.recording(model=model, accelerator=gpu.accelerator):
         gpu.malloc(1000)
-    hooks = [hook for each in model.modules() for hook in (*each._forward_hooks, *each._forward_pre_hooks)]
+    hooks = [hook for module in model.modules() for hook in (*module._forward_hooks, *module._forward_pre_hooks)]
     assert hooks == []
 
 
@@ -149,7 +149,7 @@ def test_gradients_do_not_change_under_the_hooks():
     def gradients() -> list[Tensor]:
         model.zero_grad()
         model(torch.ones(8, WIDTH)).pow(2).mean().backward()
-        return [each.grad.clone() for each in model.parameters()]
+        return [parameter.grad.clone() for parameter in model.parameters()]
 
     plain = gradients()
     gpu = FakeGpu()
@@ -172,7 +172,7 @@ def test_labels_survive_a_program_that_resets_its_figures():
 def test_labels_stay_right_where_the_ring_lost_its_first_events():
     done = recorded(max_entries=40)
     assert len(done.trace.devices[0].events) == 40
-    assert [each.code for each in done.trace.notes] == ["history_full"]
+    assert [note.code for note in done.trace.notes] == ["history_full"]
     whole, part = labels(recorded().trace), labels(done.trace, begun=True)
     assert of(part, "gradient") == {("backward", "first", WEIGHT): 1, ("backward", "second", WEIGHT): 1}
     assert part - whole == Counter()

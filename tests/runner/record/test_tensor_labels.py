@@ -24,7 +24,7 @@ def seen(*tensors: torch.Tensor) -> list[list[tuple[str, str]]]:
     gc.collect()
     log = Log(lambda: None)
     see_everything_alive(log, "cpu")
-    at = [next(addresses(each, "cpu")) for each in tensors]
+    at = [next(addresses(tensor, "cpu")) for tensor in tensors]
     return [
         [
             (each.category.label, each.module.rpartition("Pair")[2])

@@ -47,7 +47,7 @@ def test_torchs_own_weights_lose_it_as_the_seed_did():
 @pytest.mark.parametrize("activation", ["geglu", "swiglu"])
 def test_gates_double_the_first_matrix(activation):
     model = replace(SMALL, activation=activation).build()
-    assert {tuple(each.shape) for each in model.parameters()} == {(1024, 128), (1024,), (128, 512), (128,)}
+    assert {tuple(parameter.shape) for parameter in model.parameters()} == {(1024, 128), (1024,), (128, 512), (128,)}
 
 
 def test_the_last_layer_may_give_another_width_and_biases_may_go():

@@ -1,4 +1,4 @@
-"""GPT-2, Llama and Qwen3: attention without a mask gives what transformers gives by itself, and the loss is theirs."""
+"""GPT-2, Llama, Qwen3 and Mixtral: attention without a mask gives what transformers gives, and the loss is theirs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from memviz.errors import UsageError
 from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
 
 CPU = torch.device("cpu")
-BOTH = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3"])
+BOTH = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mixtral"])
 
 
 def seeded(workload):
@@ -69,7 +70,7 @@ def test_dropout_is_published_and_its_twin_has_none():
     assert (workload.dropout, workload.small().dropout) == (0.1, 0.0)
     with torch.device("meta"):
         model = workload.build()
-    assert {each.p for each in model.modules() if isinstance(each, torch.nn.Dropout)} == {0.1}
+    assert {module.p for module in model.modules() if isinstance(module, torch.nn.Dropout)} == {0.1}
 
 
 @BOTH
@@ -82,3 +83,39 @@ def test_a_chosen_kernel_is_predicted_and_only_math_holds_the_scores(name):
         plan = plan_of(Request(name, settings, chosen, on="predict"))
         peaks[backend] = predict(plan, lambda phase: None).run.peak_allocated_bytes
     assert peaks["flash"] < peaks["math"]
+
+
+def test_all_experts_are_held_and_a_token_s_work_is_that_of_two():
+    """Of four experts fewer, only their weights are missing, and their columns of what chooses."""
+    settings = {"layers": "1", "narrow": "8", "sequence": "64", "mode": "inference"}
+    runs = {}
+    for experts in (8, 4):
+        plan = plan_of(Request("mixtral", {**settings, "experts": str(experts)}, numerics=False))
+        runs[experts] = predict(plan, lambda phase: None).run
+    width, inner = 4096 // 8, 14336 // 8
+    assert runs[8].parameters - runs[4].parameters == 4 * 3 * width * inner + 4 * width
+    assert runs[8].flops - runs[4].flops == 2 * 64 * width * 4
+    heads = 2 * width * width + 2 * width * 128
+    products = heads + 2 * 3 * width * inner + 8 * width + width * (32_000 // 64)
+    assert runs[8].flops == 2 * 64 * products + 4 * 64 * 64 * width
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral"])
+def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
+    small = replace(workload_named(name).small(), mode="inference", cache=True, batch=2)
+    after = replace(small, sequence=small.sequence - 5, new_tokens=5)
+    inputs = small.inputs(CPU)
+    assert torch.equal(after.inputs(CPU)["input_ids"], inputs["input_ids"])
+    with torch.no_grad():
+        at_once = seeded(small)(**inputs)
+        one_by_one = seeded(after)(**inputs)
+    torch.testing.assert_close(one_by_one.logits[:, -1], at_once.logits[:, -1])
+    assert one_by_one.past_key_values.get_seq_length() == small.sequence
+
+
+def test_tokens_one_by_one_want_a_cache_and_positions():
+    with pytest.raises(UsageError, match="set cache=true and mode=inference"):
+        workload_named("llama", {"new_tokens": "4", "mode": "inference"})
+    with pytest.raises(UsageError, match="32768 and 4 new tokens; Mixtral knows 32,768"):
+        settings = {"new_tokens": "4", "mode": "inference", "cache": "true", "sequence": "32768"}
+        workload_named("mixtral", settings)

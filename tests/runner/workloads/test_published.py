@@ -25,6 +25,7 @@ PUBLISHED = [
     ("qwen3", {"size": "1.7b"}, 1_720_574_976),
     ("qwen3", {"size": "4b"}, 4_022_468_096),
     ("qwen3", {"size": "8b"}, 8_190_735_360),
+    ("mixtral", {}, 46_702_792_704),
     ("bert", {"size": "base"}, 109_514_298),
     ("bert", {"size": "large"}, 335_174_458),
     ("vit", {"size": "base"}, 86_567_656),
@@ -44,9 +45,9 @@ def test_parameters(name, settings, parameters):
     workload = workload_named(name, settings)
     with torch.device("meta"):
         model = workload.build()
-    assert sum(each.numel() for each in model.parameters()) == parameters
+    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     formats = {"bf16": torch.bfloat16, "fp32": torch.float32}
-    assert {each.dtype for each in model.parameters()} == {formats[workload.dtype]}
+    assert {parameter.dtype for parameter in model.parameters()} == {formats[workload.dtype]}
     assert {each.device.type for each in (*model.parameters(), *model.buffers())} == {"meta"}
     assert torch.get_default_dtype() == torch.float32
 
@@ -74,8 +75,8 @@ def test_tied_embeddings_are_one_matrix(name, size):
 def test_positions_of_cogvideox_are_converted_and_those_of_llama_kept():
     with torch.device("meta"):
         video, text = workload_named("cogvideox").build(), workload_named("llama").build()
-    assert {each.dtype for each in video.buffers()} == {torch.bfloat16}
-    assert {each.dtype for each in text.buffers()} == {torch.float32}
+    assert {buffer.dtype for buffer in video.buffers()} == {torch.bfloat16}
+    assert {buffer.dtype for buffer in text.buffers()} == {torch.float32}
 
 
 @pytest.mark.parametrize(

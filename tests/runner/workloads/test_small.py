@@ -59,7 +59,7 @@ def test_a_training_step_reaches_every_weight(name, settings):
     assert loss.shape == ()
     assert loss.isfinite()
     assert [key for key, each in model.named_parameters() if each.grad is None or not each.grad.isfinite().all()] == []
-    assert sum(each.numel() * each.element_size() for each in model.parameters()) < 500 * 2**20
+    assert sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) < 500 * 2**20
 
 
 @CASES
@@ -71,7 +71,7 @@ def test_every_block_can_be_seen_in_the_output(name, settings):
     assert len(blocks_of(model)) >= 2
     assert right.isfinite().all()
     for key, block in blocks_of(model).items():
-        kept = [each.clone() for each in block.parameters()]
+        kept = [parameter.clone() for parameter in block.parameters()]
         with torch.no_grad():
             for each in block.parameters():
                 each.zero_()

@@ -13,7 +13,7 @@ from tests.house.repository import ROOT
 
 NAMES = [
     *("feed_forward", "ltx_video", "flux", "cogvideox", "wan", "hunyuan_video", "sdxl", "vae"),
-    *("gpt2", "llama", "qwen3", "bert", "vit", "transformer_block"),
+    *("gpt2", "llama", "qwen3", "mixtral", "bert", "vit", "transformer_block"),
 ]
 
 

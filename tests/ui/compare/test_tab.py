@@ -63,12 +63,12 @@ def test_with_one_trace_the_tab_says_what_to_add(context):
     assert "Add a trace to compare hand-made with." in words(drawing[1])
     assert elements(drawing[2], "button", data_act="sample")[0]["data-sample"] == "checkpointing"
     assert drawing[3:5] == ["", ""]
-    assert [each["data-act"] for each in elements(offer_html(), "button")] == ["sample"]
+    assert [element["data-act"] for element in elements(offer_html(), "button")] == ["sample"]
 
 
 def test_what_is_open_already_can_be_chosen():
     text = compare_empty_html([Opened("k1", "one", "0", ("0",)), Opened("k2", "two", "0", ("0",))], [])
-    assert [each["data-key"] for each in elements(text, "button", data_act="toggle")] == ["k1", "k2"]
+    assert [element["data-key"] for element in elements(text, "button", data_act="toggle")] == ["k1", "k2"]
 
 
 def test_with_two_traces_every_part_is_drawn(context):

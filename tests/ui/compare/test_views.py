@@ -118,9 +118,9 @@ def test_a_row_per_trace_on_one_scale():
         ["A run-0 measured, cuda:0", "", "6.00 MiB", "8.00 MiB", "25 %", "baseline", "2.00 ms", "×"],
         ["B run-1 measured, cuda:0", "", "9.00 MiB", "12.0 MiB", "25 %", "▲ 3.00 MiB", "2.00 ms", "×"],
     ]
-    ticks = [each["style"] for each in elements(text, "i", class_="mv-tick")]
+    ticks = [element["style"] for element in elements(text, "i", class_="mv-tick")]
     assert ticks == ["left:66.667%", "left:100.000%"]
-    hatched = [each["style"] for each in elements(text, "i", class_="mv-hatched")]
+    hatched = [element["style"] for element in elements(text, "i", class_="mv-hatched")]
     assert hatched == ["width:16.667%", "width:25.000%"]
 
 
@@ -142,20 +142,20 @@ def test_what_a_run_wrote_stands_beside_its_bytes():
 
 def test_a_badge_makes_its_trace_the_baseline_and_a_cross_takes_it_out():
     text = board(run(1), run(2))
-    assert [each["data-key"] for each in elements(text, "button", data_act="baseline")] == ["key0", "key1"]
-    assert [each["data-key"] for each in elements(text, "button", data_act="toggle")] == ["key0", "key1"]
+    assert [element["data-key"] for element in elements(text, "button", data_act="baseline")] == ["key0", "key1"]
+    assert [element["data-key"] for element in elements(text, "button", data_act="toggle")] == ["key0", "key1"]
 
 
 def test_with_more_than_two_the_way_leads_to_the_row_last_clicked():
     text = board(run(1), run(2), run(3), other=2)
-    pressed = [(each["data-key"], each["aria-pressed"]) for each in elements(text, "button", data_act="other")]
+    pressed = [(element["data-key"], element["aria-pressed"]) for element in elements(text, "button", data_act="other")]
     assert pressed == [("key1", "false"), ("key2", "true")]
     assert elements(board(run(1), run(2)), "button", data_act="other") == []
 
 
 def test_what_is_open_besides_can_be_added():
     text = board(run(1), run(2), also_open=(Opened("key9", "third", "0", ("0",)),))
-    assert [each["data-key"] for each in elements(text, "button", role="checkbox")] == ["key9"]
+    assert [element["data-key"] for element in elements(text, "button", role="checkbox")] == ["key9"]
     eight = board(*[run(1)] * 8, also_open=(Opened("key9", "ninth", "0", ("0",)),))
     assert "Eight are the most that can be compared." in words(eight)
     assert elements(eight, "button", role="checkbox") == []
@@ -173,7 +173,7 @@ def controls(view: CompareState = _AS_OPENED, *, timed: bool = True) -> str:
 
 
 def test_the_legend_lights_a_category_in_all():
-    assert [each["data-compare-row"] for each in elements(controls(), "button", data_compare_by="category")] == [
+    assert [element["data-compare-row"] for element in elements(controls(), "button", data_compare_by="category")] == [
         "unknown"
     ]
 
@@ -189,14 +189,14 @@ def test_the_legend_names_what_was_there_at_another_moment_than_the_peak():
     )
     order = colouring(*pairs[0]).labels
     text = controls_html(Controls(_AS_OPENED, tuple(held), order, (START,), has_times=False, names=("a", "b"), other=1))
-    named = [each["data-compare-row"] for each in elements(text, "button", data_compare_by="category")]
+    named = [element["data-compare-row"] for element in elements(text, "button", data_compare_by="category")]
     assert sorted(named) == ["activation", "gradient"]
 
 
 def test_ways_to_align_are_buttons_with_their_reason():
     text = controls(CompareState(way=Way("step", number=1)))
     options = elements(text, "button", data_act="align")
-    assert [(each["data-value"], each.get("data-number"), each["aria-pressed"]) for each in options] == [
+    assert [(option["data-value"], option.get("data-number"), option["aria-pressed"]) for option in options] == [
         ("start", None, "false"),
         ("peak", None, "false"),
         ("step", "1", "true"),

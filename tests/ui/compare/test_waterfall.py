@@ -105,7 +105,7 @@ def test_modules_that_no_file_knows_cannot_be_chosen_and_say_why():
 def test_the_ends_of_the_axis_stand_at_both_peaks():
     labels = elements(drawn(run(10), run(40)), "span")
     assert "A 10.0 MiB" in words(drawn(run(10), run(40)))
-    assert [each["style"] for each in labels if "style" in each] == ["left:0.000%", "right:0.000%"]
+    assert [label["style"] for label in labels if "style" in label] == ["left:0.000%", "right:0.000%"]
 
 
 # -- what leaves the page

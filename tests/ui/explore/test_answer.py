@@ -79,7 +79,7 @@ def test_a_pin_is_inspected(trace):
 def test_other_groupings_are_the_table_alone(trace, by):
     html = half(trace, ExploreState(by=by)).live
     assert "mv-icicle" not in html
-    assert {each["data-light-by"] for each in elements(html, "tr") if each} == {by}
+    assert {element["data-light-by"] for element in elements(html, "tr") if element} == {by}
 
 
 def test_zoomed_in_the_table_holds_what_is_below(trace):

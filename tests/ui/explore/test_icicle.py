@@ -61,7 +61,7 @@ def test_boxes_are_as_wide_as_their_bytes_and_chains_share_one(trace):
 
 
 def test_every_byte_can_be_read(trace):
-    titles = [each["title"] for each in elements(icicle_html(trace, found(trace)), "button")]
+    titles = [element["title"] for element in elements(icicle_html(trace, found(trace)), "button")]
     assert titles[-1] == "forward /p/model.py:3\n3,145,728 B, 50 % of 6.00 MiB, 1 allocation\noutput 100 %"
 
 
@@ -76,7 +76,7 @@ def test_zoomed_in_there_is_a_way_back(trace):
     path = next(box.path for box in boxes(found(trace)) if len(box.frames) > 1)
     html = icicle_html(trace, found(trace, path))
     assert words(html).startswith("all › train:1 main › train:2 train train:2 train 4.00 MiB")
-    back = [each["data-value"] for each in elements(html, "button", data_act="zoom") if "data-value" in each]
+    back = [element["data-value"] for element in elements(html, "button", data_act="zoom") if "data-value" in element]
     assert back == ["", str(path[0]), str(path[0])]
 
 
@@ -108,7 +108,7 @@ def test_colours_are_the_themes_in_both_modes_and_text_stays_readable(trace):
     empty = np.zeros(3, np.int32)
     known = Labels(np.array(kinds, np.uint8), empty, empty.astype(np.uint8))
     trace = replace(trace, devices=(replace(trace.devices[0], event_labels=known),))
-    styles = [each["style"] for each in elements(icicle_html(trace, found(trace)), "button")]
+    styles = [element["style"] for element in elements(icicle_html(trace, found(trace)), "button")]
     light, dark = (mixed(each.category(Category.PARAMETER), each.page, 0.55) for each in (LIGHT, DARK))
     assert f"--mv-light:{light};--mv-dark:{dark};--mv-on-dark:#ffffff;" in styles[1]
     assert "--mv-light:#3569bf;--mv-on-light:#ffffff;--mv-dark:#396bbe;--mv-on-dark:#ffffff;" in styles[2]

@@ -89,7 +89,7 @@ def test_all_that_is_known_is_told(trace, told):
 
 def test_its_events_and_its_pin_are_a_click_away(trace, told):
     html = allocation_html(trace, told)
-    assert [each["data-mv-at"] for each in elements(html, "button") if "data-mv-at" in each] == ["5", "90"]
+    assert [element["data-mv-at"] for element in elements(html, "button") if "data-mv-at" in element] == ["5", "90"]
     assert elements(html, "button", data_mv_pin="7")
 
 
@@ -205,7 +205,7 @@ def test_the_events_around_are_a_click_away():
     around = (EventSummary(3, "segment_alloc", 2 * MiB, ""), EventSummary(4, "alloc", 5, "model.py:3 forward"))
     html = moment_html(some_moment(around=around))
     assert "3 segment alloc 2.00 MiB 4 alloc 5 B model.py:3 forward" in words(html)
-    assert [each["data-mv-at"] for each in elements(html, "button")] == ["3", "4"]
+    assert [element["data-mv-at"] for element in elements(html, "button")] == ["3", "4"]
     assert len(elements(html, "li", aria_current="true")) == 1
 
 

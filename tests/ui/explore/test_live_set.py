@@ -43,7 +43,7 @@ def test_a_row_says_place_kind_blocks_bytes_and_share(found):
 
 
 def test_bars_begin_at_zero_on_one_scale(found):
-    styles = [each["style"] for each in elements(table_html(found, ExploreState()), "i", class_="mv-kind")]
+    styles = [element["style"] for element in elements(table_html(found, ExploreState()), "i", class_="mv-kind")]
     assert [style.partition(";")[0] for style in styles] == ["width:100.00%", "width:33.33%"]
 
 
@@ -57,9 +57,9 @@ def test_by_category_the_name_is_the_category():
 
 def test_rows_light_what_they_name(found):
     lit = [
-        (each["data-light-by"], each["data-light-group"])
-        for each in elements(table_html(found, ExploreState()), "tr")
-        if each
+        (element["data-light-by"], element["data-light-group"])
+        for element in elements(table_html(found, ExploreState()), "tr")
+        if element
     ]
     assert lit == [("site", "key model.py:3 forward"), ("site", "key train.py:9 step")]
     assert len(elements(table_html(found, ExploreState()), "button", data_keep="")) == 2
@@ -67,7 +67,7 @@ def test_rows_light_what_they_name(found):
 
 def test_a_group_without_end_to_its_name_is_not_lit():
     html = table_html(table(("x" * 5000, 10, 1, "unknown", 10)), ExploreState())
-    assert not [each for each in elements(html, "tr") if each]
+    assert not [element for element in elements(html, "tr") if element]
     assert len(html) < 6000
 
 
@@ -129,8 +129,8 @@ def test_a_range_says_what_came_went_and_stayed():
 
 def test_the_head_has_the_tabs_and_for_the_live_set_the_switch():
     live, never = head_html(ExploreState(by="line")), head_html(ExploreState(tab="never"))
-    assert [each["data-value"] for each in elements(live, "button", role="tab", aria_selected="true")] == ["live"]
-    assert [each["data-value"] for each in elements(live, "button", aria_pressed="true")] == ["line", "bytes"]
+    assert [element["data-value"] for element in elements(live, "button", role="tab", aria_selected="true")] == ["live"]
+    assert [element["data-value"] for element in elements(live, "button", aria_pressed="true")] == ["line", "bytes"]
     assert words(never) == "Live set Segments Events Never freed"
 
 

@@ -67,7 +67,7 @@ def test_the_words_of_a_run_stand_in_its_trace(answers: RunAnswers) -> None:
     done = over(answers, answers.begin(asked("Baseline", "Half"), "facts"))
     session = answers.opened(Session(), done.id)
     facts = [answers.store.get(each.key).about.facts for each in session.opened]  # type: ignore[union-attr]
-    assert all(each["work"].endswith(" TFLOP") for each in facts)
+    assert all(fact["work"].endswith(" TFLOP") for fact in facts)
     assert (facts[0]["output difference"], facts[1].get("output difference")) == ("–", None)
 
 
@@ -147,10 +147,10 @@ def test_a_table_is_computed_once_for_all_who_ask(monkeypatch: pytest.MonkeyPatc
     tables = PublishedTables()
     found: list[Any] = []
     threads = [threading.Thread(target=lambda: found.append(list(tables.rows("flat")))) for _ in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert begun == ["flat"]
     assert sorted(map(len, found)) == [1, 1, 4]
     assert [each[-1] for each in found] == [([{"case": "0"}, {"case": "1"}, {"case": "2"}], True)] * 3

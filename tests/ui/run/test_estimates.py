@@ -62,18 +62,18 @@ def test_it_is_the_peak_of_what_is_switched_on_and_is_not_computed_twice(answers
 def test_of_quick_changes_the_last_is_answered_and_the_others_end_unanswered(answers: RunAnswers) -> None:
     slow = RunRequests((Request("gpt2", {"layers": "2"}, numerics=False),), ("slow",))
     requests = [slow, *(asked(dim=str(64 * at)) for at in range(3, 12))]
-    questions = [answers.estimate(each, "ann") for each in requests]
+    questions = [answers.estimate(request, "ann") for request in requests]
     begun = [next(questions[0])]
-    (first,) = [each for each in answers.estimates.scheduler._orders.values() if not each.status.is_over]
+    (first,) = [order for order in answers.estimates.scheduler._orders.values() if not order.status.is_over]
     wait_until(lambda: first.worker is not None)
     with standing_still(first.worker.pid):
-        begun += [next(each) for each in questions[1:]]
+        begun += [next(question) for question in questions[1:]]
     assert not any(each.is_over for each in begun)
-    found = [last(each) for each in questions]
+    found = [last(question) for question in questions]
     assert found[:-1] == [None] * 9
     assert found[-1] is not None and found[-1].run is not None
     # The first was under way already and ended by itself; those between were never begun.
-    known = [answers.estimates.known(each) is not None for each in requests]
+    known = [answers.estimates.known(request) is not None for request in requests]
     assert known == [True] + [False] * 8 + [True]
 
 

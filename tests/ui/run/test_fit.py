@@ -34,7 +34,7 @@ def ways() -> tuple[dict[str, Any], ...]:
 
 
 def places(html: str) -> list[tuple[float, float]]:
-    styles = [each["style"] or "" for each in elements(html, "button", data_act="way") if each.get("style")]
+    styles = [element["style"] or "" for element in elements(html, "button", data_act="way") if element.get("style")]
     return [(float(x), float(y)) for style in styles for x, y in re.findall(r"left:([\d.]+)%;top:([\d.]+)%", style)]
 
 
@@ -52,7 +52,7 @@ def test_every_way_is_a_point_where_its_cost_and_its_peak_are() -> None:
     pressed = elements(html, "button", aria_pressed="true")
     assert [each["data-number"] for each in pressed] == ["1"]
     # The front and what is chosen can be reached by the keyboard; the rest is in the way there.
-    assert [each["data-number"] for each in elements(html, "button", tabindex="0")] == ["0", "1", "2"]
+    assert [element["data-number"] for element in elements(html, "button", tabindex="0")] == ["0", "1", "2"]
 
 
 def test_the_front_is_drawn_in_steps_through_its_own_points() -> None:
@@ -108,7 +108,7 @@ GRID = {
 
 def test_the_border_is_where_it_stops_fitting_and_not_where_a_colour_ends() -> None:
     html = map_html(GRID)
-    found = [[each.get("class") for each in elements(f"<tr{row}", "td")] for row in html.split("<tr")[2:]]
+    found = [[element.get("class") for element in elements(f"<tr{row}", "td")] for row in html.split("<tr")[2:]]
     inside, outside = "mv-within", "mv-over"
     assert found == [
         [inside, inside, inside, outside, None],
@@ -150,6 +150,6 @@ def test_what_is_no_search_is_refused(fields: dict[str, Any], asked: RunRequests
 
 def test_what_was_chosen_stays_chosen_when_the_form_is_drawn_anew() -> None:
     html = fit_fields_html({"fit:keep": "nothing", "fit:grid": True})
-    chosen = [each["value"] for each in elements(html, "option") if "selected" in each]
+    chosen = [element["value"] for element in elements(html, "option") if "selected" in element]
     assert chosen == ["nothing", ""]
     assert "checked" in elements(html, "input")[0]

@@ -22,7 +22,7 @@ def knob(name: str, default: Any, type: str = "int", choices: tuple[Any, ...] = 
 
 def optimization(name: str, *knobs: dict[str, Any], needs: str = "any", **not_with: str) -> dict[str, Any]:
     row = {"name": name, "title": name.capitalize(), "sentence": f"Does {name}.", "claim": "bitwise"}
-    return {**row, "needs": needs, "not_with": not_with, "knobs": list(knobs)}
+    return {**row, "needs": needs, "not_with": not_with, "offered": 0, "knobs": list(knobs)}
 
 
 LISTING: dict[str, Any] = {
@@ -192,7 +192,7 @@ def test_only_what_the_listing_names_is_taken() -> None:
     found = requests_of(
         form_fields_of({"workload": "/etc/evil.py:main", "o:rm": True, "o:rm:f": "1"}, LISTING), LISTING
     )
-    assert [(each.workload, each.optimizations) for each in found.requests] == [("tiny", ())]
+    assert [(request.workload, request.optimizations) for request in found.requests] == [("tiny", ())]
 
 
 def test_a_card_and_the_step_are_handed_on() -> None:
@@ -243,7 +243,7 @@ def test_a_knob_with_choices_is_a_menu_or_boxes_to_tick() -> None:
     def drawn(text: str) -> tuple[int, list[str | None]]:
         html = form_html(form_fields_of({"workload": "other", "w:way": text}, LISTING), LISTING)
         boxes = elements(html, "input", name="w:way", type="checkbox")
-        return len(elements(html, "select", name="w:way")), [each["value"] for each in boxes if "checked" in each]
+        return len(elements(html, "select", name="w:way")), [box["value"] for box in boxes if "checked" in box]
 
     assert drawn("small") == (1, [])
     assert drawn("*") == (0, ["fast", "small", "exact"])

@@ -42,7 +42,9 @@ def test_its_functions_are_offered_with_their_parameters_and_run(program: Path, 
         assert (knobs["width"], knobs["depth"], "small" in knobs) == (("int", 256), ("int", 2), False)
         fields = {"workload": f"{program}:layers", "w:width": "512", "on": "predict", "numerics": False}
         _, asked = answers.meant(fields)
-        assert [(each.workload, each.settings) for each in asked.requests] == [(f"{program}:layers", {"width": "512"})]
+        assert [(request.workload, request.settings) for request in asked.requests] == [
+            (f"{program}:layers", {"width": "512"})
+        ]
         done = list(answers.follow(answers.begin(asked, "ann").id))[-1]
         run = done.variants[0].run
         assert run is not None and run.weights_bytes == 4 * 2 * (512 * 512 + 512)
@@ -55,7 +57,7 @@ def test_a_page_that_was_not_started_with_it_takes_another_workload(program: Pat
     try:
         assert not any(".py" in row["name"] for row in answers.listing()["workloads"])
         _, asked = answers.meant({"workload": f"{program}:layers", "on": "predict"})
-        assert not any(".py" in each.workload for each in asked.requests)
+        assert not any(".py" in request.workload for request in asked.requests)
     finally:
         answers.close()
 

@@ -225,7 +225,7 @@ def test_variants_with_equal_outputs_share_a_row() -> None:
     }
     alike = tuple(variant(name, predicted(9, 1, numerics=verdict)) for name in ("Every 4th", "Every 2nd"))
     html = results_html(OrderStatus("x", (LTX[0], *alike)))
-    assert [each[0] for each in rows(html)[1:]] == ["same run twice", "Every 4th, Every 2nd"]
+    assert [row[0] for row in rows(html)[1:]] == ["same run twice", "Every 4th, Every 2nd"]
     assert words(html).count("output bitwise equal") == 2
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
-from memviz.ui.shell.background import BackgroundWork, Stopped, Workshop
+from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
 
 
 def test_a_new_question_ends_the_one_before() -> None:
@@ -25,7 +25,7 @@ def test_a_new_question_ends_the_one_before() -> None:
     second = shop.begin("ada", lambda progress: "soon")
     go_on.set()
     assert second.result() == "soon"
-    with pytest.raises(Stopped):
+    with pytest.raises(BackgroundStopped):
         first.result()
 
 

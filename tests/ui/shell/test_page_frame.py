@@ -244,7 +244,7 @@ def test_of_several_devices_the_one_that_ran_out_of_memory_is_opened_first(store
 
 def test_the_note_on_another_devices_failure_leads_to_it() -> None:
     trace = two_devices()
-    here, there = (verdict_html(trace, each, "key") for each in trace.devices)
+    here, there = (verdict_html(trace, device, "key") for device in trace.devices)
     assert 'data-act="device" data-key="key" data-device="1"' in here
     assert here.index("ran out of memory once") < here.index("more note")
     assert "data-act" not in there

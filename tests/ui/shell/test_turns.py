@@ -52,7 +52,7 @@ def test_who_asks_too_often_hears_so_and_nobody_else_does() -> None:
     _, answers = asked(FairLock(), [("a", "a")] * 12 + [("b", "b")])
     # One is being answered, and eight wait.
     assert answers.count("A") == 9
-    refused = [each for each in answers if each not in ("A", "B")]
+    refused = [answer for answer in answers if answer not in ("A", "B")]
     assert set(refused) == {"8 questions of yours wait here already. Ask again when one is answered."}
     assert answers[-1] == "B"
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memviz.analysis.timeline import timeline
-from memviz.figures.packed_timeline import Packed, pack_timeline, unpack
+from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
 from memviz.trace.load import read_trace
 from memviz.ui.shell.context import open_trace
 from memviz.ui.shell.store import TraceStore
@@ -30,7 +30,7 @@ def told(reading: Reading) -> list[tuple[dict[str, Any], bytes]]:
     """Every message, taken apart."""
 
     async def listen() -> bytes:
-        return b"".join([each async for each in reading.outbox.messages()])
+        return b"".join([message async for message in reading.outbox.messages()])
 
     raw, messages = asyncio.run(asyncio.wait_for(listen(), 20)), []
     while raw:
@@ -70,7 +70,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
     line = timeline(trace.devices[0])
     assert max(curve["live"]) == curve["peak_bytes"] == line.peak_bytes
     assert (curve["live"], curve["reserved"]) == (line.live.tolist(), line.reserved.tolist())
-    sent, expected = unpack(Packed(first["header"], columns)), unpack(pack_timeline(trace.devices[0]))
+    sent, expected = unpack(PackedTimeline(first["header"], columns)), unpack(pack_timeline(trace.devices[0]))
     assert {name: column.tolist() for name, column in sent.items()} == {n: c.tolist() for n, c in expected.items()}
     assert (first["piece"], second["piece"], second["header"]["meaning"]) == ("timeline", "groups", "category")
     assert opened["key"] == f"{opened['stored']}/{trace.devices[0].name}"
@@ -137,7 +137,7 @@ def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
     outbox.put("reading", share=0.9)
 
     async def listen() -> bytes:
-        return b"".join([each async for each in outbox.messages()])
+        return b"".join([message async for message in outbox.messages()])
 
     raw = asyncio.run(listen())
     assert (raw.count(b'"kind": "reading"'), raw.count(b'"share": 0.3')) == (1, 1)
@@ -166,7 +166,7 @@ def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest
     # Nothing comes under any of them: the oldest makes way for the next.
     later(monkeypatch, 10)
     tickets.append(begin(visitor="hostile"))
-    assert [readings.get(each) is None for each in tickets] == [True] + 16 * [False]
+    assert [readings.get(ticket) is None for ticket in tickets] == [True] + 16 * [False]
 
 
 def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_later(monkeypatch: pytest.MonkeyPatch):

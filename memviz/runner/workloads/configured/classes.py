@@ -57,14 +57,14 @@ def class_of(config: Any) -> type[Any]:
     name = next(iter(config.architectures or ()), None)
     if name is None:
         return _usual_class(config)
-    found: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
-    is_model = isinstance(found, type) and issubclass(found, transformers.PreTrainedModel)
-    if not is_model or not isinstance(config, getattr(found, "config_class", None) or ()):
+    loaded_class: Any = getattr(transformers, name, None) if isinstance(name, str) and _CLASS.fullmatch(name) else None
+    is_model = isinstance(loaded_class, type) and issubclass(loaded_class, transformers.PreTrainedModel)
+    if not is_model or not isinstance(config, getattr(loaded_class, "config_class", None) or ()):
         raise UsageError(
             f"architectures names {str(name)[:80]}, which is no model of transformers for {config.model_type}. "
             f"Take it out for {_usual_class(config).__name__}."
         )
-    kind: type[Any] = found
+    kind: type[Any] = loaded_class
     return kind
 
 
@@ -74,8 +74,8 @@ def _usual_class(config: Any) -> type[Any]:
     for kind in _KINDS:
         mapping = getattr(transformers, kind)._model_mapping
         if type(config) in mapping:
-            found = mapping[type(config)]
-            made: type[Any] = found[0] if isinstance(found, tuple) else found
+            usual = mapping[type(config)]
+            made: type[Any] = usual[0] if isinstance(usual, tuple) else usual
             return made
     raise UsageError(f"transformers has no model for {config.model_type}; name one of its classes in architectures.")
 

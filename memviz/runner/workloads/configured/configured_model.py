@@ -160,20 +160,20 @@ def _read(text: str) -> tuple[Any, type[Any]]:
 
 def configured_workload(name: str, settings: Mapping[str, str], text: str) -> ConfiguredModel:
     """With what the configuration decides: number format and length, unless the settings say another."""
-    asked = with_knobs(ConfiguredModel, settings)
+    model = with_knobs(ConfiguredModel, settings)
     try:
         config, kind = _read(text)
-        dtype = asked.dtype
+        dtype = model.dtype
         if dtype == _AS_CONFIGURED:
             dtype = _NAMES.get(str(json.loads(text).get("dtype")), "fp32")
-        length, most = asked.sequence or usual_sequence(config), positions_of(config)
-        if most is not None and max(length, asked.tokens) > most:
+        length, most = model.sequence or usual_sequence(config), positions_of(config)
+        if most is not None and max(length, model.tokens) > most:
             what = "sequence" if length > most else "tokens"
-            raise UsageError(f"{what} is {max(length, asked.tokens):,}; this model knows {most:,} positions.")
-        if asked.sequence and makes_from(kind) == "pixel_values" and not hasattr(config, "text_config"):
+            raise UsageError(f"{what} is {max(length, model.tokens):,}; this model knows {most:,} positions.")
+        if model.sequence and makes_from(kind) == "pixel_values" and not hasattr(config, "text_config"):
             raise UsageError(f"sequence counts tokens, and {kind.__name__} takes images; leave it out.")
-        if asked.tokens:
+        if model.tokens:
             check_keeps_tokens(kind, config)
     except UsageError as error:
         raise UsageError(f"{name}: {error}") from None
-    return replace(asked, config=text, file=name, dtype=dtype, sequence=length)
+    return replace(model, config=text, file=name, dtype=dtype, sequence=length)

@@ -29,11 +29,11 @@ class InputSizes:
 def positions_of(config: Any) -> int | None:
     """How many tokens a sequence of it may have; None where nothing limits it."""
     text = config.get_text_config()
-    found = next((getattr(text, name, None) for name in _POSITIONS if getattr(text, name, None)), None)
-    if not isinstance(found, int):
+    positions = next((getattr(text, name, None) for name in _POSITIONS if getattr(text, name, None)), None)
+    if not isinstance(positions, int):
         return None
-    inside = found - _BESIDE_TOKENS
-    return inside if inside > 0 and inside.bit_count() == 1 else found
+    inside = positions - _BESIDE_TOKENS
+    return inside if inside > 0 and inside.bit_count() == 1 else positions
 
 
 def usual_sequence(config: Any) -> int:

@@ -6,13 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from memviz.figures.packed_timeline import Packed, as_sent
+from memviz.figures.packed_timeline import PackedTimeline, as_sent
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.components.component import Component, Find, Request, served, trace_asked_for
 from memviz.ui.payloads.timeline_pieces import piece
 
 _HERE = Path(__file__).parent
-Pieces = Callable[[Trace, DeviceTrace, Request], Packed]
+Pieces = Callable[[Trace, DeviceTrace, Request], PackedTimeline]
 
 
 class MemoryTimeline(Component):

@@ -9,7 +9,7 @@ from typing import Any
 from memviz.analysis.comparing.match_allocations import Pair, alike
 from memviz.analysis.lifetimes import lifetimes
 from memviz.errors import UsageError
-from memviz.figures.packed_timeline import Packed, as_sent, pack_rows
+from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack_rows
 from memviz.ui.components.component import Find, Request, served
 from memviz.ui.components.panel import Panel
 
@@ -37,7 +37,7 @@ def rows_server(find: Find) -> Callable[[Any], dict[str, Any]]:
     return compared_rows
 
 
-def lit(sides: Sequence[Pair], by: str, row: str) -> list[Packed]:
+def lit(sides: Sequence[Pair], by: str, row: str) -> list[PackedTimeline]:
     alikes = alike(sides, by)
     return [pack_rows(alikes.rows_of(number, side, row), len(lifetimes(side[1]))) for number, side in enumerate(sides)]
 

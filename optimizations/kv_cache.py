@@ -1,0 +1,143 @@
+"""Which cache a language model keeps its keys and values in, when it is called with `use_cache=True` and given none.
+
+For each token and layer a model keeps a key and a value, to be looked at by all tokens that come later. Transformers'
+own classes keep them in four ways:
+
+`dynamic`    as many as there are, in the model's dtype; each further token copies all of its layer's. The usual one.
+`static`     room for `length` tokens from the first call on. Nothing is copied, and nothing grows.
+`quantized`  as many as there are, in 8 bits or fewer (`by` says how), unpacked for the layer that looks at them.
+`sliding`    those of the last `window` tokens. What comes after them does not see the earlier ones.
+
+The first call, which reads the prompt, looks at keys and values as they are, whichever cache keeps them: only what
+comes later can differ. What to know before using it:
+
+* A model is told by its call, `model(tokens, use_cache=True)`; where a call brings a cache, that is used. `generate`
+  always brings one: tell it by `cache_implementation` instead.
+* Models are those of transformers that take `past_key_values`. Quantized caches are for full attention in all layers.
+* Some ways to quantize are of other libraries, optimum-quanto and hqq; `fp8` is of transformers itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
+
+from torch import nn
+
+_KINDS = ("quantized", "sliding", "static", "dynamic")
+_BY = ("fp8", "quanto", "hqq")
+_NEEDED = {"quanto": "optimum-quanto", "hqq": "hqq"}
+
+
+@dataclass(frozen=True)
+class KvCache:
+    """`undo = KvCache("static", length=8192).apply(model)`, then `model(tokens, use_cache=True)` as before."""
+
+    kind: str = field(
+        default="quantized", metadata={"help": "how keys and values are kept", "choices": _KINDS, "says": "{} cache"}
+    )
+    length: int = field(default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1})
+    window: int = field(default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2})
+    by: str = field(default="fp8", metadata={"help": "what quantizes: transformers, or a library", "choices": _BY})
+
+    name: ClassVar[str] = "kv_cache"
+    title: ClassVar[str] = "Cache of keys and values"
+    sentence: ClassVar[str] = (
+        "Keeps the keys and values of a language model in 8 bits, for the last tokens only, or in room made once. "
+        "Tokens that come after the prompt see rounded ones, or fewer."
+    )
+    not_with: ClassVar[Mapping[str, str]] = {}
+    needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+    needs_cache: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        for knob, value, known in (("kind", self.kind, _KINDS), ("by", self.by, _BY)):
+            if value not in known:
+                raise ValueError(f"{knob} is {value!r}; it is one of {', '.join(known)}.")
+        if self.length < 1 or self.window < 2:
+            raise ValueError("length is 1 at least, and window 2: nothing would be kept.")
+
+    @property
+    def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
+        """Of the call that reads the prompt and of those after it."""
+        return {"dynamic": "bitwise", "static": "rounding"}.get(self.kind, "lossy")  # type: ignore[return-value]
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        return {}
+
+    def check(self, model: nn.Module, *, training: bool) -> None:
+        if training:
+            raise ValueError("Training looks at all tokens at once and keeps no cache: leave it out.")
+        self._cache(_caching(model).config)
+
+    def apply(self, model: nn.Module) -> Callable[[], None]:
+        caching = _caching(model)
+        self._cache(caching.config)
+        handle = caching.register_forward_pre_hook(_GivesCache(self), with_kwargs=True)
+        return handle.remove  # type: ignore[no-any-return]
+
+    def code(self) -> str:
+        return f"from {__name__} import KvCache\n\nundo = {self!r}.apply(model)"
+
+    def _cache(self, config: Any) -> Any:
+        """An empty one, of the classes of the library that the model is of."""
+        caches: Any = importlib.import_module("transformers.cache_utils")
+        if self.kind == "static":
+            return caches.StaticCache(config=config, max_cache_len=self.length)
+        if self.kind == "sliding":
+            layers = config.get_text_config(decoder=True).num_hidden_layers
+            sliding = caches.DynamicSlidingWindowLayer
+            return caches.Cache(layers=[sliding(sliding_window=self.window) for _ in range(layers)])
+        if self.kind == "quantized":
+            return self._quantized(caches, config)
+        return caches.DynamicCache(config=config)
+
+    def _quantized(self, caches: Any, config: Any) -> Any:
+        try:
+            return caches.QuantizedCache(backend=self.by, config=config)
+        except ImportError:
+            raise ValueError(
+                f"Caches quantized by {self.by} need a library that is not installed: pip install "
+                f"{_NEEDED.get(self.by, self.by)}, or take by=fp8, which transformers has itself."
+            ) from None
+        except ValueError as error:
+            if "backend" not in str(error):
+                raise ValueError(f"This model's keys and values cannot be quantized: {error}") from None
+            raise ValueError(
+                f"The installed transformers has no cache quantized by {self.by}: update it, or install "
+                "optimum-quanto or hqq and name that with `by`."
+            ) from None
+
+
+class _GivesCache:
+    """Before each call. An object of its knobs alone, so that copies and files of a model take it along."""
+
+    def __init__(self, knobs: KvCache) -> None:
+        self.knobs = knobs
+
+    def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        given = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
+        use = given.get("use_cache")
+        use = getattr(model.config, "use_cache", False) if use is None else use
+        if not use or given.get("past_key_values") is not None:
+            return None
+        tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
+        if self.knobs.kind == "static" and tokens is not None and tokens.shape[1] > self.knobs.length:
+            raise ValueError(
+                f"{tokens.shape[1]} tokens do not go into a static cache of {self.knobs.length}: set length to as many "
+                "as there will ever be."
+            )
+        return args, {**kwargs, "past_key_values": self.knobs._cache(model.config)}
+
+
+def _caching(model: nn.Module) -> Any:
+    """The outermost model that takes a cache; those inside are given it."""
+    for module in model.modules():
+        known = inspect.signature(type(module).forward).parameters
+        if {"past_key_values", "use_cache"} <= set(known) and hasattr(module, "config"):
+            return module
+    raise ValueError("No language model of transformers that keeps keys and values was found here.")

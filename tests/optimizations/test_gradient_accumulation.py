@@ -1,0 +1,123 @@
+"""The batch of a step in pieces: the same gradients up to rounding, and activations for one piece at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.output_check.compare_outputs import compare_outputs
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.model_changes import optimizations_named
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.runner.run import Run
+from optimizations.gradient_accumulation import GradientAccumulation
+from tests.optimizations.pieces import parts_of
+from tests.optimizations.tiny import Case, bert, flux, gpt2, llama, vit
+
+
+@pytest.mark.parametrize("make", [gpt2, llama, bert, vit, flux])
+def test_gradients_are_those_of_the_whole_batch_up_to_rounding(make: Any) -> None:
+    case = make()
+    case.model.eval()  # no dropout, and gradients all the same
+    whole = gradients(case, None)
+    ours = gradients(case, GradientAccumulation(2))
+    assert whole.keys() == ours.keys()
+    for name, gradient in whole.items():
+        torch.testing.assert_close(ours[name], gradient, rtol=1e-4, atol=1e-6)
+    assert any(not torch.equal(gradient, ours[name]) for name, gradient in whole.items())
+
+
+def gradients(case: Case, pieces: GradientAccumulation | None) -> dict[str, Tensor]:
+    case.model.zero_grad()
+    for part, share in parts_of(case.model, pieces):
+        (case.loss(part) * share).backward()
+    return {name: weight.grad.clone() for name, weight in case.model.named_parameters() if weight.grad is not None}
+
+
+def test_every_row_is_in_one_piece_and_shares_say_how_many_there_are() -> None:
+    rows = torch.arange(7)
+    places = torch.arange(7 * 3).reshape(7, 3)
+    inputs = {"tokens": rows, "img_ids": places, "more": {"sizes": rows * 2, "names": ["a"]}, "scale": 3, "none": None}
+    split = list(GradientAccumulation(3).split(inputs))
+    assert [len(piece["tokens"]) for piece, _ in split] == [2, 2, 3]
+    assert [share for _, share in split] == [2 / 7, 2 / 7, 3 / 7]
+    assert torch.equal(torch.cat([piece["tokens"] for piece, _ in split]), rows)
+    for piece, _ in split:
+        assert torch.equal(piece["more"]["sizes"], 2 * piece["tokens"])
+        assert torch.equal(piece["img_ids"], places)
+        assert (piece["more"]["names"], piece["scale"], piece["none"]) == (["a"], 3, None)
+
+
+def test_uneven_pieces_count_by_their_rows() -> None:
+    torch.manual_seed(0)
+    model, x = nn.Linear(4, 1), torch.randn(5, 4)
+    model(x).square().mean().backward()
+    whole = model.weight.grad.clone()
+    model.zero_grad()
+    for piece, share in GradientAccumulation(2).split({"input": x}):
+        (model(**piece).square().mean() * share).backward()
+    torch.testing.assert_close(model.weight.grad, whole)
+
+
+def test_a_batch_that_is_too_small_or_missing_is_refused() -> None:
+    with pytest.raises(ValueError, match="A batch of 1 cannot be taken in 2 pieces"):
+        list(GradientAccumulation(2).split({"x": torch.zeros(1, 3)}))
+    with pytest.raises(ValueError, match="no batch to take in pieces"):
+        list(GradientAccumulation(2).split({"scale": 2.0, "img_ids": torch.zeros(4, 3)}))
+    with pytest.raises(ValueError, match="at least 2"):
+        GradientAccumulation(1)
+    with pytest.raises(UsageError, match="this one is 1. Set batch=2"):
+        plan_of(Request("llama", optimizations=(("gradient_accumulation", {}),)))
+    with pytest.raises(UsageError, match="training only"):
+        plan_of(Request("flux", {"batch": "2"}, optimizations=(("gradient_accumulation", {}),)))
+    with pytest.raises(UsageError, match="changes a loop"):
+        optimizations_named(["gradient_accumulation"], [])
+
+
+def test_what_counts_backward_passes_counts_the_pieces() -> None:
+    chosen = (("gradient_accumulation", {"pieces": "4"}), ("flat_gradients", {}), ("optimizer_in_backward", {}))
+    settings = {"batch": "4", "micro_batches": "3"}
+    for change in chosen[1:]:
+        request = Request("gpt2", settings, optimizations=(chosen[0], change), optimizer="adamw")
+        assert plan_of(request).optimizations[1].micro_batches == 12  # type: ignore[attr-defined]
+
+
+def _run(batch: int, pieces: int) -> Run:
+    settings = {"layers": "2", "narrow": "4", "batch": str(batch), "sequence": "256", "dropout": "0.0"}
+    changes = (("gradient_accumulation", {"pieces": str(pieces)}),) if pieces > 1 else ()
+    return predict(plan_of(Request("gpt2", settings, changes, numerics=False)), lambda _: None).run
+
+
+def test_activations_of_a_run_exist_for_one_piece_at_a_time() -> None:
+    """At its peak 8 rows in 4 pieces hold what 2 rows alone do, the others' tokens, and a loss with its share."""
+    whole, pieced, small = _run(8, 1), _run(8, 4), _run(2, 1)
+    beside = 6 * 256 * 8 + 512
+    assert pieced.peak_allocated_bytes - beside == small.peak_allocated_bytes < whole.peak_allocated_bytes / 2
+
+
+def test_the_check_of_outputs_sees_the_pieces_and_a_wrong_one() -> None:
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3))
+
+    torch.manual_seed(1)
+    inputs = {"input": torch.randn(4, 4)}
+    right = GradientAccumulation(2).split
+    apply = GradientAccumulation(2).apply
+    numerics = compare_outputs(build, inputs, apply, training=True, claim="rounding", split=right, loss=square)
+    assert numerics.verdict.ok
+
+    def wrong(given: Any) -> Any:
+        return ((piece, 1.0) for piece, _ in right(given))
+
+    numerics = compare_outputs(build, inputs, apply, training=True, claim="rounding", split=wrong, loss=square)
+    assert not numerics.verdict.ok
+
+
+def square(output: Tensor) -> Tensor:
+    return output.square().mean()

@@ -1,0 +1,155 @@
+"""Caches of keys and values: what each of them holds, and what later tokens see of it."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from memviz.errors import UsageError
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.runner.run import Run
+from optimizations.kv_cache import KvCache
+from tests.optimizations.tiny import gpt2, llama, ltx
+
+LAYERS, HEADS, HEAD, ROWS = 4, 2, 8, 2
+A_TOKEN = 2 * LAYERS * ROWS * HEADS * HEAD
+"""Numbers that all layers keep of it: keys and values."""
+
+
+def made() -> Any:
+    return llama().model.eval()
+
+
+def read(model: Any, tokens: Tensor, more: int = 0) -> Any:
+    """The first call, and then so many tokens one by one."""
+    with torch.no_grad():
+        output = model(tokens[:, : tokens.shape[1] - more], use_cache=True)
+        for place in range(tokens.shape[1] - more, tokens.shape[1]):
+            output = model(tokens[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+    return output
+
+
+def held(cache: Any) -> int:
+    """Bytes of all its tensors but single numbers."""
+    storages = {}
+    for layer in cache.layers:
+        for value in vars(layer).values():
+            for tensor in value if isinstance(value, tuple) else (value,):
+                if isinstance(tensor, Tensor) and tensor.dim() > 1:
+                    storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+    return sum(storages.values())
+
+
+TOKENS = torch.arange(24).reshape(2, 12) % 64
+
+
+def test_each_kind_holds_what_it_says() -> None:
+    model = made()
+    assert held(read(model, TOKENS).past_key_values) == 12 * A_TOKEN * 4
+    for kinds, more, expected in (
+        (KvCache("quantized"), 0, 12 * A_TOKEN),
+        (KvCache("quantized"), 5, 12 * A_TOKEN),
+        (KvCache("static", length=50), 3, 50 * A_TOKEN * 4),
+        (KvCache("dynamic"), 3, 12 * A_TOKEN * 4),
+    ):
+        undo = kinds.apply(model)
+        assert held(read(model, TOKENS, more).past_key_values) == expected
+        undo()
+
+
+def test_a_sliding_cache_keeps_a_window_and_later_tokens_do_not_see_beyond_it() -> None:
+    model = made()
+    whole = read(model, TOKENS, 4).logits
+    changed = TOKENS.clone()
+    changed[:, :3] += 7
+    assert not torch.equal(read(model, changed, 4).logits, whole)
+    undo = KvCache("sliding", window=5).apply(model)
+    before = read(model, TOKENS, 4)
+    lengths = {layer.keys.shape[2] for layer in before.past_key_values.layers}
+    undo()
+    assert lengths == {4}
+    assert not torch.allclose(before.logits, whole, atol=1e-5)
+
+
+def test_the_first_call_is_the_same_whichever_keeps_it_and_static_stays_so() -> None:
+    model = made()
+    first, later = read(model, TOKENS).logits, read(model, TOKENS, 5).logits
+    for change in (
+        KvCache("quantized"),
+        KvCache("sliding", window=3),
+        KvCache("static", length=64),
+        KvCache("dynamic"),
+    ):
+        undo = change.apply(model)
+        torch.testing.assert_close(read(model, TOKENS).logits, first)
+        ours = read(model, TOKENS, 5).logits
+        undo()
+        if change.claim == "lossy":
+            assert not torch.allclose(ours, later, atol=1e-6)
+            assert change.kind == "sliding" or (ours - later).norm() < 0.1 * later.norm()
+        else:
+            torch.testing.assert_close(ours, later)
+    assert torch.equal(read(model, TOKENS, 5).logits, later)
+
+
+def test_a_cache_that_is_brought_is_used_and_without_one_none_is_kept() -> None:
+    from transformers import DynamicCache
+
+    model = made()
+    undo = KvCache("static", length=64).apply(model)
+    brought = DynamicCache(config=model.config)
+    assert model(TOKENS, use_cache=True, past_key_values=brought).past_key_values is brought
+    assert model(TOKENS, use_cache=False).past_key_values is None
+    assert type(copy.deepcopy(model)(TOKENS, use_cache=True).past_key_values).__name__ == "StaticCache"
+    with pytest.raises(ValueError, match="12 tokens do not go into a static cache of 8"):
+        KvCache("static", length=8).apply(other := made())
+        other(TOKENS, use_cache=True)
+    undo()
+    assert type(model(TOKENS, use_cache=True).past_key_values).__name__ == "DynamicCache"
+
+
+def test_gpt2_has_one_too() -> None:
+    model: Any = gpt2().model.eval()
+    KvCache("quantized").apply(model)
+    assert type(model(TOKENS % 32, use_cache=True).past_key_values).__name__ == "QuantizedCache"
+
+
+@pytest.mark.parametrize("by", ["quanto", "hqq"])
+def test_a_library_that_is_missing_is_named_with_what_to_do(by: str) -> None:
+    with pytest.raises(ValueError, match=f"pip install (optimum-)?{by}, or take by=fp8"):
+        KvCache(by=by).check(made(), training=False)
+
+
+def test_what_keeps_no_cache_is_refused() -> None:
+    with pytest.raises(ValueError, match="No language model of transformers"):
+        KvCache().check(ltx().model, training=False)
+    with pytest.raises(ValueError, match="No language model of transformers"):
+        KvCache().check(nn.Linear(2, 2), training=False)
+    with pytest.raises(ValueError, match="keeps no cache"):
+        KvCache().check(made(), training=True)
+    with pytest.raises(UsageError, match="Set cache=true"):
+        plan_of(Request("llama", {"mode": "inference"}, (("kv_cache", {}),)))
+    with pytest.raises(ValueError, match="kind is 'paged'"):
+        KvCache("paged")
+
+
+def run(**knobs: str) -> Run:
+    settings = {"layers": "4", "narrow": "8", "mode": "inference", "cache": "true", "sequence": "2048"}
+    chosen = (("kv_cache", knobs),) if knobs else ()
+    request = Request("llama", {**settings, "batch": "8", "new_tokens": "2"}, chosen, numerics=False)
+    return predict(plan_of(request), lambda _: None).run
+
+
+def test_a_run_in_8_bits_takes_nearly_half_a_cache_less_and_one_with_more_room_more() -> None:
+    """One layer at a time is unpacked again, in fp32 between."""
+    cache = 2 * 4 * 8 * 2048 * 64 * 2
+    plain, quantized = run(), run(kind="quantized")
+    assert plain.peak_allocated_bytes - quantized.peak_allocated_bytes > 0.2 * cache
+    roomy = run(kind="static", length="4100")
+    assert roomy.peak_allocated_bytes - plain.peak_allocated_bytes > 0.5 * cache
