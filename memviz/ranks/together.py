@@ -43,6 +43,14 @@ class Ranks:
     def ran_out(self) -> tuple[Rank, ...]:
         return tuple(rank for rank in self.ranks if rank.row.ran_out)
 
+    def against(self, number: int) -> int:
+        """The rank to compare one with: the median of its group, or of the group that it stands out from."""
+        for one in self.outliers:
+            if one.rank == number:
+                return one.against
+        group = next(group for group in self.groups if number in group.ranks)
+        return group.median_rank if group.median_rank != number else self.groups[0].median_rank
+
     def of(self, number: int) -> Rank | None:
         return next((rank for rank in self.ranks if rank.number == number), None)
 
@@ -53,6 +61,11 @@ def together(reduced: Iterable[Reduced]) -> Ranks:
     if not ranks:
         first = failed[0]
         raise UsageError(f"None of {len(failed):,} files is a rank's snapshot. {first.place}: {first.reason}")
+    return of_ranks(ranks, failed)
+
+
+def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> Ranks:
+    """By number, and at least one of them."""
     groups, outliers = grouped(ranks)
     return Ranks(ranks, failed, groups, outliers, _imbalance(ranks))
 
