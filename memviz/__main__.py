@@ -1,9 +1,10 @@
-"""`python -m memviz`."""
+"""`python -m memviz`, and the command `memviz` where it is installed."""
 
 import signal
 import sys
 
-if __name__ == "__main__":
+
+def run() -> None:
     # Until there is something to interrupt, Ctrl-C ends this process without a word, as it ends any other program.
     interrupted = signal.getsignal(signal.SIGINT)
     if interrupted is signal.default_int_handler:
@@ -13,3 +14,7 @@ if __name__ == "__main__":
     if interrupted is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupted)
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    run()

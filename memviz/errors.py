@@ -2,7 +2,8 @@
 
 MemvizError                 shown to people as it stands: what, why, and what to do
 ├── TraceError              a file that cannot become a Trace
-└── UsageError              a question that this Trace cannot answer (no such device, event, time)
+├── UsageError              a question that this Trace cannot answer (no such device, event, time)
+└── LibraryNeeded           a part of memviz that was not installed with it
 
 They are raised where the fault is found and shown in one place per surface: `memviz.__main__` for the
 command line, `memviz.ui.shell.programs` and the tabs for the page.
@@ -35,3 +36,27 @@ class TraceError(MemvizError):
 
 class UsageError(MemvizError):
     """The Trace is fine; the question does not fit it."""
+
+
+class LibraryNeeded(MemvizError):
+    """A part of memviz that was not installed with it."""
+
+
+_EXTRA_OF = {
+    **dict.fromkeys(("gradio", "starlette", "plotly", "pandas"), "page"),
+    **dict.fromkeys(("torch", "diffusers", "transformers", "safetensors"), "run"),
+    **dict.fromkeys(("pyarrow",), "ranks"),
+}
+
+
+def library_needed(error: ModuleNotFoundError) -> LibraryNeeded | None:
+    """None where it is no library of ours that is missing."""
+    name = (error.name or "").partition(".")[0]
+    return needed_library(name) if name in _EXTRA_OF else None
+
+
+def needed_library(name: str) -> LibraryNeeded:
+    return LibraryNeeded(
+        f"This needs {name}, which is not installed here. `pip install 'memviz[{_EXTRA_OF[name]}]'` brings it, and in "
+        "a checkout `pip install -r requirements.txt`."
+    )

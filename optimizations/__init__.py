@@ -95,6 +95,7 @@ OPTIMIZATIONS: tuple[type[Optimization], ...] = (
 OFFERED_FIRST: tuple[type[Optimization], ...] = (
     Checkpointing,
     GradientAccumulation,
+    GradientAccumulation,
     ChunkedCrossEntropy,
     SplitFeedForward,
     ChunkedFeedForward,
@@ -102,6 +103,9 @@ OFFERED_FIRST: tuple[type[Optimization], ...] = (
     OptimizerInBackward,
     EightBitStates,
     WeightOffload,
+    KvCache,
+    VaeTiling,
+    VaeSlicing,
     Lora,
     LayerwiseCasting,
     WeightQuantization,

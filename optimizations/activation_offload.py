@@ -73,7 +73,7 @@ class ActivationOffload:
         return undo.close
 
     def code(self) -> str:
-        return f"from optimizations.activation_offload import ActivationOffload\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ActivationOffload\n\nundo = {self!r}.apply(model)"
 
 
 @dataclass(frozen=True)

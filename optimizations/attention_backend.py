@@ -105,7 +105,7 @@ class AttentionBackend:
     def code(self) -> str:
         words = f"{self.backend!r}" if self.strict else f"{self.backend!r}, strict=False"
         construction = f"undo = AttentionBackend({words}).apply(model)"
-        return f"from optimizations.attention_backend import AttentionBackend\n\n{construction}"
+        return f"from {__name__} import AttentionBackend\n\n{construction}"
 
     def _refuse_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in _SERVES[self.backend]:

@@ -106,7 +106,7 @@ class Checkpointing:
         knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
         words = (f"{name}={getattr(value, '__name__', repr(value))}" for name, value, usual in knobs if value != usual)
         construction = f"Checkpointing({', '.join(words)})"
-        return f"from optimizations.checkpointing import Checkpointing\n\nundo = {construction}.apply(model)"
+        return f"from {__name__} import Checkpointing\n\nundo = {construction}.apply(model)"
 
     def _skipped(self) -> list[range]:
         ranges = []

@@ -82,7 +82,7 @@ class ChunkedCrossEntropy:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.chunked_cross_entropy import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ChunkedCrossEntropy\n\nundo = {self!r}.apply(model)"
 
 
 def chunked_cross_entropy(

@@ -88,7 +88,7 @@ class ChunkedFeedForward:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.chunked_feed_forward import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import ChunkedFeedForward\n\nundo = {self!r}.apply(model)"
 
     def run(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """`function` on all rows of `x`, some at a time."""

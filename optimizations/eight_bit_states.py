@@ -80,7 +80,7 @@ class EightBitStates:
         return weakref.finalize(model, undo)
 
     def code(self) -> str:
-        return f"from optimizations.eight_bit_states import EightBitStates\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import EightBitStates\n\nundo = {self!r}.apply(model)"
 
 
 @dataclass(frozen=True)

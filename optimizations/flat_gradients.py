@@ -99,7 +99,7 @@ class FlatGradients:
         knobs = [(knob.name, getattr(self, knob.name), knob.default) for knob in fields(self)]
         words = ", ".join(f"{name}={value!r}" for name, value, usual in knobs if value != usual)
         construction = f"undo = FlatGradients({words}).apply(model)  # after a step each sum is p.main_grad"
-        return f"from optimizations.flat_gradients import FlatGradients\n\n{construction}"
+        return f"from {__name__} import FlatGradients\n\n{construction}"
 
 
 def flat_gradient(model: nn.Module) -> Tensor:

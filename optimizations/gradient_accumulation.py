@@ -87,7 +87,7 @@ class GradientAccumulation:
 
     def code(self) -> str:
         lines = (
-            "from optimizations.gradient_accumulation import GradientAccumulation",
+            f"from {__name__} import GradientAccumulation",
             "",
             f"for piece, share in {self!r}.split(inputs):",
             "    (loss(model(**piece)) * share).backward()",

@@ -81,7 +81,7 @@ class KvCache:
         return handle.remove  # type: ignore[no-any-return]
 
     def code(self) -> str:
-        return f"from optimizations.kv_cache import KvCache\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import KvCache\n\nundo = {self!r}.apply(model)"
 
     def _cache(self, config: Any) -> Any:
         """An empty one, of the classes of the library that the model is of."""

@@ -175,7 +175,7 @@ class LayerwiseCasting:
         return tuple(sorted(costs, key=lambda cost: -cost.saved_bytes))
 
     def code(self) -> str:
-        return f"from optimizations.layerwise_casting import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import LayerwiseCasting\n\nundo = {self!r}.apply(model)"
 
     def _computes_in(self, weight: Parameter) -> torch.dtype:
         return weight.dtype if self.compute == "own" else _DTYPES[self.compute]

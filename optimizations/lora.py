@@ -106,7 +106,7 @@ class Lora:
         peft.inject_adapter_in_model(config, model)
 
     def code(self) -> str:
-        return f"from optimizations.lora import Lora\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import Lora\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
         """Layers to adapt, each with all its names."""

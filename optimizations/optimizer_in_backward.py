@@ -85,7 +85,7 @@ class OptimizerInBackward:
     def code(self) -> str:
         words = "" if self.micro_batches == 1 else f"micro_batches={self.micro_batches}"
         construction = f"undo = OptimizerInBackward({words}).apply(model)  # before the optimizer is made"
-        return f"from optimizations.optimizer_in_backward import OptimizerInBackward\n\n{construction}"
+        return f"from {__name__} import OptimizerInBackward\n\n{construction}"
 
 
 class _Steps:

@@ -104,7 +104,7 @@ class SplitFeedForward:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.split_feed_forward import SplitFeedForward\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import SplitFeedForward\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Module]:
         modules = {name or "(the model)": module for name, module in feed_forwards(model)}

@@ -57,7 +57,7 @@ class VaeSlicing:
         return undo
 
     def code(self) -> str:
-        return "from optimizations.vae_slicing import VaeSlicing\n\nundo = VaeSlicing().apply(model)"
+        return f"from {__name__} import VaeSlicing\n\nundo = VaeSlicing().apply(model)"
 
 
 def _autoencoders(model: nn.Module) -> list[Any]:

@@ -60,7 +60,7 @@ class VaeTiling:
         return undo
 
     def code(self) -> str:
-        return "from optimizations.vae_tiling import VaeTiling\n\nundo = VaeTiling().apply(model)"
+        return f"from {__name__} import VaeTiling\n\nundo = VaeTiling().apply(model)"
 
 
 def _autoencoders(model: nn.Module) -> list[Any]:

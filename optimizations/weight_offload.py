@@ -105,7 +105,7 @@ class WeightOffload:
         return undo.close
 
     def code(self) -> str:
-        return f"from optimizations.weight_offload import WeightOffload\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import WeightOffload\n\nundo = {self!r}.apply(model)"
 
     def _units(self, model: nn.Module) -> list[_Unit]:
         """As many as may wait on the host, from the first on."""

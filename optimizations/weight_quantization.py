@@ -138,7 +138,7 @@ class WeightQuantization:
         return undo
 
     def code(self) -> str:
-        return f"from optimizations.weight_quantization import WeightQuantization\n\nundo = {self!r}.apply(model)"
+        return f"from {__name__} import WeightQuantization\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
         """By every name that they have."""

@@ -99,3 +99,22 @@ class OtherSettings(Replay):
         block.cause = event
         self.allocator.request_free(block)
         self.allocator.complete_free(block)
+
+
+class SameRequests(OtherSettings):
+    """Of a program whose every word to the allocator is known, and not only what came of it under its own settings."""
+
+    def run(self) -> None:
+        said, begun = self.source.said, 0
+        assert said is not None
+        for stop in sorted({*said.emptied, said.reset}):
+            self.run_events(begun, stop)
+            begun = stop
+            for _ in range(said.emptied.count(stop)):
+                self.allocator.empty_cache()
+            if stop == said.reset:
+                self.allocator.statistics.reset_peak()
+        self.run_events(begun, len(self.source.device.events))
+
+    def release(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        """What is given back where the cache is emptied is its own affair too."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -45,6 +46,16 @@ def rest_of(progress: Progress | None, first: int, count: int) -> Progress | Non
     return None if tell is None else lambda done, total: tell(first * total + (count - first) * done, count * total)
 
 
+@dataclass(frozen=True)
+class SaidBetween:
+    """What a program said to the allocator between two events; where nothing was cached, no event tells of it."""
+
+    emptied: tuple[int, ...]
+    """Numbers of the events before which it emptied the cache, in order."""
+    reset: int = 0
+    """The event from which peaks count."""
+
+
 class Source:
     """What both kinds of replay read."""
 
@@ -57,6 +68,8 @@ class Source:
         """Mallocs before which memory was freed although they did not need it; a replay as recorded finds them."""
         self.is_exact: bool | None = None
         """Whether a replay as recorded lands on every address; None before there was one."""
+        self.said: SaidBetween | None = None
+        """Where it is known, as of a program that was predicted; else it is read off what was given back."""
         self._freed: tuple[frozenset[int] | None, WhoFreed] | None = None
         self.pools: Ints4 = pools_of_events(trace, device)
         self.know_sizes({})
@@ -94,13 +107,16 @@ class Replay(ABC):
         self.oom: RanOut | None = None
 
     def run(self) -> None:
+        self.run_events(0, len(self.source.device.events))
+
+    def run_events(self, begin: int, end: int) -> None:
         handlers = self._handlers()
         events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
         names, history, addresses = self.source.trace.pools, self.history, unsigned(events.address)
-        for first in range(0, len(events), _CHUNK):
+        for first in range(begin, end, _CHUNK):
             if self.progress:
                 self.progress(first, len(events))
-            part = first + np.flatnonzero(steps[first : first + _CHUNK])
+            part = first + np.flatnonzero(steps[first : min(first + _CHUNK, end)])
             columns = (part, steps[part], addresses[part], events.size[part], events.stream[part], pools[part])
             for event, step, address, size, stream, pool in zip(*(column.tolist() for column in columns), strict=True):
                 history.now = event

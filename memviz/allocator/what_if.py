@@ -8,7 +8,7 @@ from typing import Literal
 
 from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.context import OVERHEAD_BYTES, CudaContext
-from memviz.allocator.other_settings import OtherSettings
+from memviz.allocator.other_settings import OtherSettings, SameRequests
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayed import Figures, Replayed
 from memviz.allocator.replayer import Progress, Source, part_of, rest_of
@@ -197,18 +197,19 @@ def figures_on(
 
 
 def _replay_of(source: Source, settings: Settings | None, card: CardMemory | None, afresh: bool) -> OtherSettings:
+    kind = OtherSettings if source.said is None else SameRequests
     wanted = source.recorded if settings is None else settings
     if card is None:
         # Of memory without end there is no share.
         endless = replace(wanted, per_process_memory_fraction=1.0)
-        return OtherSettings(source, endless, memory=None, total=None, afresh=afresh)
+        return kind(source, endless, memory=None, total=None, afresh=afresh)
     if card.usable_bytes == 0:
         total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
         raise UsageError(
             f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
             "name a larger card, or a smaller overhead."
         )
-    return OtherSettings(source, wanted, memory=card.usable_bytes, total=card.total_bytes, afresh=afresh)
+    return kind(source, wanted, memory=card.usable_bytes, total=card.total_bytes, afresh=afresh)
 
 
 def smallest_card(

@@ -151,4 +151,4 @@ def _run(args: argparse.Namespace) -> int:
     return GREW if grown else 0
 
 
-COMMAND = Command("diff", "From one peak to another: what holds more, what less.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

@@ -87,4 +87,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("export", "Write a trace again: normalised, stripped, as JSON or as CSV.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

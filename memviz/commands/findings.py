@@ -77,4 +77,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("findings", "What is worth knowing about a snapshot, ranked by bytes.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

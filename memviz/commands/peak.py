@@ -77,4 +77,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("peak", "What the peak is made of.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,9 +18,9 @@ from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from memviz.runner.predict.estimate import Estimate
+    from memviz.runner.predict.group.rank import Rank
     from memviz.runner.predict.predicted_script import ScriptPrediction
 
-_HELP = "Run your own script on a GPU that is not there, and say what it would take."
 _MORE = """\
 The script really runs, in this process and as `python SCRIPT ...` would run it, with a CUDA device that is
 pretended: what it prints, writes and downloads is its own, and so is its exit status. Nothing is computed on that
@@ -45,6 +46,13 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--assume", action="append", default=[], metavar="FILE.py:LINE=VALUE",
         help="the answer where a line asks for values; may be given several times",
     )  # fmt: skip
+    parser.add_argument(
+        "--world-size", type=positive, metavar="N",
+        help="run as one process of N, as torchrun would start it; the others are pretended",
+    )  # fmt: skip
+    parser.add_argument(
+        "--rank", metavar="R|all", help="which of them (default: 0), or all: one for each class of equal ones"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     add_json(parser)
@@ -61,6 +69,10 @@ def _predict(args: argparse.Namespace) -> int:
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"
         raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
+    if args.rank == "all":
+        from memviz.commands.predict_ranks import predict_all_ranks
+
+        return predict_all_ranks(args)
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
@@ -69,6 +81,7 @@ def _predict(args: argparse.Namespace) -> int:
         settings=args.settings,
         steps=args.steps,
         assume=dict(map(_assumed, args.assume)),
+        rank=_rank_of(args),
         output=args.output and args.output.absolute(),
         overwrite=args.overwrite,
         optimizations=optimizations_named(args.optimizations, list(map(pair, args.set))),
@@ -83,6 +96,18 @@ def _predict(args: argparse.Namespace) -> int:
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
+
+
+def _rank_of(args: argparse.Namespace) -> Rank | None:
+    from memviz.runner.predict.group.rank import Rank, rank_of_environment
+
+    if args.world_size is None:
+        if args.rank is not None:
+            raise UsageError("--rank says which process of a group; say of how many with --world-size N.")
+        return rank_of_environment(os.environ)
+    if not (args.rank or "0").isdigit():
+        raise UsageError(f"--rank takes a number from 0 to {args.world_size - 1}, not {args.rank}.")
+    return Rank(int(args.rank or 0), args.world_size)
 
 
 def _assumed(text: str) -> tuple[str, Any]:
@@ -105,7 +130,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"stopped at {done.stopped}")
         until = ", until there"
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
-    _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{steps}{until}:")
+    rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
+    _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{rank}{steps}{until}:")
     blocks = bytes_text(estimate.peak_allocated)
     _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
     _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
@@ -157,4 +183,4 @@ def _line(text: str) -> None:
     sys.stderr.flush()
 
 
-COMMAND = Command("predict", _HELP, _add_arguments, _predict, takes_over=True)
+COMMAND = Command(_add_arguments, _predict, takes_over=True)

@@ -32,4 +32,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("report", "One self-contained page to keep or to send.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

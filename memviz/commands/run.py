@@ -249,6 +249,4 @@ def _help(knob: dict[str, Any]) -> str:
     return f"{knob['help']}{choices}"
 
 
-COMMAND = Command(
-    "run", "Run a model with optimizations: predicted for a card, or measured on a GPU.", _add_arguments, _run
-)
+COMMAND = Command(_add_arguments, _run)

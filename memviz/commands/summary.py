@@ -70,4 +70,4 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-COMMAND = Command("summary", "What a snapshot holds, and what to know about it.", _add_arguments, _run)
+COMMAND = Command(_add_arguments, _run)

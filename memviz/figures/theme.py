@@ -3,17 +3,20 @@
 Colour belongs to bytes: it means a category, a change or an alarm, and everything else is ink on paper.
 The category colours keep hue and order in both modes and stay apart for colour-blind people; a test
 recomputes their distances, so that nobody tunes one of them alone.
+
+The page, the command line and reports use the colours alone, so plotly is imported with the first figure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
-
-import plotly.graph_objects as go
+from typing import TYPE_CHECKING, Any
 
 from memviz.trace.model import Category
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -149,6 +152,8 @@ def _linear(part: int) -> float:
 
 def figure(*, dark: bool, title: str = "", **layout: Any) -> go.Figure:
     """An empty figure in the house's clothes. The title is ours, never a text from a trace."""
+    import plotly.graph_objects as go
+
     made = go.Figure(layout={"template": _template(dark), **layout})
     if title:
         made.update_layout(title_text=title)
@@ -165,6 +170,8 @@ def nothing_to_show(drawing: go.Figure, words: str) -> go.Figure:
 
 @cache
 def _template(dark: bool) -> go.layout.Template:
+    import plotly.graph_objects as go
+
     colours = palette(dark)
     axis = {"zeroline": False, "tickcolor": colours.ink_3, "linecolor": colours.ink_3, "automargin": True}
     return go.layout.Template(

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from memviz.allocator.replayer import SaidBetween
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
@@ -28,6 +29,8 @@ _UNDO = "\nundo = "
 class Outcome:
     run: Run
     trace: Trace
+    said: SaidBetween | None = None
+    """Of a prediction, what its events do not tell."""
 
 
 class Interrupted(Exception):

@@ -290,3 +290,50 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
 def test_what_is_asked_wrongly_is_said_before_anything_runs(tmp_path: Path, wrong: tuple[str, ...]) -> None:
     done = predict(tmp_path, "print('never')", *wrong)
     assert done.returncode == 2 and "never" not in done.stdout and "Traceback" not in done.stderr
+
+
+def test_one_process_of_many(tmp_path: Path) -> None:
+    body = (
+        "import os, torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "held = torch.ones(dist.get_rank() + 1, device=f'cuda:{os.environ[\"LOCAL_RANK\"]}')\n"
+        "dist.all_reduce(held)\n"
+    )
+    done = predict(tmp_path, body, "--world-size", "16", "--rank", "9", "-o", "run.pickle")
+    assert done.returncode == 0, done.stderr
+    figures = said(done)
+    assert (figures["rank"], figures["world_size"], figures["peak_requested_bytes"]) == (9, 16, 40)
+    assert "rank 9 of 16" in done.stderr and "NCCL's buffers" in {rule["rule"] for rule in figures["unproven"]}
+    assert load_trace(tmp_path / "run.pickle").about.facts["rank"] == "9"
+    alone = predict(tmp_path, body)
+    assert alone.returncode == 3 and "--world-size 8" in said(alone)["stopped"]["what"]
+    for options, word in {("--rank", "1"): "--world-size N", ("--rank", "2", "--world-size", "2"): "0 to 1"}.items():
+        refused = predict(tmp_path, body, *options)
+        assert refused.returncode == 2 and word in refused.stderr
+
+
+def test_all_processes_are_one_of_each_class(tmp_path: Path) -> None:
+    body = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "held = torch.ones(dist.get_rank() == 0 and 100 or 10, device='cuda')\n"
+        "print('rank', dist.get_rank())\n"
+    )
+    done = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    assert done.returncode == 0, done.stderr
+    figures = said(done)
+    first, others = figures["classes"]
+    assert (first["ranks"], others["ranks"]) == ([0], list(range(1, 64)))
+    assert (first["peak_requested_bytes"], others["peak_requested_bytes"]) == (400, 40)
+    assert figures["rank"] == "all" and figures["ran"] == 3 and figures["peak_requested_bytes"] == 400
+    assert done.stdout.splitlines()[0] == "rank 0" and "ranks 1 to 63" in done.stderr
+    for one, size in ((first, 400), (others, 40)):
+        assert size in load_trace(tmp_path / one["file"]).devices[0].events.size.tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("run.rank0.pickle.gz", "run.rank1.pickle.gz", "train.py"),
+    ]
+    again = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    stopping = body + "dist.broadcast(held.new_empty(int(torch.rand(3, device='cuda')[0] * 9)), 0)\n"
+    stopped = predict(tmp_path, stopping, "--world-size", "2", "--rank", "all")
+    assert stopped.returncode == 2 and "Rank 0 stopped at train.py:5" in stopped.stderr

@@ -24,8 +24,8 @@ import pytest
 from memviz import commands
 from memviz.commands import main, summary, terminal
 from memviz.commands.command import printable
-from memviz.commands.terminal import harmless
 from memviz.errors import UsageError
+from memviz.headlines.harmless import harmless
 from memviz.trace.formats.replacing import replacing
 from tests.traces import alloc, frame, snapshot
 
@@ -341,7 +341,7 @@ def test_a_recorded_script_finds_its_output_as_python_would_give_it(tmp_path: Pa
         "import argparse, sys\nfrom memviz import commands\n"
         "from memviz.commands import record\n"
         "recorded = lambda *given: exec(open('train.py').read(), {}) or 0\n"
-        "commands.COMMANDS = (record.Command('record', '', record.COMMAND.add_arguments, recorded, takes_over=True),)\n"
+        "record.COMMAND = record.Command(record.COMMAND.add_arguments, recorded, takes_over=True)\n"
         "sys.exit(commands.main(['record', '-o', 'x.pickle', 'train.py']))\n"
     )
     done = subprocess.run(

@@ -1,8 +1,9 @@
-"""The top level that a visitor sees is fixed; tool settings sit in hidden files."""
+"""The top level that a visitor sees is fixed; tool settings sit in pyproject.toml."""
 
 from tests.house.repository import files
 
 FIXED = {"app.py", "memviz", "optimizations", "sample_traces", "tests", "requirements.txt", "README.md"}
+FIXED |= {"pyproject.toml", "setup.py"}
 MAY_COME = {"LICENSE"}
 
 

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 
 from memviz.commands import COMMANDS
 from tests.house.repository import ROOT, files, text_of
+from tests.ranks.files import write_ranks
 from tests.second_process import memviz
 
 NEEDED = {
@@ -58,14 +59,20 @@ def bash_lines(name: str) -> list[str]:
     return [line for block in blocks for line in block.splitlines()]
 
 
+WITH_COMMANDS = ("README.md", "memviz/commands/README.md", "memviz/recipes.md")
+
+
 def commands_in_readme() -> list[str]:
-    return [line for line in bash_lines("README.md") if line.startswith("python -m memviz ")]
+    """Each once, wherever people are told of it."""
+    lines = (line for name in WITH_COMMANDS for line in bash_lines(name))
+    return list(dict.fromkeys(line for line in lines if line.startswith("python -m memviz ")))
 
 
 def shown_output(line: str) -> list[str] | None:
     """The text block right under a command, where there is one."""
-    block = re.search(rf"{re.escape(line)}\n```\n\n```text\n(.*?)^```", text_of("README.md"), re.MULTILINE | re.DOTALL)
-    return block[1].splitlines() if block else None
+    pattern = re.compile(rf"{re.escape(line)}\n```\n\n```text\n(.*?)^```", re.MULTILINE | re.DOTALL)
+    blocks = filter(None, (pattern.search(text_of(name)) for name in WITH_COMMANDS))
+    return next((block[1].splitlines() for block in blocks), None)
 
 
 @pytest.fixture
@@ -173,7 +180,18 @@ def test_predicting_command_in_the_readme_runs_the_script(line, folder):
     assert (folder / "run.pickle").stat().st_size > 0
 
 
-ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING)
+MANY_RANKS = "python -m memviz ranks "
+
+
+@pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(MANY_RANKS)])
+def test_command_about_many_ranks_in_the_readme_reads_a_folder(line, folder):
+    write_ranks(folder / "job", 4)
+    done = memviz(*shlex.split(line)[3:], folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Of 4 ranks the highest peak is 120 MiB, on rank 0.")
+
+
+ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS)
 
 
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
@@ -188,8 +206,9 @@ def test_command_in_the_readme_does_what_it_says(line, folder):
         assert printed[: None if whole else len(expected)] == expected
 
 
-def test_every_command_is_in_the_readme():
-    assert {command.name for command in COMMANDS} == {line.split()[3] for line in commands_in_readme()}
+def test_every_command_is_explained():
+    lines = bash_lines("memviz/commands/README.md")
+    assert set(COMMANDS) == {line.split()[3] for line in lines if line.startswith("python -m memviz ")}
 
 
 def named_paths(name: str) -> list[str]:

@@ -7,21 +7,23 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from memviz.runner.jobs.worker_process import RunEvent, Worker
 from memviz.runner.request import Request
 
 _ROOT = Path(__file__).parents[3]
-_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations")
+_SOURCES = ("memviz/runner", "memviz/allocator", "memviz/trace", "optimizations", "memviz/optimizations")
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _FOLDER = Path("memviz") / "fit"
+_SAYS_NOTHING = ("cancelled", "timeout", "host memory", "killed", "not begun")
+"""Ends that another time may not come to."""
 _MOST_BYTES = 64 << 20
 """Some fifty thousand: whoever asks for more has them made again."""
 
@@ -67,7 +69,7 @@ class KeptPredictions:
     """One file of lines for each state of our own code and of the libraries: whatever changes, is predicted anew."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = (folder or _usual_folder()) / f"{_state_of_code()}.jsonl"
+        self._path = (folder or _usual_folder()) / f"{code_state()}.jsonl"
         self._known: dict[str, Prediction] = {}
         self._lock = threading.Lock()
         with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as lines:
@@ -107,7 +109,8 @@ def _usual_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _FOLDER
 
 
-def _state_of_code() -> str:
+def code_state() -> str:
+    """The same wherever the same request comes to the same figures."""
     state = blake2b(digest_size=12)
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):
@@ -121,6 +124,19 @@ def _state_of_code() -> str:
 Ask = Callable[[], Request | None]
 """The next to predict; None where there is nothing (more)."""
 Hear = Callable[[Request, Prediction], None]
+Others = Callable[[Request], Sequence[Request]]
+"""Those that differ from it in their allocator settings alone, and may be asked for later."""
+
+
+class SearchWorker(Protocol):
+    @property
+    def is_alive(self) -> bool: ...
+
+    def run(self, requests: Sequence[Request], *, figures_only: bool) -> Iterator[RunEvent]: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Predictor:
@@ -134,15 +150,21 @@ class Predictor:
         environment: Mapping[str, str] | None = None,
         kept: KeptPredictions | None = None,
         turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        make_worker: Callable[[], SearchWorker] | None = None,
     ) -> None:
-        """`turn` is held for each prediction that is made, where others wait for the same machine."""
+        """
+        Args:
+            turn: Held for each prediction that is made, where others wait for the same machine.
+            make_worker: In the place of processes of this machine.
+        """
         self._count = processes or os.cpu_count() or 1
         self._more: dict[str, Any] = {"environment": dict(environment or {})}
         if timeout is not None:
             self._more["timeout"] = timeout
         self._kept = KeptPredictions() if kept is None else kept
         self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
-        self._workers: list[Worker | None] = [None] * self._count
+        self._workers: list[SearchWorker | None] = [None] * self._count
+        self._make_worker = make_worker
         self._lock = threading.Lock()
         self._turn = turn
         self.made = 0
@@ -160,8 +182,12 @@ class Predictor:
         known = self._kept.get(request)
         return known if known is not None else self._predict(0, request)
 
-    def all(self, ask: Ask, hear: Hear) -> None:
-        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it."""
+    def all(self, ask: Ask, hear: Hear, others: Others = lambda request: ()) -> None:
+        """Until there is nothing to ask. Both are called by one thread at a time, and what they raise ends it.
+
+        The `others` of a request cost little beside it, so they are predicted with it and kept until
+        they are asked for.
+        """
         faults: list[BaseException] = []
 
         def work(place: int) -> None:
@@ -171,7 +197,7 @@ class Predictor:
                         request = ask()
                     if request is None:
                         return
-                    prediction = self._kept.get(request) or self._predict(place, request)
+                    prediction = self._kept.get(request) or self._predict(place, request, others(request))
                     with self._lock:
                         hear(request, prediction)
             except BaseException as fault:
@@ -193,25 +219,26 @@ class Predictor:
         if faults:
             raise faults[0]
 
-    def _predict(self, place: int, request: Request) -> Prediction:
+    def _predict(self, place: int, request: Request, others: Sequence[Request] = ()) -> Prediction:
         with self._turn():
-            return self._in_turn(place, request)
+            unknown = (other for other in others if _may_be_kept(other) and self._kept.get(other) is None)
+            return self._in_turn(place, [request, *unknown])
 
-    def _in_turn(self, place: int, request: Request) -> Prediction:
+    def _in_turn(self, place: int, requests: Sequence[Request]) -> Prediction:
+        """That of the first."""
         worker = self._workers[place]
         if worker is None or not worker.is_alive:
-            folder = Path(self._folder.name) / str(place)
-            folder.mkdir(exist_ok=True)
-            worker = self._workers[place] = Worker(folder, **self._more)
-        last: RunEvent | None = None
-        for event in worker.run([replace(request, on="predict", numerics=False)]):
-            last = event
-        assert last is not None
-        if last.file is not None:
-            last.file.unlink(missing_ok=True)
-        prediction = prediction_of(last)
+            worker = self._workers[place] = self._worker_at(place) if self._make_worker is None else self._make_worker()
+        wanted = [replace(request, on="predict", numerics=False) for request in requests]
+        last = {event.number: event for event in worker.run(wanted, figures_only=True)}
+        for number, request in enumerate(requests):
+            if last[number].what not in _SAYS_NOTHING:
+                self._kept.add(request, prediction_of(last[number]))
         with self._lock:
-            self.made += 1
-        if last.what not in ("cancelled", "timeout", "host memory", "killed"):
-            self._kept.add(request, prediction)
-        return prediction
+            self.made += len(requests)
+        return prediction_of(last[0])
+
+    def _worker_at(self, place: int) -> Worker:
+        folder = Path(self._folder.name) / str(place)
+        folder.mkdir(exist_ok=True)
+        return Worker(folder, **self._more)

@@ -68,7 +68,11 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
         places.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
         tell(way, len(tried), count)
 
-    predictor.all(ask, hear)
+    def others(request: Request) -> list[Request]:
+        alike = [place for place in space.with_other_settings(pending[_name(request)]) if place not in tried]
+        return [candidates[place].request for place in alike if not places.is_refused(place)]
+
+    predictor.all(ask, hear, others)
     possible = sum(place in tried or not places.is_refused(place) for place in candidates)
     return Searched(tuple(way for way in tried.values() if way is not None), len(tried), possible)
 

@@ -10,6 +10,7 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
+from memviz.runner.jobs.searched_runs import ALLOCATOR_SETTINGS
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
 from optimizations import OPTIMIZATIONS
@@ -168,6 +169,14 @@ class Space:
             else:
                 on.append((name, option))
         return replace(request, optimizations=(*request.optimizations, *on))
+
+    def with_other_settings(self, place: Place) -> list[Place]:
+        """Those that differ in the allocator settings alone."""
+        if ALLOCATOR_SETTINGS not in self.names:
+            return []
+        at = self.names.index(ALLOCATOR_SETTINGS)
+        alike = ((*place[:at], number, *place[at + 1 :]) for number in range(len(self.options[at])))
+        return [other for other in alike if other != place and other in self.candidates]
 
     def first(self) -> Iterator[Place]:
         """What is tried before all else: as it is, each option alone, and one of everything that goes together."""

@@ -20,11 +20,13 @@ import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from memviz.errors import MemvizError
 from memviz.runner.jobs.bounds import most_bytes
+from memviz.runner.jobs.searched_runs import SearchedRuns
 from memviz.runner.measure.memory_errors import is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
@@ -45,6 +47,7 @@ def main() -> None:
         out.write(json.dumps({"kind": kind, "number": number, **rest}) + "\n")
         out.flush()
 
+    searched = SearchedRuns(send)
     orders: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_listen, args=(sys.stdin, orders), daemon=True).start()
     while True:
@@ -54,6 +57,9 @@ def main() -> None:
             warm_up()
         requests = [Request.from_json(request) for request in message["requests"]]
         for number, request in zip(message["numbers"], requests, strict=True):
+            if message.get("figures_only"):
+                _answered(number, send, folder, partial(searched.run, number, request))
+                continue
             answer(number, request, folder, send, until=time.monotonic() + message.get("seconds", math.inf))
         send("idle", -1)
 
@@ -84,10 +90,15 @@ def answer(number: int, request: Request, folder: Path, send: Send, *, until: fl
     """One request, from `starting` to `done` or `failed`; by `until` nobody listens any more."""
     # Torch takes seconds to import, so the first word of progress goes out before.
     send("phase", number, phase="starting")
+    _answered(number, send, folder, partial(_run, number, request, folder, send, until))
+
+
+def _answered(number: int, send: Send, folder: Path, run: Callable[[], None]) -> None:
+    """Whatever ends it is said."""
     from memviz.runner.outcome import Interrupted
 
     try:
-        _run(number, request, folder, send, until)
+        run()
     except Interrupted as ended:
         _interrupted(number, ended, folder, send)
     except MemvizError as error:

@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
-from memviz.errors import MemvizError
+from memviz.errors import MemvizError, needed_library
 from memviz.runner.jobs.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
 from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
 from memviz.runner.request import Request
@@ -99,6 +100,8 @@ def _lines_of(module: str, *arguments: str) -> Iterator[str]:
 
 def start_python(arguments: Sequence[str], **streams: Any) -> subprocess.Popen[str]:
     """Every process of the runner starts here; tests have one ready that has PyTorch already."""
+    if find_spec("torch") is None:
+        raise needed_library("torch")
     command = [sys.executable, *arguments]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
@@ -238,13 +241,16 @@ class Worker:
         """Has it import what every run needs, and returns at once."""
         self._send([], [])
 
-    def run(self, requests: Sequence[Request], first: int = 0) -> Iterator[RunEvent]:
-        """In order. Every request ends in `done` or `failed`, whatever becomes of the process."""
+    def run(self, requests: Sequence[Request], first: int = 0, *, figures_only: bool = False) -> Iterator[RunEvent]:
+        """In order. Every request ends in `done` or `failed`, whatever becomes of the process.
+
+        `figures_only` are predictions without numerics and without a file of their trace.
+        """
         numbers = list(range(first, first + len(requests)))
         waiting = list(numbers)
         figures: dict[int, RunEvent] = {}
         self.is_free = False
-        self._send(requests, numbers)
+        self._send(requests, numbers, figures_only=figures_only)
         until = time.monotonic() + self.timeout
         while waiting:
             message = self._next(until)
@@ -261,12 +267,13 @@ class Worker:
                 self.is_free = not waiting
                 yield event
 
-    def _send(self, requests: Sequence[Request], numbers: list[int]) -> None:
+    def _send(self, requests: Sequence[Request], numbers: list[int], *, figures_only: bool = False) -> None:
         message = {
             "folder": str(self.folder),
             "requests": [request.as_json() for request in requests],
             "numbers": numbers,
             "seconds": self.timeout,
+            "figures_only": figures_only,
         }
         # A process that is gone is noticed where its answer stays out.
         with contextlib.suppress(OSError):

@@ -18,12 +18,13 @@ from memviz.allocator.settings import Settings
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
-from memviz.runner.predict.evidence import CUBLAS_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
+from memviz.runner.predict.evidence import CUBLAS_NUMBER, NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
-from memviz.runner.predict.operator_treatments import COPIES, OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.operator_families import COLLECTIVES
+from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
@@ -118,6 +119,8 @@ class AllocationRecorder:
         """By rule, of what is not predicted: likely bytes and an upper bound, the most of any one time."""
         self._rule = NO_RULE
         """Of the allocation to come."""
+        self.instead: Mapping[Any, Instead] = {}
+        """Operators that are answered otherwise, such as those that send something to other ranks."""
         self.making_nowhere = False
         """While a function runs that was told to make something on `meta`."""
 
@@ -138,10 +141,12 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         self.operators.add(treatment.name)
         if treatment.gives_new:
+            there = [arg for arg in tensors_in(args) if arg.is_meta]
+            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
             for number, tensor in enumerate(tensors_in(out)):
                 if tensor.is_meta:
                     self._rule = _rule_of_result(treatment.rule, number)
-                    self._has(tensor, treatment, args, kwargs)
+                    self._has(tensor, treatment, there, known, kwargs)
         elif treatment.resizes:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
@@ -236,15 +241,17 @@ class AllocationRecorder:
         if parameter.grad is not None and not self.ledger.closed:
             self.know(parameter.grad, Category.GRADIENT)
 
-    def _has(self, tensor: torch.Tensor, treatment: Treatment, args: Any, kwargs: Any) -> None:
+    def _has(
+        self, tensor: torch.Tensor, treatment: Treatment, there: list[torch.Tensor], known: set[int], kwargs: Any
+    ) -> None:
+        """`there` are the operator's own tensors on the device, `known` the storages of these."""
         if tensor.layout is not torch.strided:
             raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:
             return
-        there = [arg for arg in tensors_in(args) if arg.is_meta]
-        if any(arg.untyped_storage()._cdata == storage._cdata for arg in there):
+        if storage._cdata in known:
             # A view under another name, of memory that is not on this device.
             return
         if self._is_nowhere(there, kwargs):
@@ -293,6 +300,19 @@ class AllocationRecorder:
     def take_for(self, category: Category, size: int, operator: str, place: Place | None = None) -> LiveAllocation:
         """Memory of no tensor."""
         return self.ledger.malloc(size, self._describe_next(operator, category), place)
+
+    def take_for_a_moment(self, size: int, operator: str) -> None:
+        """By the rule of this operator, which runs and is over."""
+        before, self._rule = self._rule, rule_of(operator)
+        try:
+            self.ledger.free(self.take_for(Category.TEMPORARY, size, operator))
+        finally:
+            self._rule = before
+
+    def shares_with_others(self) -> None:
+        """A collective ran on the card: NCCL has memory of its own there."""
+        self.operators.add(COLLECTIVES)
+        self.missing[NCCL_NUMBER] = (None, None)
 
     def _stack_of_free(self) -> int:
         return self.stacks.here("", self.position.in_backward()[2])

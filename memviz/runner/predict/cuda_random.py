@@ -105,7 +105,8 @@ def follow_generators(patches: Patches, named: NamedDevices) -> Callable[[], Non
     patches.put(torch.cuda, "default_generators", ())
 
     def begin() -> None:
-        torch.cuda.default_generators = (CardGenerator(),)
+        card: Any = torch.cuda
+        card.default_generators = tuple(CardGenerator() for _ in range(named.count))
 
     return begin
 

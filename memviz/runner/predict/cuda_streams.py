@@ -100,10 +100,10 @@ class FakeStream(_RealStream):  # type: ignore[misc]
         return not self == other
 
     def __repr__(self) -> str:
-        return f"torch.Stream device_type=cuda, device_index=0, stream_id={self.stream_id}"
+        return f"torch.Stream device_type=cuda, device_index={self.device_index}, stream_id={self.stream_id}"
 
     def __hash__(self) -> int:
-        return hash((self.lane.handle, CUDA_0))
+        return hash((self.lane.handle, self.device))
 
     def __cuda_stream__(self) -> tuple[int, int]:
         return 0, self.lane.handle
@@ -121,7 +121,7 @@ class CudaStream(FakeStream):
         return cls.of(cls.order.new(priority))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={CUDA_0} cuda_stream={self.cuda_stream:#x}>"
+        return f"<torch.cuda.Stream device={self.device} cuda_stream={self.cuda_stream:#x}>"
 
 
 class _AnyStream(type):
@@ -224,8 +224,13 @@ class AnyEvent(metaclass=_AnyEvent):
 
 
 def follow_streams(patches: Patches, order: StreamOrder, named: NamedDevices, assumptions: Assumptions) -> None:
-    event: Any = type("Event", (FakeEvent,), {"order": order, "assumptions": assumptions, "__module__": "torch.cuda"})
-    known = {"order": order, "named": named, "new_event": event, "__module__": "torch.cuda.streams"}
+    event: Any = type(
+        "Event",
+        (FakeEvent,),
+        {"device": named.own, "order": order, "assumptions": assumptions, "__module__": "torch.cuda"},
+    )
+    own = {"device": named.own, "device_index": named.own.index}
+    known = {**own, "order": order, "named": named, "new_event": event, "__module__": "torch.cuda.streams"}
     plain: Any = type("Stream", (FakeStream,), {**known, "__module__": "torch"})
     stream: Any = type("Stream", (CudaStream,), known)
 
@@ -245,7 +250,7 @@ def follow_streams(patches: Patches, order: StreamOrder, named: NamedDevices, as
 
 def _put_functions(patches: Patches, order: StreamOrder, named: NamedDevices, plain: type[FakeStream]) -> None:
     def described(lane: Lane) -> tuple[int, int, int]:
-        return lane.stream_id, 0, _CUDA
+        return lane.stream_id, named.own.index, _CUDA
 
     def with_checked(answer: Callable[[], Any]) -> Callable[[int], Any]:
         def answers(device: int) -> Any:

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.torch_patches import Patches
 
 _TYPES = {
@@ -93,7 +93,7 @@ def _follow_default_device(patches: Patches, named: NamedDevices) -> None:
         set_device(META if ours else device)
 
     def get_default_device() -> torch.device:
-        return CUDA_0 if chosen else get_device()
+        return named.own if chosen else get_device()
 
     def take_back() -> None:
         if chosen:

@@ -33,7 +33,7 @@ _NO_CARD = (
 
 
 class FakeMachine:
-    """With one card, unless the program hides it from itself."""
+    """With one card, unless the program hides it from itself; of a group, with one for each process."""
 
     def __init__(self, card: KnownCard, named: NamedDevices, mem_get_info: Callable[[], tuple[int, int]]) -> None:
         self.card = card
@@ -47,7 +47,8 @@ class FakeMachine:
     def count(self) -> int:
         """Whichever card a program chooses of its own machine is ours."""
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-        return 0 if visible is not None and (not visible.strip() or visible.strip().startswith("-")) else 1
+        hidden = visible is not None and (not visible.strip() or visible.strip().startswith("-"))
+        return 0 if hidden else self._named.count
 
     def begin(self) -> None:
         if not self.count():
@@ -60,14 +61,18 @@ class FakeMachine:
     def exchange(self, device: int) -> int:
         if device >= 0:
             self._named.check(device)
-        return 0
+        return self.current()
+
+    def current(self) -> int:
+        index: int = self._named.own.index
+        return index
 
     def describe(self, device: int) -> Any:
-        self._named.check(device)
+        self._named.exists(device)
         return self._properties
 
     def capability(self, device: int) -> dict[str, Any]:
-        self._named.check(device)
+        self._named.exists(device)
         kinds = vars(torch).values()
         return {"supported_dtypes": {kind for kind in kinds if isinstance(kind, torch.dtype)}}
 
@@ -83,7 +88,7 @@ class FakeMachine:
             "_has_cudnn": True,
             "_cuda_isInBadFork": self.is_in_fork,
             "_cuda_getDeviceCount": self.count,
-            "_cuda_getDevice": lambda: 0,
+            "_cuda_getDevice": self.current,
             "_cuda_setDevice": check,
             "_cuda_exchangeDevice": self.exchange,
             "_cuda_maybeExchangeDevice": self.exchange,
@@ -103,7 +108,7 @@ class FakeMachine:
             "_cuda_set_cudnn_benchmark_limit": lambda limit: None,
             "_get_accelerator": lambda *check_available: torch.device("cuda"),
             "_accelerator_getAccelerator": lambda: torch.device("cuda"),
-            "_accelerator_getDeviceIndex": lambda: 0,
+            "_accelerator_getDeviceIndex": self.current,
             "_accelerator_setDeviceIndex": check,
             "_accelerator_exchangeDevice": self.exchange,
             "_accelerator_maybeExchangeDevice": self.exchange,
@@ -111,7 +116,7 @@ class FakeMachine:
             "_accelerator_deviceCount": self.count,
             "_accelerator_hooks_device_count": self.count,
             "_accelerator_hooks_set_current_device": check,
-            "_accelerator_hooks_get_current_device": lambda: 0,
+            "_accelerator_hooks_get_current_device": self.current,
             "_accelerator_hooks_exchange_device": self.exchange,
             "_accelerator_hooks_maybe_exchange_device": self.exchange,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,7 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
+from memviz.runner.predict.group.shards import on_shards
 from memviz.runner.predict.looks import Looks
+from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
 from memviz.runner.predict.prediction_errors import (
     data_needed,
@@ -44,14 +47,17 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A tensor made of others says itself what of them is in memory.
-            return NotImplemented
+            return on_shards(self, func, args, kwargs or {})
         with _WithoutFunctionModes():
             return self._dispatched(func, args, kwargs or {})
 
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = self._treatments[func] = treatment_of(func, self._kernels, self.autocast.release)
+            treatment = treatment_of(func, self._kernels, self.autocast.release)
+            if func in self.recorder.instead:
+                treatment = replace(treatment, instead=self.recorder.instead[func])
+            self._treatments[func] = treatment
         self.recorder.arrived(treatment, args)
         if treatment.instead is not None:
             out = treatment.instead(func, args, kwargs)
@@ -84,6 +90,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("pin_memory"):
             kwargs = {**kwargs, "pin_memory": False}
+        if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
+            # C++ code of torch's that no word of ours is heard in.
+            kwargs = {**kwargs, "device": META}
         on_device = any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
         if on_device:
             out = self.recorder.host.meets_device(func, args)

@@ -53,6 +53,7 @@ CUBLAS = PredictorRule(
     "cuBLAS's workspaces", Standing.PROVED, "train-complete, train-mixed-precision", proved_on=_AMPERE_TO_ADA
 )
 """Taken by a handle, once a thread and stream, so no operator is named."""
+NCCL = "NCCL's buffers"
 CONVOLUTIONS, SORTS, RECURRENT_LAYERS = "cuDNN's convolutions", "sorting and scanning", "cuDNN's recurrent layers"
 _PROVED = (
     CUBLAS,
@@ -158,6 +159,12 @@ _READ = (
             for backward in ("", "_backward")
         ),
     ),
+    PredictorRule(
+        "lists that NCCL gathers and scatters, and its barriers",
+        Standing.READ,
+        "ProcessGroupNCCL.cpp",
+        ("allgather_", "reduce_scatter_", "barrier"),
+    ),
     PredictorRule("CTC losses", Standing.READ, "LossCTC.cu", ("_ctc_loss", "_ctc_loss_backward")),
 )
 _ESTIMATED = (
@@ -210,16 +217,17 @@ _MISSING = (
         ),
     ),
     PredictorRule(
-        "NCCL's buffers",
+        NCCL,
         Standing.MISSING,
         "they lie beside PyTorch's allocator",
-        ("allreduce_", "allgather_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
+        ("allreduce_", "_allgather_base_", "_reduce_scatter_base_", "broadcast_", "alltoall_base_"),
     ),
 )
 RULES: tuple[PredictorRule, ...] = (*_PROVED, *_READ, *_ESTIMATED, *_MISSING)
 NO_RULE = 255
 _NUMBERS = {operator: number for number, rule in enumerate(RULES) for operator in rule.operators}
 CUBLAS_NUMBER = RULES.index(CUBLAS)
+NCCL_NUMBER = next(number for number, rule in enumerate(RULES) if rule.name == NCCL)
 
 
 def rule_of(packet: str) -> int:

@@ -142,13 +142,18 @@ class FakeCuda:
     """All that a program may say to CUDA, for one predicted device."""
 
     def __init__(
-        self, device: OfDevice, recorder: AllocationRecorder, report: OutOfMemoryReport, history: MemoryHistory
+        self,
+        device: OfDevice,
+        recorder: AllocationRecorder,
+        report: OutOfMemoryReport,
+        history: MemoryHistory,
+        named: NamedDevices,
     ) -> None:
         self._device = device
         self._recorder = recorder
         self._report = report
         self._history = history
-        self._named = NamedDevices(recorder.card.name)
+        self._named = named
         self.order = StreamOrder(recorder.ledger, recorder.position, recorder.assumptions)
 
     @contextmanager
@@ -164,7 +169,7 @@ class FakeCuda:
 
     def _mode_of(self, patches: Patches, shared: Mode) -> Mode:
         recorder, named, order = self._recorder, self._named, self.order
-        tensors = TensorAnswers(recorder)
+        tensors = TensorAnswers(recorder, named)
         entered = FakeCudaMode(named, tensors, order, recorder)
         mode: Mode = lambda: entered  # noqa: E731
         patches.replace(Tensor, "__reduce_ex__", tensors.write_out(Tensor.__reduce_ex__))

@@ -134,8 +134,13 @@ class Host:
             return NotImplemented
         if func in _LARGE_FROM_NOTHING:
             return NotImplemented if _goes_to_device(kwargs) else self._made_large(func, args, kwargs)
-        tensors = list(tensors_of((args, kwargs)))
-        if any(tensor.is_meta for tensor in tensors) or not any(map(_is_large, tensors)) or _goes_to_device(kwargs):
+        is_large = False
+        for tensor in tensors_of((args, kwargs)):
+            # Most meet the device's own, and lists of them are long.
+            if tensor.is_meta:
+                return NotImplemented
+            is_large = is_large or _is_large(tensor)
+        if not is_large or _goes_to_device(kwargs):
             return NotImplemented
         return self._large_result(func, args, kwargs) if _makes_anew(func) else NotImplemented
 

@@ -61,6 +61,8 @@ class Ledger:
         self.stacks = array("i")
         """Of each event of the history."""
         self.times = array("q")
+        self.emptied: list[int] = []
+        """Numbers of the events before which the program emptied the cache."""
         self.now = 0
         """Counts events and marks: there is no other clock on a card that is not there."""
         self.freed: Callable[[LiveAllocation], None] = lambda allocation: None
@@ -144,6 +146,7 @@ class Ledger:
     def empty_cache(self) -> None:
         with self.lock:
             self.history.now = _USERS_CODE
+            self.emptied.append(len(self.history))
             self.allocator.empty_cache()
             self._date(self._stack())
 

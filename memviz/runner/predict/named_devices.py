@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict.prediction_errors import no_such_device
+from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
 META = torch.device("meta")
 """Where torch keeps the tensors that stand for those on the card. A program that says "meta" itself means no place."""
@@ -15,8 +16,13 @@ CUDA_0 = torch.device("cuda", 0)
 
 
 class NamedDevices:
-    def __init__(self, card: str) -> None:
+    """`rank` is the process of a group that runs here, and has a card of its machine to itself."""
+
+    def __init__(self, card: str, rank: Rank | None = None) -> None:
         self._card = card
+        self._rank = rank
+        self.count = 1 if rank is None else rank.cards
+        self.own = torch.device("cuda", 0 if rank is None else rank.card)
 
     def means_us(self, value: Any, *, numbers: bool = False) -> bool:
         """'cuda', 'cuda:0', and where a device is expected also its number; another card's is an error."""
@@ -37,9 +43,15 @@ class NamedDevices:
         """Of a function that takes a device, or None for the current one."""
         self.means_us(value, numbers=True)
 
-    def _is_there(self, index: int) -> bool:
-        if index > 0:
+    def exists(self, index: int) -> bool:
+        """On the machine, where all cards are alike."""
+        if index >= self.count:
             raise no_such_device(index, self._card)
+        return True
+
+    def _is_there(self, index: int) -> bool:
+        if self.exists(index) and self._rank is not None and index != self.own.index and index > 0:
+            raise card_of_another_rank(index, self._rank.number, self.own.index)
         return True
 
 

@@ -16,6 +16,8 @@ from memviz.runner.predict.workspaces import RECURRENT, USES_CUBLAS
 aten = torch.ops.aten
 PRODUCTS, REDUCTIONS, CONVOLUTIONS, BATCH_NORM = "matrix products", "reductions", "convolutions", "batch norm"
 CUDNN_ATTENTION, RECURRENT_LAYERS = "cuDNN's attention", "recurrent layers"
+COLLECTIVES = "several processes that share a model"
+"""Said as an operator too: what they send one another has many names."""
 _NAMED = {
     REDUCTIONS: (
         *("sum", "nansum", "mean", "prod", "var", "std", "var_mean", "std_mean", "linalg_vector_norm"),
@@ -92,7 +94,7 @@ def _families() -> dict[str, str]:
     for family, names in _NAMED.items():
         for name in names:
             families |= dict.fromkeys(_overloads(getattr(aten, name)), family)
-    return families | {RECURRENT: RECURRENT_LAYERS}
+    return families | {RECURRENT: RECURRENT_LAYERS, COLLECTIVES: COLLECTIVES}
 
 
 def _overloads(packet: Any) -> list[str]:

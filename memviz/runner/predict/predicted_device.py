@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from memviz.allocator.device import DeviceMemory
+from memviz.allocator.replayer import SaidBetween
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
 from memviz.errors import UsageError
@@ -30,9 +31,13 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
+from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.pretended_group import grouped
+from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.out_of_memory import OutOfMemoryReport, PretendedOutOfMemory, card_memory
 from memviz.runner.predict.place import place_model
 from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
@@ -48,6 +53,10 @@ from memviz.runner.run_device import TakesInputs
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, Stage, Trace
 
+RESERVED_IS_UNPROVEN = (
+    "No recording of a rank was held against a prediction yet: what is live follows PyTorch's own code, but what is "
+    "reserved depends on the order in which streams give memory back, and is not validated."
+)
 _EVENTS_BETWEEN_COLLECTIONS = 1000
 """Of all cycles, where a program empties the cache; to look for them takes long once libraries are loaded."""
 
@@ -64,13 +73,18 @@ class PredictedDevice:
         facts: Mapping[str, str] | None = None,
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
+        rank: Rank | None = None,
     ) -> None:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
+        `rank` is the process of a group that is predicted; the others are pretended.
         """
         self.card = card
+        self.rank = rank
+        self.layout = Layout()
+        """What the program makes of its group."""
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
@@ -87,6 +101,7 @@ class PredictedDevice:
         self._collected_at = -_EVENTS_BETWEEN_COLLECTIONS - 1
         self._highest = (0, 0, 0)
         """Requested, allocated and reserved, before peaks were reset."""
+        self._peaks_from = 0
         self._report = OutOfMemoryReport(memory)
         self._history = MemoryHistory(self.recorder.ledger, self._trace)
         ledger = self.recorder.ledger
@@ -113,10 +128,12 @@ class PredictedDevice:
             stack.enter_context(registered(kernels))
             stack.enter_context(followed(autocast))
             mode: Any = partial(SharedAllocationMode, self.recorder, kernels, autocast)
-            stack.enter_context(FakeCuda(self, self.recorder, self._report, self._history).installed(mode))
+            named = NamedDevices(self.card.name, self.rank)
+            cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
+            stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            stack.enter_context(grouped(self.recorder, self.rank, self.layout))
             stack.enter_context(sliced_as_in(self.release))
-            named = NamedDevices(self.card.name)
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())
             position = self.recorder.position
@@ -176,6 +193,11 @@ class PredictedDevice:
     def reset_peak(self) -> None:
         self._highest = (self.highest_requested_bytes, self.highest_allocated_bytes, self.highest_reserved_bytes)
         self.recorder.ledger.allocator.statistics.reset_peak()
+        self._peaks_from = len(self.recorder.ledger.history)
+
+    @property
+    def said_between(self) -> SaidBetween:
+        return SaidBetween(tuple(self.recorder.ledger.emptied), self._peaks_from)
 
     def set_allocator_settings(self, text: str) -> None:
         """As a program may say while it runs; what is laid out already stays as it is."""
@@ -252,7 +274,8 @@ class PredictedDevice:
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))
-        return (*unseen_by(self.recorder.operators, self.card), *assumed)
+        shared = (RESERVED_IS_UNPROVEN,) if COLLECTIVES in self.recorder.operators else ()
+        return (*unseen_by(self.recorder.operators, self.card), *shared, *assumed)
 
     def unproven(self) -> tuple[Unproven, ...]:
         """Rules that its memory rests on and that no recording proves."""
@@ -265,6 +288,7 @@ class PredictedDevice:
             "kernels of torch": ".".join(map(str, self.release)),
             "card_bytes": str(self.card.memory_bytes),
             "times": "No clock runs on a predicted device: times count events and phases, one microsecond each.",
+            **({} if self.rank is None else {"rank": str(self.rank.number), "world size": str(self.rank.world_size)}),
             "not predicted": " ".join(self.unseen()),
         }
 

@@ -16,6 +16,7 @@ from memviz.allocator.settings import Settings, parse_settings, settings_from_en
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.estimate import Estimate, estimate_of
+from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.optimizer_steps import EnoughSteps, OptimizerSteps
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import DEFAULT_CARD, release_of
@@ -86,7 +87,12 @@ def predict(
 
 
 def device_for(
-    card: str | None, *, torch: str = "", settings: str | None = None, assume: Mapping[str, Any] | None = None
+    card: str | None,
+    *,
+    torch: str = "",
+    settings: str | None = None,
+    assume: Mapping[str, Any] | None = None,
+    rank: Rank | None = None,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),
@@ -94,6 +100,7 @@ def device_for(
         release=release_of(torch),
         assume=assume,
         limited=card is not None,
+        rank=rank,
     )
 
 

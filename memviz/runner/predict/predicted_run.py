@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import torch
 
@@ -10,7 +11,8 @@ from memviz.allocator import what_if
 from memviz.allocator.context import context_on
 from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
-from memviz.allocator.settings import settings_from_environment
+from memviz.allocator.replayer import Source
+from memviz.allocator.settings import Settings, settings_from_environment
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
@@ -19,9 +21,14 @@ from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.predict.unproven import sentence_of
-from memviz.runner.run import Fit
+from memviz.runner.run import Fit, Run
 from memviz.runner.step import Tell, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Trace
+
+_OF_WHAT_IT_DOES = (
+    *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
+)
+"""Figures in which allocator settings have no part."""
 
 
 def predict(plan: Plan, tell: Tell) -> Outcome:
@@ -46,7 +53,31 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
     known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took, "expected_error": error}
-    return Outcome(run_with(plan, "predicted", plan.card.name, known), trace)
+    return Outcome(run_with(plan, "predicted", plan.card.name, known), trace, device.said_between)
+
+
+def predict_again(plan: Plan, done: Outcome) -> Run:
+    """A run that differs from one that is done in its allocator settings alone, and so asks for the same memory.
+
+    What it asked for is replayed under these settings, which takes a fraction of the time. Where it does not fit,
+    `fit.event` is an event of the run that is done.
+    """
+    begun = time.perf_counter()
+    settings, source = settings_from_environment(plan.environment), source_of(done.trace, done.trace.devices[0])
+    assert done.said is not None
+    source.said = done.said
+    figures = what_if.figures_on(source, settings)
+    source.said = replace(done.said, reset=0)
+    whole = what_if.figures_on(source, settings)
+    run, error = done.run, done.run.expected_error
+    known = {
+        "peak_allocated_bytes": figures.peak_allocated_bytes,
+        "peak_reserved_bytes": figures.peak_reserved_bytes,
+        "peak_requested_bytes": figures.peak_requested_bytes,
+        "fit": _fit_of(source, settings, plan.card, whole.peak_reserved_bytes, error),
+        **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
+    }
+    return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
 
 
 class _StepTotals:
@@ -71,10 +102,16 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
 
     `peak_reserved_bytes` is what the run reserves where nothing limits it.
     """
+    return _fit_of(source_of(trace, trace.devices[0]), None, card, peak_reserved_bytes, error)
+
+
+def _fit_of(
+    source: Source, settings: Settings | None, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None
+) -> Fit:
     context = context_on(card.name)
     limited = what_if.CardMemory(card.memory_bytes, context.most_bytes)
-    usable, source = limited.usable_bytes, source_of(trace, trace.devices[0])
-    replayed = what_if.figures_on(source, None, limited)
+    usable = limited.usable_bytes
+    replayed = what_if.figures_on(source, settings, limited)
     out = replayed.oom
     return Fit(
         usable_bytes=usable,
@@ -86,7 +123,7 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
         too_much_bytes=peak_reserved_bytes - usable,
         overhead_bytes=limited.overhead_bytes,
         least_overhead_bytes=context.least_bytes,
-        fit=fit_word(source, None, card.memory_bytes, doubt_on(card, error), known=replayed),
+        fit=fit_word(source, settings, card.memory_bytes, doubt_on(card, error), known=replayed),
     )
 
 

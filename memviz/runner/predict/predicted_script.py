@@ -13,6 +13,7 @@ from typing import Any
 
 from memviz.runner.predict.assumptions import UnknownNumber
 from memviz.runner.predict.estimate import Estimate, estimate_of
+from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
@@ -36,6 +37,8 @@ class ScriptOrder:
     assume: Mapping[str, Any] = field(default_factory=dict)
     output: Path | None = None
     overwrite: bool = False
+    rank: Rank | None = None
+    """Which process of a group it runs as."""
     optimizations: tuple[Optimization, ...] = ()
     """Applied to the script's models as they reach the device."""
 
@@ -62,7 +65,9 @@ def predict_script(
     """Runs it to its end, and everything that it wants done at exit, then writes what the card would have written."""
     if order.output is not None:
         free_path(order.output, overwrite=order.overwrite)
-    device = device_for(order.card, torch=order.torch, settings=order.settings_text, assume=order.assume)
+    device = device_for(
+        order.card, torch=order.torch, settings=order.settings_text, assume=order.assume, rank=order.rank
+    )
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
     with device, changes.following(), OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps:

@@ -143,6 +143,13 @@ def no_such_device(index: int, card: str) -> NoSuchDevice:
     )
 
 
+def card_of_another_rank(index: int, rank: int, own: int) -> NoSuchDevice:
+    return NoSuchDevice(
+        f"{_head()}CUDA error: device {index} is asked for, and what is predicted is rank {rank}, whose card is "
+        f"cuda:{own}. Name that one (LOCAL_RANK is {own}), or no number at all."
+    )
+
+
 def _head() -> str:
     line = line_of_caller()
     return f"{line}: " if line else ""

@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from memviz.runner.predict.estimate import Estimate
 from memviz.runner.predict.predicted_script import ScriptPrediction
 from memviz.runner.predict.prediction_errors import DataNeeded, Stopped
 
@@ -16,6 +17,8 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "card": estimate.card.name,
         "torch": estimate.torch,
         "exit_status": done.exit_status,
+        "rank": None if estimate.rank is None else estimate.rank.number,
+        "world_size": None if estimate.rank is None else estimate.rank.world_size,
         "peak_requested_bytes": estimate.peak_requested,
         "peak_allocated_bytes": estimate.peak_allocated,
         "peak_reserved_bytes": estimate.peak_reserved,
@@ -33,10 +36,15 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "assumed": [asdict(stated) for stated in estimate.assumed],
         "notes": list(estimate.notes),
         "unproven": [asdict(one) for one in estimate.unproven],
+        **(_of_the_group(estimate) if estimate.rank is not None else {}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
         "stopped": None if stopped is None else _why(stopped),
     }
+
+
+def _of_the_group(estimate: Estimate) -> dict[str, Any]:
+    return {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}
 
 
 def _why(stopped: Stopped) -> dict[str, str]:

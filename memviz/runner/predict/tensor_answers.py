@@ -18,7 +18,7 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensor
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.host import MarkedStorages
-from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
+from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
 from memviz.runner.predict.program_frames import frames
@@ -55,20 +55,20 @@ _COPY = copy.__file__
 
 
 class TensorAnswers:
-    def __init__(self, recorder: AllocationRecorder) -> None:
+    def __init__(self, recorder: AllocationRecorder, named: NamedDevices) -> None:
         self._recorder = recorder
         self._ledger = recorder.ledger
         self._host = recorder.host
         self._assumptions = recorder.assumptions
         self._pinned = MarkedStorages()
-        self._named = NamedDevices(recorder.card.name)
+        self._named = named
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,
-            _getter("device"): self._if_there(lambda tensor: CUDA_0),
+            _getter("device"): self._if_there(lambda tensor: named.own),
             _getter("is_cuda"): self._if_there(lambda tensor: True),
             _getter("is_meta"): self._if_there(lambda tensor: False),
             Tensor.data.__set__: _set_data,  # type: ignore[attr-defined]
-            Tensor.get_device: self._if_there(lambda tensor: 0),
+            Tensor.get_device: self._if_there(lambda tensor: named.own.index),
             Tensor.type: self._type,
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
@@ -100,7 +100,7 @@ class TensorAnswers:
             tensor = args[0]
             if tensor.is_meta:
                 raise TypeError(
-                    f"can't convert {CUDA_0} device type tensor to numpy. "
+                    f"can't convert {self._named.own} device type tensor to numpy. "
                     "Use Tensor.cpu() to copy the tensor to host memory first."
                 )
             if self._host.is_unknown(tensor):
@@ -189,7 +189,7 @@ class TensorAnswers:
         tensor = args[0]
         values = self._host.known.of(tensor) if tensor.is_meta else None
         if values is not None and len(args) == 1:
-            return f"{repr(values)[:-1]}, device='{CUDA_0}')"
+            return f"{repr(values)[:-1]}, device='{self._named.own}')"
         if values is not None and tensor.dim() == 0:
             return format(values.item(), args[1])
         if not self._host.is_unknown(tensor) or tensor.numel() == 0:
@@ -198,7 +198,7 @@ class TensorAnswers:
             return format(UnknownNumber(), args[1])
         if tensor in self._host.nowhere:
             return NotImplemented
-        place = f"device='{CUDA_0}', " if tensor.is_meta else ""
+        place = f"device='{self._named.own}', " if tensor.is_meta else ""
         return f"tensor(values unknown, {place}size={tuple(tensor.shape)}, dtype={tensor.dtype})"
 
     def _address(self, args: Any, kwargs: Any) -> Any:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-SAMPLES = Path(__file__).parents[3] / "sample_traces"
+_INSTALLED = Path(__file__).parents[2] / "sample_traces"
+SAMPLES = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).parents[3] / "sample_traces"
+"""In a wheel they lie within memviz, in a checkout beside it."""
 
 
 @dataclass(frozen=True)

@@ -25,9 +25,10 @@ class Worker:
         self.is_alive = True
         assert folder.is_dir()
 
-    def run(self, requests: list[Request]) -> Iterator[Any]:
+    def run(self, requests: list[Request], *, figures_only: bool) -> Iterator[Any]:
+        assert figures_only
         type(self).asked += [request.settings["layers"] for request in requests]
-        yield from requests
+        yield from (Event(number, request) for number, request in enumerate(requests))
 
     def close(self) -> None:
         self.is_alive = False
@@ -36,16 +37,19 @@ class Worker:
 
 
 class Event:
-    what, file = "", None
+    what = ""
+
+    def __init__(self, number: int, request: Request) -> None:
+        self.number, self.request = number, request
 
 
 @pytest.fixture(autouse=True)
 def workers(monkeypatch: pytest.MonkeyPatch) -> type[Worker]:
     monkeypatch.setattr(predictions, "Worker", Worker)
-    monkeypatch.setattr(Request, "what", "", raising=False)
-    monkeypatch.setattr(Request, "file", None, raising=False)
     monkeypatch.setattr(
-        predictions, "prediction_of", lambda event: Prediction(peak_reserved_bytes=int(event.settings["layers"]))
+        predictions,
+        "prediction_of",
+        lambda event: Prediction(peak_reserved_bytes=int(event.request.settings["layers"])),
     )
     Worker.asked = []
     return Worker
@@ -107,3 +111,20 @@ def test_what_is_wrong_with_one_ends_it_for_all(tmp_path: Path) -> None:
     left = iter(REQUESTS)
     with Predictor(processes=2, kept=KeptPredictions(tmp_path)) as predictor, pytest.raises(RuntimeError, match="no"):
         predictor.all(lambda: next(left, None), hear)
+
+
+def test_what_costs_little_beside_another_is_predicted_with_it_and_not_again(tmp_path: Path) -> None:
+    heard, left = [], iter(REQUESTS[:4])
+
+    def others(request: Request) -> list[Request]:
+        return [
+            other for other in REQUESTS[:4] if other != request and other in REQUESTS[:2] and request in REQUESTS[:2]
+        ]
+
+    with Predictor(processes=1, kept=KeptPredictions(tmp_path)) as predictor:
+        predictor.all(
+            lambda: next(left, None), lambda request, prediction: heard.append(prediction.peak_reserved_bytes), others
+        )
+        assert predictor.made == 4
+    assert heard == [1, 2, 3, 4]
+    assert Worker.asked == ["1", "2", "3", "4"]

@@ -95,3 +95,12 @@ def test_all_together_is_all_that_goes_together() -> None:
     everything = space.candidates[list(space.first())[-1]].request
     assert {"split_feed_forward", "checkpointing"} <= {name for name, _ in everything.optimizations}
     assert "chunked_feed_forward" not in {name for name, _ in everything.optimizations}
+
+
+def test_those_that_differ_in_the_allocators_settings_alone() -> None:
+    space = space_of(Request("feed_forward", {}), "outputs")
+    at = space.names.index("allocator_settings")
+    for place in list(space.candidates)[:50]:
+        (other,) = space.with_other_settings(place)
+        assert {dimension for dimension, (one, two) in enumerate(zip(place, other, strict=True)) if one != two} == {at}
+        assert space.with_other_settings(other) == [place]

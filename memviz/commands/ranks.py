@@ -1,0 +1,169 @@
+"""Many ranks of one program: a folder of snapshots -> who is highest, who is out of line, and why."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
+from memviz.commands.command import (
+    Command,
+    add_device,
+    add_json,
+    count,
+    positive,
+    print_json,
+    print_table,
+    printable,
+)
+from memviz.commands.terminal import progress
+from memviz.headlines import ranks as headlines
+from memviz.headlines.as_json import headline_json
+from memviz.ranks.as_json import ranks_json
+from memviz.ranks.differences import Difference
+from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.groups import Group
+from memviz.ranks.smaller_card import OnCard, Smaller, on_card
+from memviz.ranks.together import Ranks
+from memviz.runner.predict.cards import card_named
+from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
+
+_TOP = 20
+_MORE = """\
+PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
+or the table that -o wrote before: then no snapshot is read.
+A rank's number is the one in its file's name, unless the file says it.
+"""
+
+
+def _print(job: Ranks, card: OnCard | None, top: int) -> None:
+    print(f"{printable(str(headlines.ranks(job, card)))}\n")
+    _print_ranks(job, top)
+    if len(job.groups) > 1:
+        print("\nGroups of ranks that need the same:")
+        for group in job.groups[: top or None]:
+            print(f"  {_group_text(group)}")
+        _print_rest(len(job.groups), top, "group")
+    for one in job.outliers[: top or None]:
+        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against} of its group:")
+        _print_differences(one.because)
+    _print_rest(len(job.outliers), top, "rank out of line")
+    apart = job.imbalance
+    if apart.bytes:
+        print(
+            f"\nFrom rank {apart.lowest}, the lowest, to rank {apart.highest}, the highest: {delta_text(apart.bytes)}"
+        )
+        _print_differences(apart.categories)
+    for failed in job.failed:
+        print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
+
+
+def _print_ranks(job: Ranks, top: int) -> None:
+    """The highest peaks first."""
+    in_order = sorted(job.ranks, key=lambda rank: (-rank.row.peak_bytes, rank.number))
+    rows = []
+    for rank in in_order[: top or None]:
+        row = rank.row
+        most = row.categories[0] if row.categories else None
+        kind = f"{percent_text(most.bytes, row.peak_bytes)} {most.kind}" if most else ""
+        site = f"{bytes_text(row.sites[0].bytes)} {row.sites[0].label}" if row.sites else ""
+        ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} asked)" if row.ran_out else ""
+        cells = [str(rank.number), bytes_text(row.peak_bytes), bytes_text(row.reserved_peak_bytes)]
+        rows.append([*cells, kind, f"{site}{ran_out}"])
+    print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, left=3)
+    _print_rest(len(in_order), top, "rank")
+
+
+def _print_rest(many: int, top: int, noun: str) -> None:
+    left = many - top
+    if top and left > 0:
+        print(f"... and {count_text(left)} more {noun}{'' if left == 1 or noun.endswith('line') else 's'} (--top 0)")
+
+
+def _group_text(group: Group) -> str:
+    spread = ""
+    if group.least_bytes != group.most_bytes:
+        spread = f" ({bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)})"
+    noun = "rank" if len(group.ranks) == 1 else "ranks"
+    return f"{bytes_text(group.peak_bytes)}{spread}: {count_text(len(group.ranks))} {noun}, {_spans(group.ranks)}"
+
+
+def _spans(numbers: Sequence[int], most: int = 8) -> str:
+    """'0-3, 8-11'."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:most]]
+    return ", ".join([*words, *(["..."] if len(spans) > most else [])])
+
+
+def _print_differences(rows: Sequence[Difference]) -> None:
+    for row in rows:
+        print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.name)}")
+
+
+def _card(text: str, overhead: int | None) -> Smaller:
+    """By name, or any size."""
+    try:
+        size = parse_bytes(text)
+    except ValueError:
+        card = card_named(text)
+        return Smaller(card.name, card.memory_bytes, overhead_on(card.name) if overhead is None else overhead)
+    return Smaller(f"a card of {bytes_text(size)}", size, OVERHEAD_BYTES if overhead is None else overhead)
+
+
+def _size(text: str) -> int:
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = _MORE
+    parser.add_argument("places", metavar="PLACE", nargs="+", help="where the snapshots lie")
+    add_device(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="ranks.parquet: the rows; begun there, it goes on there"
+    )
+    parser.add_argument("--scheduler", metavar="ADDRESS", help="of Dask, whose workers read then (tcp://host:8786)")
+    parser.add_argument("--processes", type=positive, metavar="N", help="on this machine (default: one for each core)")
+    parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
+    parser.add_argument("--overhead", type=_size, metavar="SIZE", help="of that card, for the CUDA context")
+    parser.add_argument(
+        "--top", type=count, default=_TOP, metavar="N", help="rows to show, 0 for all (default: %(default)s)"
+    )
+    add_json(parser)
+
+
+def _run(args: argparse.Namespace) -> int:
+    card = None if args.card is None else _card(args.card, args.overhead)
+
+    def show(done: int, total: int) -> None:
+        progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
+
+    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler)
+    try:
+        job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
+    finally:
+        progress("")
+    answer = None if card is None else on_card(job.ranks, card)
+    if args.json:
+        print_json(_json(job, answer))
+    else:
+        _print(job, answer, args.top)
+    return 0
+
+
+def _json(job: Ranks, card: OnCard | None) -> dict[str, Any]:
+    return {"headline": headline_json(headlines.ranks(job, card)), **ranks_json(job, card)}
+
+
+COMMAND = Command(_add_arguments, _run)

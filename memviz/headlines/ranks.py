@@ -1,0 +1,80 @@
+"""Many ranks in two sentences: which one is highest, and which are out of line."""
+
+from __future__ import annotations
+
+from memviz.headlines.headline import Headline
+from memviz.headlines.names import counted, short
+from memviz.ranks.smaller_card import OnCard
+from memviz.ranks.together import Ranks
+from memviz.units import bytes_text, count_text, delta_text
+
+_FEW = 4
+
+
+def ranks(job: Ranks, card: OnCard | None = None) -> Headline:
+    highest = job.highest
+    peak = f"Of {counted(len(job.ranks), 'rank')} the highest peak is {bytes_text(highest.row.peak_bytes)}, on rank"
+    answer = f"{peak} {highest.number}."
+    if job.ran_out:
+        ran_out = _numbers([rank.number for rank in job.ran_out])
+        answer = f"{ran_out[0].upper()}{ran_out[1:]} ran out of memory. {answer}"
+    sentences = [_likeness(job), _most_out_of_line(job), _imbalance(job), _failed(job)]
+    if card is not None:
+        sentences.insert(0, on_card(card))
+    return Headline(answer, " ".join(filter(None, sentences)))
+
+
+def _likeness(job: Ranks) -> str:
+    if len(job.ranks) == 1:
+        return ""
+    out, largest = len(job.outliers), len(job.groups[0].ranks)
+    if len(job.groups) == 1:
+        return "They all need the same." if job.imbalance.bytes == 0 else "They all need nearly the same."
+    if out:
+        rest = len(job.ranks) - out
+        group = "need the same" if rest == largest else "need what their group does"
+        return f"{count_text(rest)} {group}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
+    return f"They are {counted(len(job.groups), 'group')}; {count_text(largest)} of them need the same."
+
+
+def _most_out_of_line(job: Ranks) -> str:
+    if not job.outliers:
+        return ""
+    one = job.outliers[0]
+    cause = one.because[0] if one.because else None
+    because = f", most of it by {short(cause.name)} ({delta_text(cause.delta_bytes)})" if cause else ""
+    return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{because}."
+
+
+def _imbalance(job: Ranks) -> str:
+    apart = job.imbalance
+    if not apart.bytes:
+        return ""
+    return f"The lowest peak, on rank {apart.lowest}, is {bytes_text(apart.bytes)} under the highest."
+
+
+def _failed(job: Ranks) -> str:
+    many = len(job.failed)
+    return f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out." if many else ""
+
+
+def on_card(answer: OnCard) -> str:
+    where = f"On {answer.card.name} ({bytes_text(answer.card.card_bytes)})"
+    if answer.first is None:
+        return f"{where} all of them fit."
+    if answer.first_step is None:
+        least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
+        return f"{where} it is close for {_numbers(answer.close)}: rank {answer.first} is over {least}."
+    return (
+        f"{where} rank {answer.first} runs out first, in step {count_text(answer.first_step)}, "
+        f"{bytes_text(answer.lacks_bytes)} short; {counted(len(answer.runs_out), 'rank')} would."
+    )
+
+
+def _numbers(numbers: list[int] | tuple[int, ...]) -> str:
+    """'Rank 3', 'ranks 3 and 5', '12 ranks'."""
+    if len(numbers) == 1:
+        return f"rank {numbers[0]}"
+    if len(numbers) > _FEW:
+        return f"{count_text(len(numbers))} ranks"
+    return f"ranks {', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -1,0 +1,70 @@
+"""From places to what many ranks come to: read here or by a scheduler's workers, or out of a table of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from memviz.errors import UsageError
+from memviz.ranks.parquet import ENDING, read_rows
+from memviz.ranks.places import Place, places_of
+from memviz.ranks.pool import reduced_here
+from memviz.ranks.row import Reduced
+from memviz.ranks.row_file import RowFile
+from memviz.ranks.scheduler import reduced_there
+from memviz.ranks.together import Ranks, together
+
+Progress = Callable[[int, int], None]
+"""Files read so far, of how many."""
+
+
+@dataclass(frozen=True)
+class Gathering:
+    """What is asked for."""
+
+    places: tuple[str, ...]
+    """Or a single table of rows."""
+    device: str | None = None
+    output: Path | None = None
+    processes: int | None = None
+    scheduler: str | None = None
+    """Of Dask: then its workers read, and nobody here."""
+
+
+def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
+    if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
+        return together(_rows_of(wanted))
+    kept = None if wanted.output is None else RowFile(wanted.output, wanted.device)
+    places = places_of(wanted.places)
+    rows = _read(places, wanted, kept)
+    return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress))
+
+
+def _rows_of(wanted: Gathering) -> list[Reduced]:
+    rows, device = read_rows(Path(wanted.places[0]))
+    if wanted.device not in (None, device):
+        raise UsageError(f"{wanted.places[0]} holds rows of another device. Read the snapshots again for this one.")
+    if wanted.output is not None:
+        raise UsageError(f"{wanted.places[0]} is such a table already. Name the snapshots to write another one.")
+    return rows
+
+
+def _read(places: Sequence[Place], wanted: Gathering, kept: RowFile | None) -> Iterator[Reduced]:
+    """What is known already comes first, so that an end in between loses none of it."""
+    known = [] if kept is None else [row for place in places if (row := kept.known(place)) is not None]
+    yield from known
+    left = {place.address: place for place in places}
+    for row in known:
+        del left[row.place]
+    if wanted.scheduler is not None:
+        yield from reduced_there(tuple(left.values()), wanted.scheduler, wanted.device)
+    else:
+        yield from reduced_here(tuple(left.values()), wanted.device, processes=wanted.processes)
+
+
+def _counted(rows: Iterator[Reduced], total: int, progress: Progress | None) -> Iterator[Reduced]:
+    for done, row in enumerate(rows, start=1):
+        if progress is not None:
+            progress(done, total)
+        yield row

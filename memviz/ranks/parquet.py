@@ -1,0 +1,128 @@
+"""Rows as a parquet file, which any table program reads, and back.
+
+One row is one file. What is a list (categories, sites, steps, the curve) is a list there too. `rank` is for whoever
+reads the table elsewhere; here it is told again from the names, because it depends on all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from memviz.errors import UsageError
+from memviz.ranks.numbers import numbered
+from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRow, RanOut, Reduced, SiteBytes, StepPart
+from memviz.trace.formats.replacing import replacing
+
+ENDING = ".parquet"
+_VERSION = "1"
+_KEY, _DEVICE = b"memviz.ranks", b"memviz.device"
+_REMEDY = "pip install pyarrow"
+_AT_ONCE = 4096
+"""Rows of one group within the file: what a reader needs at a time."""
+
+
+@cache
+def _arrow() -> Any:
+    """pyarrow with its parquet, loaded where a file is asked for only."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise UsageError(f"A file of rows needs pyarrow, which is not installed here: {_REMEDY}.") from None
+    return pyarrow
+
+
+def check_output(path: Path) -> None:
+    """Now, and not after an hour of reading."""
+    _arrow()
+    if path.suffix != ENDING:
+        raise UsageError(f"{path} has no name of a table. Rows are written as {ENDING}, such as ranks{ENDING}.")
+    if path.is_dir() or not path.absolute().parent.is_dir():
+        raise UsageError(f"{path} cannot be written: {'it' if path.is_dir() else 'its place'} is {_what(path)}.")
+
+
+def _what(path: Path) -> str:
+    return "a folder" if path.is_dir() else "no folder"
+
+
+def write_rows(path: Path, rows: Sequence[Reduced], device: str | None = None) -> None:
+    """Whole or not at all; what was there before is replaced."""
+    arrow = _arrow()
+    ranks, _ = numbered(rows)
+    number_of = {rank.row.place: rank.number for rank in ranks}
+    table = arrow.Table.from_pylist([_flat(row, number_of.get(row.place)) for row in rows], schema=_schema(device))
+    with replacing(path) as file:
+        arrow.parquet.write_table(table, file, compression="zstd", row_group_size=_AT_ONCE)
+
+
+def read_rows(path: Path) -> tuple[list[Reduced], str | None]:
+    """The rows, and the device that was asked for.
+
+    Raises:
+        UsageError: It is no such table, or one of another version.
+    """
+    arrow = _arrow()
+    try:
+        file = arrow.parquet.ParquetFile(path)
+        said = file.schema_arrow.metadata or {}
+        if said.get(_KEY) != _VERSION.encode():
+            raise UsageError(f"{path.name} is a table, but not of ranks as this version of memviz writes them.")
+        rows = [_row(values) for batch in file.iter_batches(_AT_ONCE) for values in batch.to_pylist()]
+    except FileNotFoundError:
+        raise UsageError(f"{path.name}: There is no such file.") from None
+    except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
+        raise UsageError(f"{path.name} is damaged, or no parquet file ({str(error).splitlines()[0][:200]}).") from None
+    return rows, said[_DEVICE].decode() if _DEVICE in said else None
+
+
+def _schema(device: str | None) -> Any:
+    arrow = _arrow()
+    text, whole = arrow.string(), arrow.int64()
+    lists = {
+        "categories": {"kind": text, "bytes": whole},
+        "sites": {"key": text, "label": text, "bytes": whole},
+        "ran_out": {
+            "event": whole,
+            "requested_bytes": whole,
+            "live_bytes": whole,
+            "reserved_bytes": whole,
+            "site": text,
+        },
+        "parts": {"number": whole, "name": text, "first_event": whole, "last_event": whole},
+    }
+    texts = ("place", "etag", "said_mesh", "origin", "device", "history", "failed")
+    plain = [field.name for field in fields(RankRow) if field.name not in ("curve", *lists)]
+    columns = [arrow.field(name, text if name in texts else whole) for name in ("rank", *plain, "failed", "columns")]
+    columns += [arrow.field(name, arrow.list_(arrow.struct(list(parts.items())))) for name, parts in lists.items()]
+    metadata = {_KEY: _VERSION.encode(), **({} if device is None else {_DEVICE: device.encode()})}
+    return arrow.schema([*columns, arrow.field("live", arrow.list_(whole))], metadata)
+
+
+def _flat(row: Reduced, rank: int | None) -> dict[str, Any]:
+    values = asdict(row)
+    if isinstance(row, FailedFile):
+        return {**values, "failed": values.pop("reason"), "rank": rank}
+    curve = values.pop("curve")
+    return {
+        **values,
+        "rank": rank,
+        **{name: list(value) if type(value) is tuple else value for name, value in curve.items()},
+    }
+
+
+def _row(values: dict[str, Any]) -> Reduced:
+    if values["failed"] is not None:
+        return FailedFile(values["place"], values["failed"], values["etag"], values["file_bytes"])
+    parts = tuple(StepPart(**part) for part in values["parts"])
+    made: dict[str, Any] = {
+        "categories": tuple(KindBytes(**part) for part in values["categories"]),
+        "sites": tuple(SiteBytes(**site) for site in values["sites"]),
+        "ran_out": tuple(RanOut(**one) for one in values["ran_out"]),
+        "curve": Curve(parts, values["columns"], tuple(values["live"])),
+    }
+    plain = {field.name: values[field.name] for field in fields(RankRow) if field.name not in made}
+    return RankRow(**plain, **made)

@@ -1,0 +1,151 @@
+"""Where the ranks' files lie: a folder, a glob, single files, or the same somewhere that fsspec knows (`s3://`, `hf://`).
+
+A place is a text that a worker on another machine can open as well. What opens it beyond this machine's own files is
+asked for only where an address has `://` in it.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from memviz.errors import UsageError
+
+MOST = 100_000
+"""Files of one question."""
+_ENDINGS = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
+_DIGITS = re.compile(r"([0-9]+)")
+_OTHER_JSON = ("mesh.json",)
+_TAGS = ("ETag", "etag", "blob_id", "oid", "md5", "checksum", "LastModified", "last_modified", "mtime", "updated")
+"""What file systems call that which changes with the file, the surest first."""
+
+
+@dataclass(frozen=True)
+class Place:
+    address: str
+    etag: str = ""
+    size: int = 0
+    """0 where the file system does not say."""
+
+    @property
+    def name(self) -> str:
+        return PurePosixPath(self.address.replace("\\", "/")).name
+
+
+def is_remote(address: str) -> bool:
+    return "://" in address
+
+
+def places_of(given: Sequence[str]) -> tuple[Place, ...]:
+    """All files of all that is named, each once, by name.
+
+    Raises:
+        UsageError: Nothing is there, or more than `MOST` files.
+    """
+    seen: dict[str, Place] = {}
+    for text in given:
+        for place in _remote(text) if is_remote(text) else _local(text):
+            seen.setdefault(place.address, place)
+            if len(seen) > MOST:
+                raise UsageError(f"There are more than {MOST:,} files. Name fewer of them.")
+    if not seen:
+        raise UsageError(f"There is no snapshot in {', '.join(given)}.")
+    return tuple(sorted(seen.values(), key=lambda place: natural(place.address)))
+
+
+def natural(text: str) -> tuple[tuple[str, int], ...]:
+    """rank2 before rank10."""
+    pieces = _DIGITS.split(text)
+    numbers = [int(digits[:18]) for digits in pieces[1::2]]
+    return tuple(zip(pieces[::2], [*numbers, -1], strict=True))
+
+
+def _local(text: str) -> Iterator[Place]:
+    path = Path(text).expanduser()
+    if path.is_dir():
+        for file in _snapshots_in(path):
+            yield _local_place(file)
+    elif path.exists() or not glob.has_magic(text):
+        # What is named and not there is a row of its own: it stops nobody.
+        yield _local_place(path)
+    else:
+        for name in glob.iglob(str(path), recursive=True):
+            if not Path(name).is_dir():
+                yield _local_place(Path(name))
+
+
+def _snapshots_in(folder: Path) -> list[Path]:
+    """Those with a snapshot's ending; of one folder a level below where there are none (`rank_3/snapshot.pickle`)."""
+    files = sorted(file for file in folder.iterdir() if not file.is_dir())
+    mine = _chosen(files)
+    if mine:
+        return mine
+    folders = sorted(file for file in folder.iterdir() if file.is_dir() and not file.name.startswith("."))
+    below = _chosen([file for one in folders for file in sorted(one.iterdir()) if not file.is_dir()])
+    return below or [file for file in files if not file.name.startswith(".") and file.suffix != ".parquet"]
+
+
+def _chosen(files: Iterable[Path]) -> list[Path]:
+    return [file for file in files if _is_snapshot(file.name)]
+
+
+def _is_snapshot(name: str) -> bool:
+    lower = name.lower()
+    return lower.endswith(_ENDINGS) and not lower.startswith(".") and lower not in _OTHER_JSON
+
+
+def _local_place(path: Path) -> Place:
+    address = os.path.abspath(path)
+    try:
+        status = os.stat(address)
+    except OSError:
+        return Place(address)
+    return Place(address, f"{status.st_mtime_ns:x}-{status.st_ino:x}", status.st_size)
+
+
+def _remote(text: str) -> Iterator[Place]:
+    system, path = file_system(text)
+    try:
+        if glob.has_magic(text):
+            listed = system.glob(path, detail=True)
+        elif system.isdir(path):
+            listed = {row["name"]: row for row in system.ls(path, detail=True)}
+        else:
+            listed = {path: system.info(path)}
+    except FileNotFoundError:
+        listed = {path: {"type": "file"}}
+    except Exception as error:
+        # Whatever a file system of somebody else's raises: it has no words of its own for people.
+        raise UsageError(f"{text} cannot be listed ({first_line(error)}).") from None
+    is_folder = path not in listed or glob.has_magic(text)
+    for name, row in sorted(listed.items()):
+        if row.get("type") == "directory" or is_folder and not glob.has_magic(text) and not _is_snapshot(name):
+            continue
+        yield Place(system.unstrip_protocol(name), _tag(row), int(row.get("size") or 0))
+
+
+def file_system(address: str) -> tuple[Any, str]:
+    """What fsspec has for it, and the path within."""
+    try:
+        from fsspec.core import url_to_fs
+    except ImportError:
+        raise UsageError(f"{address} needs fsspec: pip install fsspec.") from None
+    try:
+        system, path = url_to_fs(address)
+    except Exception as error:
+        # A protocol nobody knows, or one whose package is missing: fsspec's own words say which.
+        raise UsageError(f"{address} cannot be opened ({first_line(error)}).") from None
+    return system, path
+
+
+def _tag(row: Mapping[str, Any]) -> str:
+    return next((str(row[name]) for name in _TAGS if row.get(name)), "")
+
+
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -1,0 +1,139 @@
+"""One file of one rank -> a row. Pure: a worker anywhere needs numpy, and what opens the place."""
+
+from __future__ import annotations
+
+import io
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from memviz.analysis.callstacks.sites import NO_SITE, sites
+from memviz.analysis.health import history
+from memviz.analysis.peak import peak
+from memviz.analysis.timeline import timeline
+from memviz.analysis.which_device import chosen_device
+from memviz.errors import MemvizError
+from memviz.ranks.places import Place, file_system, first_line, is_remote
+from memviz.ranks.row import FailedFile, KindBytes, RankRow, RanOut, Reduced, SiteBytes
+from memviz.ranks.step_parts import curve
+from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT
+from memviz.trace.limits import Limits
+from memviz.trace.load import load_trace, read_trace
+from memviz.trace.model import Action, DeviceTrace, Trace
+
+MOST_SITES = 128
+"""Of a rank; what is left is one figure, so that they add up."""
+_MOST_RAN_OUT = 16
+_LONGEST = 300
+"""Characters of a site: it is anybody's text, and a hundred thousand rows hold some."""
+_TRIES = 3
+_PAUSE_SECONDS = 0.2
+_PIECE = 4 << 20
+
+
+def reduce_rank(place: Place, device: str | None = None) -> Reduced:
+    """Whatever is wrong with one file is told as its own row, and stops nobody."""
+    try:
+        return row_of(trace_at(place), place, device)
+    except MemvizError as error:
+        return FailedFile(place.address, _without_name(str(error), place), place.etag, place.size)
+    except MemoryError:
+        return FailedFile(place.address, "Reading it needs more memory than this machine has free.")
+
+
+def _without_name(reason: str, place: Place) -> str:
+    return reason.removeprefix(f"{place.name}: ")
+
+
+def trace_at(place: Place) -> Trace:
+    """Wherever it lies. A place on a network is asked a few times before it counts as gone."""
+    if not is_remote(place.address):
+        return load_trace(Path(place.address))
+    with tempfile.TemporaryFile() as file:
+        size = _fetch(place, file)
+        return read_trace(file, place.name, size)
+
+
+def _fetch(place: Place, file: IO[bytes]) -> int:
+    """Read as a whole first: a reader that goes back and forth would ask a network again and again."""
+    for left in reversed(range(_TRIES)):
+        try:
+            return _copied(place, file)
+        except FileNotFoundError:
+            raise MemvizError("There is no such file.") from None
+        except MemvizError:
+            raise
+        except Exception as error:
+            # Every file system raises errors of its own.
+            if not left:
+                raise MemvizError(f"It cannot be read ({first_line(error)}), tried {_TRIES} times.") from None
+            time.sleep(_PAUSE_SECONDS * (_TRIES - left))
+    raise AssertionError("the last try returns or raises")
+
+
+def _copied(place: Place, file: IO[bytes]) -> int:
+    most = Limits.from_environment().file_bytes
+    system, path = file_system(place.address)
+    file.seek(0)
+    file.truncate()
+    with system.open(path, "rb") as source:
+        while piece := source.read(_PIECE):
+            file.write(piece)
+            if file.tell() > most:
+                raise MemvizError(f"It has more than the {most:,} bytes allowed here.")
+    size = file.tell()
+    file.seek(0, io.SEEK_SET)
+    return size
+
+
+def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
+    chosen = chosen_device(trace, device)
+    line = timeline(chosen)
+    kept, rest = _sites(trace, chosen)
+    said = trace.about.facts.get(RANK_FACT, "")
+    failed = np.flatnonzero(chosen.events.action == Action.OOM)
+    return RankRow(
+        place=place.address,
+        etag=place.etag,
+        file_bytes=place.size,
+        said_rank=int(said) if said.isascii() and said.isdigit() and len(said) < 10 else None,
+        said_mesh=trace.about.facts.get(MESH_FACT, "")[:_LONGEST],
+        origin=trace.about.label,
+        device=chosen.name,
+        device_count=len(trace.devices),
+        event_count=len(chosen.events),
+        history=history(chosen),
+        start_bytes=line.start_bytes,
+        peak_bytes=line.peak_bytes,
+        peak_event=line.peak_event,
+        end_bytes=line.end_bytes,
+        reserved_peak_bytes=line.reserved_peak_bytes,
+        reserved_end_bytes=int(line.reserved[-1]),
+        categories=tuple(KindBytes(group.label, group.bytes) for group in peak(trace, chosen, "category").live.groups),
+        sites=kept,
+        other_sites_bytes=rest,
+        ran_out=tuple(_ran_out(trace, chosen, int(event)) for event in failed[-_MOST_RAN_OUT:]),
+        ran_out_count=len(failed),
+        curve=curve(trace, chosen),
+    )
+
+
+def _sites(trace: Trace, device: DeviceTrace) -> tuple[tuple[SiteBytes, ...], int]:
+    live = peak(trace, device, "site", top=MOST_SITES).live
+    kept = tuple(SiteBytes(group.key[-_LONGEST:], group.label[-_LONGEST:], group.bytes) for group in live.groups)
+    return kept, live.rest_bytes
+
+
+def _ran_out(trace: Trace, device: DeviceTrace, event: int) -> RanOut:
+    line = timeline(device)
+    site = sites(trace).of(int(device.events.stack[event]))
+    return RanOut(
+        event=event,
+        requested_bytes=int(device.events.size[event]),
+        live_bytes=int(line.live[event + 1]),
+        reserved_bytes=int(line.reserved[event + 1]),
+        site="" if site is NO_SITE else site.label[-_LONGEST:],
+    )

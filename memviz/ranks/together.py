@@ -1,0 +1,86 @@
+"""What many ranks come to: who is highest, who is like whom, who stands out, and what the differences are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from memviz.errors import UsageError
+from memviz.ranks.differences import Difference, by_category, by_site
+from memviz.ranks.groups import Group, Outlier, grouped
+from memviz.ranks.numbers import Rank, numbered
+from memviz.ranks.row import FailedFile, Reduced
+
+_CAUSES = 8
+
+
+@dataclass(frozen=True)
+class Imbalance:
+    """From the lowest peak to the highest: what the other cards hold unused."""
+
+    bytes: int
+    highest: int
+    lowest: int
+    categories: tuple[Difference, ...]
+    """They add up to the bytes, as the sites do."""
+    sites: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class Ranks:
+    ranks: tuple[Rank, ...]
+    """By number; at least one."""
+    failed: tuple[FailedFile, ...]
+    groups: tuple[Group, ...]
+    outliers: tuple[Outlier, ...]
+    imbalance: Imbalance
+
+    @property
+    def highest(self) -> Rank:
+        return highest(self.ranks)
+
+    @property
+    def ran_out(self) -> tuple[Rank, ...]:
+        return tuple(rank for rank in self.ranks if rank.row.ran_out)
+
+    def against(self, number: int) -> int:
+        """The rank to compare one with: the median of its group, or of the group that it stands out from."""
+        for one in self.outliers:
+            if one.rank == number:
+                return one.against
+        group = next(group for group in self.groups if number in group.ranks)
+        return group.median_rank if group.median_rank != number else self.groups[0].median_rank
+
+    def of(self, number: int) -> Rank | None:
+        return next((rank for rank in self.ranks if rank.number == number), None)
+
+
+def together(reduced: Iterable[Reduced]) -> Ranks:
+    """Raises UsageError where not one file is a rank's."""
+    ranks, failed = numbered(reduced)
+    if not ranks:
+        first = failed[0]
+        raise UsageError(f"None of {len(failed):,} files is a rank's snapshot. {first.place}: {first.reason}")
+    return of_ranks(ranks, failed)
+
+
+def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> Ranks:
+    """By number, and at least one of them."""
+    groups, outliers = grouped(ranks)
+    return Ranks(ranks, failed, groups, outliers, _imbalance(ranks))
+
+
+def highest(ranks: Iterable[Rank]) -> Rank:
+    """The first of those with the highest peak."""
+    return max(ranks, key=lambda rank: (rank.row.peak_bytes, -rank.number))
+
+
+def _imbalance(ranks: tuple[Rank, ...]) -> Imbalance:
+    high, low = highest(ranks), min(ranks, key=lambda rank: (rank.row.peak_bytes, rank.number))
+    return Imbalance(
+        bytes=high.row.peak_bytes - low.row.peak_bytes,
+        highest=high.number,
+        lowest=low.number,
+        categories=by_category(high.row, low.row),
+        sites=by_site(high.row, low.row, _CAUSES),
+    )

@@ -1,0 +1,225 @@
+"""Collectives as operators: nothing is sent, and what other ranks hold is taken to be what this one holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as functions
+
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.works import Works
+from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
+from memviz.runner.predict.program_position import NO_TASK
+from memviz.trace.model import Category
+
+aten = torch.ops.aten
+_ALIKE = "What other ranks send is taken to be what this rank would send them."
+_BARRIER_BYTES = 4
+"""NCCL has none: a number is summed."""
+_SUMS = ("SUM", "PREMUL_SUM")
+Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
+"""Arguments and group -> what the operator gives beside its work, and the tensors that are written."""
+
+
+class Collectives:
+    """`reduced_by` is the operation of the function that the program called last."""
+
+    def __init__(self, recorder: AllocationRecorder, layout: Layout) -> None:
+        self._recorder = recorder
+        self._host = recorder.host
+        self._layout = layout
+        self.works = Works()
+        self.reduced_by = "SUM"
+
+    def treatments(self) -> dict[Operator, Instead]:
+        ops: Any = torch.ops.c10d
+        own: dict[Any, Collective] = {
+            ops.allreduce_: self._reduce_all,
+            ops.allreduce_coalesced_: self._reduce_all,
+            ops.reduce_: self._reduce_all,
+            ops.broadcast_: self._broadcast,
+            ops.allgather_: self._gather_all,
+            ops._allgather_base_: self._gather_base,
+            ops.allgather_coalesced_: self._gather_lists,
+            ops.allgather_into_tensor_coalesced_: self._gather_bases,
+            ops.reduce_scatter_: self._reduce_lists,
+            ops._reduce_scatter_base_: self._reduce_base,
+            ops.reduce_scatter_tensor_coalesced_: self._reduce_bases,
+            ops.gather_: self._gather,
+            ops.scatter_: self._scatter,
+            ops.alltoall_: self._exchange,
+            ops.alltoall_base_: self._exchange_base,
+            ops.send: self._passed_on,
+            ops.recv_: self._passed_on,
+            ops.recv_any_source_: self._passed_on,
+            ops.barrier: self._barrier,
+            ops.monitored_barrier_: self._barrier,
+        }
+        return {packet.default: self._instead(collective) for packet, collective in own.items()}
+
+    def _instead(self, collective: Collective) -> Instead:
+        def run(func: Operator, args: Any, kwargs: Any) -> Any:
+            named = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+            named.update(kwargs)
+            group = c10d.ProcessGroup.unbox(named["process_group"])
+            out, written = collective(named, group)
+            if any(tensor.is_meta for tensor in tensors_in(list(args))):
+                self._recorder.shares_with_others()
+            returns = func._schema.returns
+            if not returns:
+                return None
+            is_async = named.get("async_op", True)
+            work = self.works.begin(group.group_name, list(tensors_in(list(args))), written, is_async=is_async)
+            return (out, work) if len(returns) == 2 else work
+
+        return run
+
+    def _reduce_all(self, args: Any, group: Any) -> Any:
+        self._are_gradients(args["tensors"])
+        for tensor in args["tensors"]:
+            self._sum(tensor, group.size())
+        return args["tensors"], args["tensors"]
+
+    def _broadcast(self, args: Any, group: Any) -> Any:
+        return args["tensors"], args["tensors"]
+
+    def _passed_on(self, args: Any, group: Any) -> Any:
+        """From one rank to another. What comes is not known; numbers of the host stay what they are."""
+        self._layout.note_chain(functions.get_process_group_ranks(group))
+        return None, args["tensors"]
+
+    def _gather_all(self, args: Any, group: Any) -> Any:
+        for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
+            self._flattened(outputs, "allgather_")
+            for output in outputs:
+                self._copy(output, sent)
+        return args["output_tensors"], [*tensors_in(args["output_tensors"])]
+
+    def _gather_lists(self, args: Any, group: Any) -> Any:
+        """An output a rank, and in each what it has of every input."""
+        for outputs in args["output_lists"]:
+            for output, sent in zip(outputs, args["input_list"], strict=True):
+                self._copy(output, sent)
+        return args["output_lists"], [*tensors_in(args["output_lists"])]
+
+    def _gather_base(self, args: Any, group: Any) -> Any:
+        self._spread(args["output_tensor"], args["input_tensor"], group.size())
+        return args["output_tensor"], [args["output_tensor"]]
+
+    def _gather_bases(self, args: Any, group: Any) -> Any:
+        for output, sent in zip(args["outputs"], args["inputs"], strict=True):
+            self._spread(output, sent, group.size())
+        return None, list(args["outputs"])
+
+    def _reduce_lists(self, args: Any, group: Any) -> Any:
+        for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=True):
+            self._flattened(sent, "reduce_scatter_")
+            self._copy(output, sent[group.rank()])
+            self._sum(output, group.size())
+        return args["output_tensors"], list(args["output_tensors"])
+
+    def _reduce_base(self, args: Any, group: Any) -> Any:
+        self._are_gradients([args["input_tensor"], args["output_tensor"]])
+        self._part(args["output_tensor"], args["input_tensor"], group)
+        return args["output_tensor"], [args["output_tensor"]]
+
+    def _reduce_bases(self, args: Any, group: Any) -> Any:
+        for output, sent in zip(args["outputs"], args["inputs"], strict=True):
+            self._part(output, sent, group)
+        return None, list(args["outputs"])
+
+    def _gather(self, args: Any, group: Any) -> Any:
+        for outputs, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
+            for output in outputs:
+                self._copy(output, sent)
+        return None, [*tensors_in(args["output_tensors"])]
+
+    def _scatter(self, args: Any, group: Any) -> Any:
+        for output, sent in zip(args["output_tensors"], args["input_tensors"], strict=False):
+            self._copy(output, sent[group.rank()])
+        return args["output_tensors"], list(args["output_tensors"])
+
+    def _exchange(self, args: Any, group: Any) -> Any:
+        mine = args["input_tensors"][group.rank()]
+        for output in args["output_tensors"]:
+            if output.shape == mine.shape:
+                self._copy(output, mine)
+            else:
+                self._lose(output)
+        return args["output_tensors"], list(args["output_tensors"])
+
+    def _exchange_base(self, args: Any, group: Any) -> Any:
+        output, sent, size = args["output"], args["input"], group.size()
+        even = not args["output_split_sizes"] and not args["input_split_sizes"] and sent.shape[:1] == output.shape[:1]
+        if even and sent.dim() and sent.shape[0] % size == 0:
+            mine = sent.view(size, -1, *sent.shape[1:])[group.rank()]
+            self._spread(output, mine, size)
+        else:
+            self._lose(output)
+        return None, [output]
+
+    def _barrier(self, args: Any, group: Any) -> Any:
+        self.works.end_all()
+        if group.name() == "nccl":
+            self._recorder.take_for_a_moment(_BARRIER_BYTES, "barrier")
+        return None, []
+
+    def _are_gradients(self, tensors: list[Tensor]) -> None:
+        """What is summed over ranks while backward runs."""
+        if self._recorder.position.task != NO_TASK:
+            self._recorder.know(tensors, Category.GRADIENT)
+
+    def _flattened(self, tensors: list[Tensor], operator: str) -> None:
+        """NCCL gathers and scatters one piece of memory, and copies between it and a list."""
+        if tensors and tensors[0].is_meta:
+            size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+            if size:
+                self._recorder.take_for_a_moment(size, operator)
+
+    def _sum(self, tensor: Tensor, count: int) -> None:
+        if self.reduced_by in _SUMS and tensor.dtype != torch.bool:
+            self._write(aten.mul_.Tensor, tensor, torch.tensor(count, dtype=tensor.dtype))
+        elif self.reduced_by == "PRODUCT":
+            self._write(aten.pow_.Scalar, tensor, count)
+
+    def _part(self, output: Tensor, sent: Tensor, group: Any) -> None:
+        if sent.is_contiguous() and sent.numel() == output.numel() * group.size():
+            self._copy(output, sent.view(group.size(), -1)[group.rank()].view(output.shape))
+            self._sum(output, group.size())
+        else:
+            self._lose(output)
+
+    def _spread(self, output: Tensor, sent: Tensor, count: int) -> None:
+        if output.is_contiguous() and output.numel() == sent.numel() * count:
+            self._copy(output.view(count, *sent.shape), sent)
+        else:
+            self._lose(output)
+
+    def _copy(self, output: Tensor, sent: Tensor) -> None:
+        if output.shape != sent.shape and output.dim() == sent.dim():
+            self._lose(output)
+        else:
+            self._write(aten.copy_.default, output, sent)
+
+    def _write(self, func: Operator, output: Tensor, other: Any) -> None:
+        host = self._host
+        known = isinstance(other, Tensor) and host.is_unknown(other)
+        if known or (func is not aten.copy_.default and host.is_unknown(output)):
+            return self._lose(output)
+        self._recorder.assumptions.say(_ALIKE)
+        if output.is_meta:
+            host.known.follow(func, (output, other), {}, output, writes=True)
+        else:
+            with torch.no_grad():
+                func(output, other)
+
+    def _lose(self, output: Tensor) -> None:
+        if output.is_meta:
+            self._host.known.forget(output)
+        else:
+            self._host.unknown.add(output)

@@ -1,0 +1,236 @@
+"""`torch.distributed` of one rank: torch's own Python runs above backends that send nothing.
+
+No network: rendezvous gives a store of this process, and whoever starts processes by `torch.multiprocessing.spawn`
+gets the one that is predicted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as functions
+
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.group.collectives import Collectives
+from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
+from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
+from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
+from memviz.runner.predict.named_devices import META
+from memviz.runner.predict.prediction_errors import Stopped
+from memviz.runner.predict.torch_patches import Patches
+
+_TIMEOUT = timedelta(minutes=10)
+_NCCL_VERSION = 2 << 32 | 27 << 16 | 5
+_DEVICES = ("cuda", "cpu")
+_NEEDED = (
+    "is one of a group of processes, and it is not said which. Predict one rank with --world-size N [--rank R], as in "
+    "--world-size 8."
+)
+
+
+class GroupNeeded(Stopped):
+    """The script is one process of many, and nobody said of how many."""
+
+
+class _Silent(type):
+    """A backend of C++ by its name; its objects send nothing: collectives are answered before they come to one."""
+
+    backend: str
+
+    def __call__(cls, store: Any, rank: int, size: int, options: Any = None, timeout: Any = None) -> Any:
+        made = c10d.FakeProcessGroup._create_internal(rank, size)
+        _silent[id(made)] = made, cls.backend
+        return made
+
+    def __instancecheck__(cls, value: Any) -> bool:
+        return _named(value) == cls.backend
+
+
+_silent: dict[int, tuple[Any, str]] = {}
+"""Those that were made, by their address."""
+
+
+def _named(backend: Any) -> str:
+    return _silent.get(id(backend), (None, ""))[1]
+
+
+class _Options(c10d.Backend.Options):
+    """Of NCCL: what a program sets is kept, and nothing follows of it."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__("nccl")
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = None
+
+
+@contextmanager
+def grouped(recorder: AllocationRecorder, rank: Rank | None, layout: Layout) -> Iterator[None]:
+    patches, collectives = Patches(), Collectives(recorder, layout)
+    recorder.instead = collectives.treatments() if dist.is_available() else {}
+    try:
+        follow_group(patches, rank, collectives, layout)
+        yield
+    finally:
+        patches.undo()
+
+
+def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
+    """`rank` is None where nobody said of how many; then only a script that says so itself goes on."""
+    if not dist.is_available():
+        return
+    group = _Group(patches, rank, collectives, layout)
+    nccl, gloo = (
+        _Silent(name, (), {"backend": backend, "Options": _Options})
+        for name, backend in (("ProcessGroupNCCL", "nccl"), ("ProcessGroupGloo", "gloo"))
+    )
+    for owner in (functions, dist):
+        patches.put(owner, "ProcessGroupNCCL", nccl)
+        patches.put(owner, "ProcessGroupGloo", gloo)
+        patches.replace(owner, "is_nccl_available", lambda: True)
+        for name in ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor", "reduce_scatter_single"):
+            if name in vars(owner):
+                patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
+        patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
+        patches.replace(owner, "recv_object_list", no_message)
+        patches.replace(owner, "scatter_object_list", group.scatter_objects)
+        patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
+    patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
+    patches.put(torch._C, "_nccl_version_suffix", lambda: b"")
+    patches.replace(functions, "_NCCL_AVAILABLE", True)
+    patches.put(functions, "default_pg_nccl_timeout", _TIMEOUT)
+    for name in ("_set_sequence_number_for_group", "eager_connect_single_device", "abort", "shutdown"):
+        patches.put(c10d.FakeProcessGroup, name, lambda *args, **kwargs: None)
+    # They would leave our mode before they say "cuda".
+    patches.replace(functions, "has_torch_function", lambda tensors: False)
+    patches.replace(functions, "rendezvous", group.meet)
+    patches.replace(functions, "_store_based_barrier", lambda *args, **kwargs: None)
+    patches.replace(functions, "_new_process_group_helper", group.with_our_device(functions._new_process_group_helper))
+    patches.replace(torch.distributed.utils, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
+    # Who asks torch for the module of a device by its type asks for the card's.
+    patches.put(torch, "meta", torch.cuda)
+    _follow_processes(patches, rank)
+    if rank is not None:
+        _set_environment(patches, rank)
+    hook = sys.excepthook
+    patches.call_back(lambda: _leave(hook))
+
+
+class _Group:
+    def __init__(self, patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
+        self._patches = patches
+        self._rank = rank
+        self._collectives = collectives
+        self._layout = layout
+        self._begun = False
+
+    def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
+        """In place of a rendezvous over the network."""
+        if self._rank is None:
+            if rank < 0 or world_size < 1:
+                raise GroupNeeded(f"torch.distributed.init_process_group: this {_NEEDED}")
+        elif world_size not in (-1, self._rank.world_size):
+            raise GroupNeeded(
+                f"torch.distributed.init_process_group asks for {world_size} processes, and --world-size says "
+                f"{self._rank.world_size}."
+            )
+        if self._rank is not None:
+            rank = self._rank.number if rank < 0 else rank
+            world_size = self._rank.world_size
+        yield c10d.HashStore(), rank, world_size
+
+    def with_our_device(self, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Tensors of the card are `meta` to torch's C++."""
+
+        def made(*args: Any, **kwargs: Any) -> Any:
+            group, store = make(*args, **kwargs)
+            if not self._begun:
+                self._begun = True
+                follow_sharded_tensors(self._patches, self._layout)
+                follow_pipelines(self._patches)
+                follow_sharded_optimizers(self._patches, self._layout)
+            ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
+            if isinstance(group, dist.ProcessGroup):
+                self._layout.note_group(ranks or range(group.size()))
+            if isinstance(group, dist.ProcessGroup):
+                for device in _DEVICES:
+                    try:
+                        backend = group._get_backend(torch.device(device))
+                    except RuntimeError:
+                        continue
+                    types = dist.ProcessGroup.BackendType
+                    group._register_backend(META, types.NCCL if _named(backend) == "nccl" else types.GLOO, backend)
+                    break
+            return group, store
+
+        return made
+
+    def noting_reduction(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            of_kind = [value for value in (*args, *kwargs.values()) if isinstance(value, _KINDS)]
+            self._collectives.reduced_by = _name_of(of_kind[0]) if of_kind else "SUM"
+            try:
+                return run(*args, **kwargs)
+            finally:
+                self._collectives.reduced_by = "SUM"
+
+        return noted
+
+    def broadcast_objects(self, object_list: list[Any], src: int | None = None, *args: Any, **named: Any) -> None:
+        """What another rank would send is not known: what stands there stays."""
+
+    def scatter_objects(self, output: list[Any], given: list[Any] | None = None, *args: Any, **named: Any) -> None:
+        if given:
+            output[0] = given[dist.get_rank(named.get("group")) % len(given)]
+
+
+_KINDS: Any = (c10d.ReduceOp, c10d.ReduceOp.RedOpType)
+
+
+def _name_of(operation: Any) -> str:
+    return str(getattr(operation, "op", operation)).rpartition(".")[2]
+
+
+def _follow_processes(patches: Patches, rank: Rank | None) -> None:
+    from torch import multiprocessing
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
+        """One of them, in this process."""
+        if rank is None:
+            raise GroupNeeded(f"torch.multiprocessing.spawn starts {nprocs} processes, and each {_NEEDED}")
+        fn(rank.number % nprocs, *args)
+
+    for owner in (multiprocessing, sys.modules["torch.multiprocessing.spawn"]):
+        patches.replace(owner, "spawn", spawn)
+        patches.replace(owner, "start_processes", spawn)
+
+
+def _set_environment(patches: Patches, rank: Rank) -> None:
+    before = dict(os.environ)
+
+    def put_back() -> None:
+        for name in rank.environment:
+            if name in before:
+                os.environ[name] = before[name]
+            else:
+                os.environ.pop(name, None)
+
+    os.environ.update(rank.environment)
+    patches.call_back(put_back)
+
+
+def _leave(hook: Any) -> None:
+    """A program often leaves its group to the end of its process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    sys.excepthook = hook
+    _silent.clear()

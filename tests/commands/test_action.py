@@ -1,0 +1,84 @@
+"""The GitHub action: two commits of somebody's repository, predicted and compared by the script that it runs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ACTION = Path(__file__).parents[2] / ".github" / "actions" / "memory"
+PROGRAM = """\
+import torch
+
+model = torch.nn.Linear(1024, {width}, device="cuda")
+model(torch.randn(8, 1024, device="cuda")).sum().backward()
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (shutil.which("git") and shutil.which("bash")), reason="the action needs git and bash"
+)
+
+
+def git(folder: Path, *words: str) -> None:
+    named = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *named, *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its second commit doubles the layer: 4 MiB of weights and as much of gradients more."""
+    folder = tmp_path_factory.mktemp("repository")
+    git(folder, "init", "--quiet")
+    for width in (1024, 2048):
+        (folder / "train.py").write_text(PROGRAM.format(width=width))
+        git(folder, "add", "train.py")
+        git(folder, "commit", "--quiet", "-m", str(width))
+    return folder
+
+
+def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.CompletedProcess[str]:
+    """With the interpreter that runs the tests as `python`."""
+    programs = Path(sys.executable).parent
+    root = str(ACTION.parents[2])
+    environment = {
+        **os.environ,
+        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "GITHUB_OUTPUT": str(tmp_path / "output"),
+        "SCRIPT": "train.py",
+        "OPTIONS": '--card "RTX 4090"',
+        "BASE": "HEAD^",
+        "MAX_GROWTH": "",
+        **given,
+    }
+    return subprocess.run(
+        ["bash", ACTION / "compare.sh"], cwd=repository, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_pull_request_that_needs_more_is_told_by_how_much_and_where(repository: Path, tmp_path: Path) -> None:
+    done = compared(repository, tmp_path, MAX_GROWTH="5%")
+    assert done.returncode == 1, done.stderr
+    comment = (tmp_path / "summary.md").read_text()
+    assert "train.py:3" in comment
+    assert "**peak**" in comment
+    written = (tmp_path / "output").read_text().strip().removeprefix("comment=")
+    assert Path(written).read_text() == comment
+    worktrees = subprocess.run(["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True)
+    assert len(worktrees.stdout.splitlines()) == 1
+
+
+def test_what_may_grow_does_not_fail(repository: Path, tmp_path: Path) -> None:
+    assert compared(repository, tmp_path, MAX_GROWTH="200%").returncode == 0
+
+
+def test_a_script_that_does_not_run_is_named_with_its_last_words(repository: Path, tmp_path: Path) -> None:
+    done = compared(repository, tmp_path, SCRIPT="missing.py")
+    assert done.returncode == 2
+    assert "memviz could not predict missing.py" in done.stderr
+    assert not (tmp_path / "summary.md").exists()

@@ -1,0 +1,126 @@
+"""`python -m memviz ranks`, as people and scripts use it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.ranks.files import write_ranks, written
+from tests.second_process import memviz
+from tests.traces import MiB, alloc, frame, snapshot
+
+
+def answer(*arguments: object) -> Any:
+    done = memviz("ranks", *arguments, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = write_ranks(tmp_path_factory.mktemp("recorded") / "job", 12, rank5=16 * MiB)
+    (folder / "run.rank9.pickle").write_bytes(b"")
+    return folder
+
+
+def test_json_says_who_stands_out_and_why(job: Path) -> None:
+    found = answer(job)
+    others = [0, 1, 2, 3, 4, 6, 7, 8, 10, 11]
+    assert found["peak"] == {"rank": 5, "bytes": 136 * MiB}
+    assert [(group["ranks"], group["peak_bytes"]) for group in found["groups"]] == [
+        (others, 120 * MiB),
+        ([5], 136 * MiB),
+    ]
+    assert found["outliers"] == [
+        {
+            "rank": 5,
+            "delta_bytes": 16 * MiB,
+            "against": 4,
+            "because": [{"site": "train.py:99 cache", "delta_bytes": 16 * MiB}],
+        }
+    ]
+    assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle"]
+    assert "It is empty" in found["failed"][0]["reason"]
+    assert [one["rank"] for one in found["ranks"]] == sorted([5, *others])
+    assert found["imbalance"]["bytes"] == 16 * MiB
+
+
+def test_each_peak_is_that_of_summary(job: Path) -> None:
+    for one in answer(job)["ranks"]:
+        done = memviz("summary", one["place"], "--json")
+        (device,) = json.loads(done.stdout)["devices"]
+        names = ("peak_bytes", "peak_event", "reserved_peak_bytes", "start_bytes", "end_bytes")
+        assert {name: one[name] for name in names} == {name: device[name] for name in names}
+        assert sum(site["bytes"] for site in one["sites"]) + one["other_sites_bytes"] == one["peak_bytes"]
+        assert sum(part["bytes"] for part in one["categories"]) == one["peak_bytes"]
+
+
+def test_as_text_it_says_the_same(job: Path) -> None:
+    done = memviz("ranks", job)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(
+        "Of 11 ranks the highest peak is 136 MiB, on rank 5. 10 need the same, 1 differs. "
+        "Rank 5 has +16.0 MiB against rank 4, most of it by train.py:99 cache (+16.0 MiB)."
+    )
+    assert "\n  120 MiB: 10 ranks, 0-4, 6-8, 10-11\n" in done.stdout
+    assert "! " + str(job / "run.rank9.pickle") in done.stdout
+
+
+def test_a_smaller_card_names_who_runs_out_first(job: Path) -> None:
+    card = answer(job, "--card", "130MiB", "--overhead", 0)["card"]
+    assert (card["first"], card["runs_out"], card["lacks_bytes"]) == ({"rank": 5, "step": 1}, [5], 6 * MiB)
+    assert answer(job, "--card", "136MiB", "--overhead", 0)["card"]["first"] is None
+    words = memviz("ranks", job, "--card", "130MiB", "--overhead", "0").stdout
+    assert "On a card of 130 MiB (130 MiB) rank 5 runs out first, in step 1, 6.00 MiB short; 1 rank would." in words
+    assert answer(job, "--card", "rtx 4090")["card"]["name"] == "NVIDIA GeForce RTX 4090"
+
+
+def test_files_globs_and_processes_give_the_same(job: Path) -> None:
+    found = answer(job)
+    assert answer(*sorted(job.iterdir())) == found
+    assert answer(job / "run.rank*.pickle", "--processes", 1) == found
+
+
+def test_nothing_that_is_a_rank_is_said_and_ends_with_2(tmp_path: Path) -> None:
+    (tmp_path / "rank0.pickle").write_bytes(b"hello")
+    done = memviz("ranks", tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "None of 1 files is a rank's snapshot." in done.stderr
+    assert "neither a pickle nor JSON" in done.stderr
+    assert memviz("ranks", tmp_path / "absent*").returncode == 2
+
+
+def test_names_from_files_do_nothing_to_a_terminal(tmp_path: Path) -> None:
+    for number in range(4):
+        extra = [alloc(1 << 40, MiB, frames=[frame("\x1b[2J", "e\x07vil.py", 3)])] if number == 3 else []
+        events = [alloc(0, 10 * MiB, frames=[frame("f", "train.py", 1)]), *extra]
+        (tmp_path / f"rank{number}.pickle").write_bytes(pickle.dumps(snapshot(events)))
+    (tmp_path / "rank4\x1b[31m.pickle").write_bytes(b"")
+    done = memviz("ranks", tmp_path)
+    assert done.returncode == 0
+    assert "\x1b" not in done.stdout and "\x07" not in done.stdout
+    assert "\\x1b[2J" in done.stdout and "rank4\\x1b[31m.pickle" in done.stdout
+
+
+def test_device_and_folder_one_level_down(tmp_path: Path) -> None:
+    for number in range(2):
+        folder = tmp_path / f"rank_{number}"
+        folder.mkdir()
+        written(folder, "snapshot.pickle")
+    assert [one["rank"] for one in answer(tmp_path, "--device", "0")["ranks"]] == [0, 1]
+    done = memviz("ranks", tmp_path, "--device", "7")
+    assert done.returncode == 2
+    assert "has no device 7" in done.stderr
+
+
+def test_a_rank_that_cannot_be_opened_is_named(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job, tmp_path / "job")
+    os.symlink("nowhere", tmp_path / "job" / "run.rank20.pickle")
+    found = answer(tmp_path / "job")
+    assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle", "run.rank20.pickle"]

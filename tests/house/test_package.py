@@ -1,0 +1,142 @@
+"""What `pip install` brings: the light core works with numpy alone, and all of ours lies within `memviz`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.house.repository import ROOT
+
+PARTS = ("memviz", "optimizations", "sample_traces")
+FILES = ("pyproject.toml", "setup.py", "requirements.txt", "README.md")
+
+
+def run(*command: str | Path, cwd: Path | None = None, status: int = 0) -> str:
+    done = subprocess.run(list(map(str, command)), cwd=cwd, capture_output=True, text=True, check=False)
+    assert done.returncode == status, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a copy, since a build leaves folders beside what it builds."""
+    checkout, wheels = tmp_path_factory.mktemp("checkout"), tmp_path_factory.mktemp("wheels")
+    for part in PARTS:
+        shutil.copytree(ROOT / part, checkout / part, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, checkout)
+    run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", wheels, checkout)
+    (made,) = wheels.iterdir()
+    return made
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The programs of an environment that has the core and nothing else."""
+    folder = tmp_path_factory.mktemp("environment")
+    run(sys.executable, "-m", "venv", folder)
+    programs = folder / ("Scripts" if sys.platform == "win32" else "bin")
+    run(programs / "python", "-m", "pip", "install", "--quiet", wheel)
+    yield programs
+    shutil.rmtree(folder)
+
+
+def requirements() -> list[str]:
+    lines = (ROOT / "requirements.txt").read_text().splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_a_wheel_holds_one_name_and_all_that_the_page_needs(wheel: Path) -> None:
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.partition("/")[0] for name in names if ".dist-info" not in name} == {"memviz"}
+    for part in PARTS:
+        ours = [path for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+        inside = {f"memviz/{path.relative_to(ROOT)}".replace("memviz/memviz/", "memviz/") for path in ours}
+        assert inside <= set(names)
+
+
+def test_in_a_wheel_nothing_is_imported_from_the_top(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        for name in files.namelist():
+            if name.endswith(".py"):
+                text = files.read(name).decode()
+                assert not re.search(r"^\s*(from|import) (optimizations|sample_traces)\b", text, re.MULTILINE), name
+
+
+def test_pytest_finds_the_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/entry_points.txt"))
+        assert "[pytest11]\nmemviz = memviz.pytest_plugin" in files.read(name).decode()
+
+
+def test_each_part_needs_lines_of_the_requirements_and_together_they_need_all(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))
+        lines = re.findall(r"^Requires-Dist: (.*)$", files.read(name).decode(), re.MULTILINE)
+    parts: dict[str, set[str]] = {}
+    for line in lines:
+        requirement, _, extra = line.partition("; extra == ")
+        parts.setdefault(extra.strip("\"'"), set()).add(_normal(requirement))
+    known = {_normal(line) for line in requirements()}
+    assert {re.split("[<>]", line)[0] for line in parts[""]} == {"numpy"}
+    assert set(parts) == {"", "page", "run", "ranks", "all"}
+    assert parts["page"] | parts["run"] | parts["ranks"] == parts["all"]
+    # pytest is in that file for people who run the tests of a Space.
+    assert known - parts[""] - parts["all"] == {_normal(line) for line in known if line.startswith("pytest")}
+    assert parts[""] | parts["all"] < known
+
+
+def _normal(requirement: str) -> str:
+    name, *bounds = re.split(r"(?=[<>=])", requirement.replace(" ", ""), maxsplit=1)
+    return name.lower() + ",".join(sorted("".join(bounds).split(",")))
+
+
+def test_the_core_reads_and_explains_a_recording_with_numpy_alone(installed: Path, tmp_path: Path) -> None:
+    listed = run(installed / "python", "-m", "pip", "list", "--format=freeze").lower()
+    assert {line.partition("==")[0] for line in listed.split()} <= {"memviz", "numpy", "pip", "setuptools", "wheel"}
+    sample = ROOT / "sample_traces" / "training.pickle.gz"
+    command = installed / "memviz"
+    here = run(sys.executable, "-m", "memviz", "summary", sample, "--json", cwd=ROOT)
+    assert run(command, "summary", sample, "--json", cwd=tmp_path) == here
+    for words in (("peak", sample), ("findings", sample, "--estimates"), ("diff", sample, sample), ("replay", sample)):
+        run(command, *words, cwd=tmp_path)
+    run(command, "report", sample, "-o", "report.html", cwd=tmp_path)
+    run(command, "export", sample, "-o", "again.pickle", cwd=tmp_path)
+    assert run(command, "summary", "again.pickle", "--json", cwd=tmp_path).count("peak") > 2
+
+
+@pytest.mark.parametrize(
+    ("words", "library", "extra"),
+    [
+        (("open",), "gradio", "page"),
+        (("run", "gpt2"), "torch", "run"),
+        (("fit", "gpt2", "--card", "T4"), "torch", "run"),
+        (("predict", "train.py"), "torch", "run"),
+    ],
+)
+def test_what_was_not_installed_is_named_with_what_brings_it(
+    installed: Path, tmp_path: Path, words: tuple[str, ...], library: str, extra: str
+) -> None:
+    (tmp_path / "train.py").write_text("import torch\n")
+    said = run(installed / "memviz", *words, cwd=tmp_path, status=2)
+    assert said.startswith(
+        f"memviz: This needs {library}, which is not installed here. `pip install 'memviz[{extra}]'`"
+    )
+    assert said.count("\n") == 1
+
+
+def test_the_settings_of_tools_stand_in_one_file() -> None:
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert {"pytest", "ruff", "mypy"} <= set(settings["tool"])
+    hidden = [
+        path.name for path in ROOT.iterdir() if path.name in (".pytest.ini", ".mypy.ini", ".ruff.toml", "tox.ini")
+    ]
+    assert hidden == []

@@ -1,0 +1,126 @@
+"""Who is like whom, and who stands out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.ranks.differences import Difference, by_category, by_site
+from memviz.ranks.groups import Group, grouped
+from memviz.ranks.numbers import Rank
+from memviz.ranks.places import Place
+from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.row import RankRow, SiteBytes
+from tests.traces import MiB, alloc, trace_of
+
+EMPTY = row_of(trace_of([alloc(0, 100)]), Place("here"))
+GiB = 1 << 30
+
+
+def row(**sites: int) -> RankRow:
+    table = tuple(SiteBytes(f"/{name}", name, size) for name, size in sites.items())
+    return replace(EMPTY, peak_bytes=sum(sites.values()), sites=table, other_sites_bytes=0)
+
+
+def ranks(*rows: RankRow) -> list[Rank]:
+    return [Rank(number, row) for number, row in enumerate(rows)]
+
+
+def of_peaks(peaks: object) -> list[Rank]:
+    return ranks(*(row(weights=int(peak)) for peak in peaks))
+
+
+def test_equal_ranks_are_one_group_and_nobody_stands_out() -> None:
+    groups, outliers = grouped(of_peaks([40 * GiB] * 1024))
+    assert groups == (Group(tuple(range(1024)), 511, 40 * GiB, 40 * GiB, 40 * GiB),)
+    assert outliers == ()
+
+
+@pytest.mark.parametrize("more", [60 * MiB, 2 * GiB, -2 * GiB])
+@pytest.mark.parametrize("planted", [0, 500, 1023])
+def test_a_planted_one_stands_out_with_its_cause(planted: int, more: int) -> None:
+    rows = [row(weights=30 * GiB, forward=10 * GiB)] * 1024
+    rows[planted] = row(weights=30 * GiB, forward=10 * GiB + more)
+    groups, (outlier,) = grouped(ranks(*rows))
+    assert [len(group.ranks) for group in groups] == [1023, 1]
+    assert groups[1].ranks == (planted,)
+    assert (outlier.rank, outlier.delta_bytes) == (planted, more)
+    assert outlier.because == (Difference("forward", more),)
+
+
+def test_stages_are_groups_and_one_of_a_stage_is_held_against_its_own() -> None:
+    stages = [row(weights=(20 - stage) * GiB, forward=3 * GiB * (8 - stage)) for stage in range(8)]
+    rows = [stages[number // 32] for number in range(256)]
+    rows[70] = row(weights=18 * GiB, forward=18 * GiB, cache=GiB)
+    groups, outliers = grouped(ranks(*rows))
+    assert sorted(len(group.ranks) for group in groups) == [1, 31, *[32] * 7]
+    assert [(one.rank, one.against // 32, one.because) for one in outliers] == [(70, 2, (Difference("cache", GiB),))]
+
+
+def test_eight_that_differ_from_a_thousand() -> None:
+    groups, outliers = grouped(of_peaks([40 * GiB] * 1016 + [45 * GiB] * 8))
+    assert [len(group.ranks) for group in groups] == [1016, 8]
+    assert [one.rank for one in outliers] == list(range(1016, 1024))
+
+
+@pytest.mark.parametrize("spread", [0.0005, 0.005, 0.05])
+@pytest.mark.parametrize("count", [12, 64, 1024])
+def test_ranks_that_are_given_different_lengths_do_not_stand_out(count: int, spread: float) -> None:
+    lengths = 40 * GiB * (1 + spread * np.random.default_rng(7).random(count))
+    _, outliers = grouped(of_peaks(lengths))
+    assert outliers == ()
+
+
+def test_among_ranks_that_all_differ_one_far_away_still_stands_out() -> None:
+    peaks = 40 * GiB * (1 + 0.05 * np.random.default_rng(7).random(64))
+    peaks[9] *= 1.8
+    _, outliers = grouped(of_peaks(peaks))
+    assert [one.rank for one in outliers] == [9]
+
+
+def test_two_ranks_or_four_stages_have_nobody_to_stand_out_from() -> None:
+    for peaks in ([20, 30], [40, 30, 20, 10], [5]):
+        groups, outliers = grouped(of_peaks(peak * GiB for peak in peaks))
+        assert (len(groups), outliers) == (len(peaks), ())
+
+
+def test_ranks_of_one_height_that_are_made_of_other_things_are_no_equals() -> None:
+    groups, outliers = grouped(ranks(*[row(a=10 * GiB)] * 4, *[row(b=10 * GiB)] * 4))
+    assert [group.ranks for group in groups] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    assert outliers == ()
+
+
+@given(st.lists(st.integers(0, 100 * GiB), min_size=1, max_size=40))
+def test_every_rank_is_in_one_group_and_causes_add_up(peaks: list[int]) -> None:
+    groups, outliers = grouped(of_peaks(peaks))
+    assert sorted(number for group in groups for number in group.ranks) == list(range(len(peaks)))
+    for group in groups:
+        members = [peaks[number] for number in group.ranks]
+        assert (group.least_bytes, group.most_bytes) == (min(members), max(members))
+        assert group.median_rank in group.ranks and peaks[group.median_rank] == group.peak_bytes
+    for one in outliers:
+        assert one.delta_bytes == peaks[one.rank] - peaks[one.against]
+        assert sum(cause.delta_bytes for cause in one.because) == one.delta_bytes
+
+
+def test_differences_add_up_whatever_is_kept() -> None:
+    one, other = row(a=5, b=7, c=1), replace(row(b=2, d=10), other_sites_bytes=3, peak_bytes=15)
+    assert by_site(one, other) == (
+        Difference("d", -10),
+        Difference("a", 5),
+        Difference("b", 5),
+        Difference("c", 1),
+        Difference("(all others)", -3),
+    )
+    assert by_site(one, other, 2) == (Difference("d", -10), Difference("a", 5), Difference("(all others)", 3))
+    assert by_category(one, one) == ()
+
+
+def test_the_same_line_in_another_folder_is_the_same_site() -> None:
+    here = replace(EMPTY, peak_bytes=5, sites=(SiteBytes("/a/train.py:1 f", "train.py:1 f", 5),))
+    there = replace(EMPTY, peak_bytes=7, sites=(SiteBytes("/b/train.py:1 f", "train.py:1 f", 7),))
+    assert by_site(here, there) == (Difference("train.py:1 f", -2),)

@@ -1,0 +1,65 @@
+"""Which rank a file is of."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from memviz.ranks.numbers import numbered, numbers_in
+from memviz.ranks.places import Place
+from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.row import FailedFile, RankRow
+from tests.traces import alloc, trace_of
+
+
+def row(place: str, said: int | None = None) -> RankRow:
+    return replace(row_of(trace_of([alloc(0, 100)]), Place(place)), said_rank=said)
+
+
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [
+        ("rank0.pickle", 0),
+        ("run.rank12.pickle.gz", 12),
+        ("rank_7_memory_snapshot.pickle", 7),
+        ("iteration_10/rank3_memory_snapshot.pickle", 3),
+        ("RANK-5-of-8.pkl", 5),
+        ("global_rank4_step100.pickle", 4),
+        ("node2_gpu3_1700000000.pickle", 3),
+        ("runs/rank_9/snapshot.pickle", 9),
+        ("snapshot_17.pickle", 17),
+        ("snapshot.pickle", None),
+        ("step100_host3.pickle", None),
+        ("1700000000123456.pickle", None),
+    ],
+)
+def test_the_number_in_a_name(name: str, number: int | None) -> None:
+    assert numbers_in([name]) == {name: number}
+
+
+def test_of_names_with_several_numbers_the_one_that_differs_counts() -> None:
+    assert numbers_in(["step100_0.pickle", "step100_1.pickle"]) == {"step100_0.pickle": 0, "step100_1.pickle": 1}
+    both = ["step100_0.pickle", "step200_1.pickle"]
+    assert numbers_in(both) == dict.fromkeys(both)
+
+
+def test_ranks_come_by_number_and_the_file_itself_is_believed_first() -> None:
+    ranks, failed = numbered([row("rank10.pickle"), row("rank2.pickle"), row("rank3.pickle", said=0)])
+    assert [(rank.number, rank.row.place) for rank in ranks] == [
+        (0, "rank3.pickle"),
+        (2, "rank2.pickle"),
+        (10, "rank10.pickle"),
+    ]
+    assert failed == ()
+
+
+def test_files_without_a_number_and_second_ones_are_named_with_the_reason() -> None:
+    bad = FailedFile("rank4.pickle", "It is empty.")
+    ranks, failed = numbered([row("run.rank1.oom.pickle"), row("final.pickle"), bad, row("run.rank1.pickle")])
+    assert [rank.row.place for rank in ranks] == ["run.rank1.pickle"]
+    assert [(one.place, one.reason) for one in failed] == [
+        ("final.pickle", "Its name has no rank's number, and the file itself does not say it."),
+        ("rank4.pickle", "It is empty."),
+        ("run.rank1.oom.pickle", "It is rank 1 once more; run.rank1.pickle is taken."),
+    ]

@@ -1,0 +1,96 @@
+"""Where the files lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from memviz.errors import UsageError
+from memviz.ranks.places import places_of
+
+
+def names(*given: Path | str) -> list[str]:
+    return [place.name for place in places_of([str(one) for one in given])]
+
+
+def touch(folder: Path, *files: str) -> None:
+    for name in files:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(b"x")
+
+
+def test_a_folder_gives_its_snapshots_in_order(tmp_path: Path) -> None:
+    touch(tmp_path, "rank10.pickle", "rank2.pickle.gz", "train.log", "mesh.json", ".hidden.pickle", "ranks.parquet")
+    assert names(tmp_path) == ["rank2.pickle.gz", "rank10.pickle"]
+
+
+def test_a_folder_of_folders_gives_one_of_each(tmp_path: Path) -> None:
+    touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle", "notes.txt")
+    assert [place.address for place in places_of([str(tmp_path)])] == [
+        str(tmp_path / "rank_0/snapshot.pickle"),
+        str(tmp_path / "rank_1/snapshot.pickle"),
+    ]
+
+
+def test_names_without_an_ending_count_where_there_are_no_others(tmp_path: Path) -> None:
+    touch(tmp_path, "rank0", "rank1")
+    assert names(tmp_path) == ["rank0", "rank1"]
+
+
+def test_a_glob_and_files_and_each_only_once(tmp_path: Path) -> None:
+    touch(tmp_path, "rank0.pickle", "rank1.pickle", "a/rank2.pickle")
+    assert names(tmp_path / "rank*.pickle") == ["rank0.pickle", "rank1.pickle"]
+    assert names(tmp_path / "**" / "*.pickle") == ["rank2.pickle", "rank0.pickle", "rank1.pickle"]
+    assert names(tmp_path, tmp_path / "rank1.pickle") == ["rank0.pickle", "rank1.pickle"]
+
+
+def test_a_name_with_brackets_is_a_file_before_it_is_a_glob(tmp_path: Path) -> None:
+    touch(tmp_path, "rank[0].pickle")
+    assert names(tmp_path / "rank[0].pickle") == ["rank[0].pickle"]
+
+
+def test_a_file_that_changes_has_another_tag(tmp_path: Path) -> None:
+    touch(tmp_path, "rank0.pickle")
+    (before,) = places_of([str(tmp_path)])
+    (tmp_path / "rank0.pickle").unlink()
+    touch(tmp_path, "other", "rank0.pickle")
+    (after,) = places_of([str(tmp_path / "rank0.pickle")])
+    assert before.size == after.size == 1
+    assert before.etag != after.etag
+
+
+def test_what_is_nowhere_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="There is no snapshot in"):
+        places_of([str(tmp_path / "*.pickle")])
+
+
+def test_a_file_that_is_named_and_not_there_is_one_of_the_rows(tmp_path: Path) -> None:
+    assert names(tmp_path / "rank0.pickle") == ["rank0.pickle"]
+
+
+@pytest.fixture
+def remote() -> str:
+    files = fsspec.filesystem("memory")
+    for name in ("rank0.pickle", "rank1.pickle", "log.txt"):
+        files.pipe(f"/job/{name}", b"x" * 10)
+    yield "memory://job"
+    files.rm("/job", recursive=True)
+
+
+def test_a_place_that_fsspec_knows(remote: str) -> None:
+    assert [(place.address, place.size) for place in places_of([remote])] == [
+        ("memory:///job/rank0.pickle", 10),
+        ("memory:///job/rank1.pickle", 10),
+    ]
+    assert names(f"{remote}/*1.pickle") == ["rank1.pickle"]
+    assert names(f"{remote}/rank0.pickle") == ["rank0.pickle"]
+
+
+@pytest.mark.parametrize("address", ["nowhere9://bucket/x", "s3://bucket/x"])
+def test_a_protocol_that_is_not_known_is_refused_in_words(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
+    with pytest.raises(UsageError, match="cannot be opened"):
+        places_of([address])

@@ -1,0 +1,68 @@
+"""Many files in several processes: damaged ones, and ones that end their process."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from memviz.ranks.places import Place, places_of
+from memviz.ranks.pool import reduced_here
+from memviz.ranks.reduce_rank import reduce_rank
+from memviz.ranks.row import FailedFile, RankRow, Reduced
+from memviz.ranks.together import together
+from tests.ranks.files import read, write_ranks
+from tests.traces import MiB
+
+
+def killed_by_some(place: Place, device: str | None) -> Reduced:
+    """As the system ends a process that takes too much memory."""
+    if "killer" in place.name:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reduce_rank(place, device)
+
+
+def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 5, rank3=8 * MiB)
+    one, two = read(folder, processes=1), read(folder, processes=2)
+    assert one == two
+    assert [rank.number for rank in one.ranks] == [0, 1, 2, 3, 4]
+    assert [outlier.rank for outlier in one.outliers] == [3]
+
+
+def test_damaged_files_stop_nobody(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 6)
+    (folder / "run.rank2.pickle").write_bytes(b"")
+    (folder / "run.rank4.pickle").write_bytes((folder / "run.rank4.pickle").read_bytes()[:500])
+    job = read(folder, processes=2)
+    assert [rank.number for rank in job.ranks] == [0, 1, 3, 5]
+    assert [Path(one.place).name for one in job.failed] == ["run.rank2.pickle", "run.rank4.pickle"]
+
+
+@pytest.mark.parametrize("at", [0, 3, 7])
+def test_a_file_that_ends_its_process_is_one_row(tmp_path: Path, at: int) -> None:
+    folder = write_ranks(tmp_path / "job", 8)
+    (folder / f"run.rank{at}.pickle").rename(folder / f"killer.rank{at}.pickle")
+    places = places_of([str(folder)])
+    rows = list(reduced_here(places, processes=2, reduce=killed_by_some))
+    assert sorted(row.place for row in rows) == sorted(place.address for place in places)
+    (failed,) = (row for row in rows if isinstance(row, FailedFile))
+    assert failed.place.endswith(f"killer.rank{at}.pickle")
+    assert "ended its process" in failed.reason
+    assert len(together(rows).ranks) == 7
+
+
+def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:
+    rows = reduced_here(places_of([str(write_ranks(tmp_path / "job", 4))]), processes=2)
+    assert isinstance(next(rows), RankRow)
+    rows.close()
+    assert children() == []
+
+
+def children() -> list[str]:
+    """Of this process: those that multiprocessing did not wait for."""
+    import multiprocessing
+
+    return [child.name for child in multiprocessing.active_children()]

@@ -1,0 +1,162 @@
+"""One file -> one row, whatever is in it."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from memviz.analysis.summary import summary
+from memviz.analysis.which_device import chosen_device
+from memviz.ranks.places import Place, places_of
+from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
+from memviz.ranks.row import FailedFile, KindBytes, RankRow, RanOut, SiteBytes, StepPart
+from memviz.trace.load import load_trace
+from tests.ranks.files import written
+from tests.real import real_files, requires_real
+from tests.traces import MiB, alloc, frame, snapshot, trace_of
+
+SAMPLES = sorted((Path(__file__).parents[2] / "sample_traces").glob("*.pickle.gz"))
+
+
+def reduced(path: Path) -> RankRow:
+    (place,) = places_of([str(path)])
+    row = reduce_rank(place)
+    assert isinstance(row, RankRow)
+    return row
+
+
+def test_a_row_holds_the_peak_and_what_it_is_made_of(tmp_path: Path) -> None:
+    path = written(tmp_path, "rank3.pickle", more=7 * MiB)
+    row = reduced(path)
+    assert (row.place, row.file_bytes, row.device, row.event_count) == (str(path), path.stat().st_size, "0", 41)
+    assert (row.start_bytes, row.peak_bytes, row.end_bytes) == (0, 127 * MiB, 47 * MiB)
+    assert row.sites[:5] == (
+        *(SiteBytes(f"/train.py:{line} forward", f"train.py:{line} forward", 20 * MiB) for line in range(20, 24)),
+        SiteBytes("/train.py:5 build", "train.py:5 build", 10 * MiB),
+    )
+    assert sum(site.bytes for site in row.sites) + row.other_sites_bytes == row.peak_bytes
+    assert sum(part.bytes for part in row.categories) == row.peak_bytes
+
+
+@pytest.mark.parametrize("path", [*SAMPLES, *real_files()], ids=lambda path: path.name)
+def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
+    row, trace = reduced(path), load_trace(path)
+    (told,) = summary(trace, (chosen_device(trace),))["devices"]
+    names = ("start_bytes", "peak_bytes", "peak_event", "end_bytes", "reserved_peak_bytes", "reserved_end_bytes")
+    assert {name: getattr(row, name) for name in names} == {name: told[name] for name in names}
+    assert sum(site.bytes for site in row.sites) + row.other_sites_bytes == row.peak_bytes
+    assert sum(part.bytes for part in row.categories) == row.peak_bytes
+    assert max(row.curve.live) == row.peak_bytes
+    assert row.ran_out_count == len(told["oom"])
+
+
+@requires_real
+def test_there_are_real_recordings_to_hold_it_to() -> None:
+    assert len(real_files()) > 10
+
+
+def test_the_curve_is_cut_at_steps(tmp_path: Path) -> None:
+    curve = reduced(written(tmp_path, "rank0.pickle", more=7 * MiB)).curve
+    assert curve.parts == (
+        StepPart(-1, "", -1, 3),
+        StepPart(0, "ProfilerStep#0", 4, 15),
+        StepPart(1, "ProfilerStep#1", 16, 28),
+        StepPart(2, "ProfilerStep#2", 29, 40),
+    )
+    assert [(part.number, peak // MiB) for part, peak in curve.highest] == [(-1, 40), (0, 120), (1, 127), (2, 127)]
+    assert len(curve.live) == 4 * curve.columns
+
+
+def test_a_rank_that_ran_out_says_where(tmp_path: Path) -> None:
+    asked = [frame("forward", "model.py", 7)]
+    oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0, "frames": asked}
+    row = row_of(trace_of([alloc(0, 100), oom]), Place("here"))
+    assert row.ran_out == (RanOut(1, 2**30, 100, 0, "model.py:7 forward"),)
+    assert row.ran_out_count == 1
+
+
+def test_more_sites_than_are_kept_are_one_figure() -> None:
+    many = [alloc(i << 20, 1000 + i, frames=[frame("f", "m.py", i)]) for i in range(MOST_SITES + 20)]
+    row = row_of(trace_of(many), Place("here"))
+    assert len(row.sites) == MOST_SITES
+    assert row.other_sites_bytes == sum(1000 + i for i in range(20))
+
+
+def test_a_state_without_history_has_a_flat_curve() -> None:
+    from tests.traces import block, segment
+
+    row = row_of(trace_of([], [segment(0, 2 * MiB, [block(0, MiB)])]), Place("here"))
+    assert (row.peak_bytes, row.event_count, set(row.curve.live)) == (MiB, 0, {MiB})
+    assert row.categories == (KindBytes("before recording", MiB),)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"", "It is empty"),
+        (b"\x80\x04no pickle", "damaged"),
+        (b"hello", "It is neither a pickle nor JSON."),
+        (pickle.dumps({"segments": [], "device_traces": []}), "an empty one"),
+        (b"cos\nsystem\n(S'true'\ntR.", "os.system"),
+    ],
+)
+def test_damaged_and_hostile_files_are_told_as_rows(tmp_path: Path, content: bytes, said: str) -> None:
+    path = tmp_path / "rank1.pickle"
+    path.write_bytes(content)
+    failed = reduce_rank(places_of([str(path)])[0])
+    assert isinstance(failed, FailedFile)
+    assert failed.place == str(path)
+    assert said in failed.reason
+
+
+def test_a_file_cut_anywhere_is_a_row_or_a_reason(tmp_path: Path) -> None:
+    whole = written(tmp_path, "rank0.pickle").read_bytes()
+    path = tmp_path / "cut.pickle"
+    for length in range(0, len(whole) - 1, 97):
+        path.write_bytes(whole[:length])
+        assert isinstance(reduce_rank(Place(str(path), size=length)), FailedFile)
+
+
+def test_what_the_file_says_of_its_rank_is_kept() -> None:
+    root = snapshot([alloc(0, 100)])
+    about = {"origin": "measured", "on": "", "facts": {"rank": "12", "mesh": "pp=1,dp=4"}}
+    root["memviz"] = {"version": 1, "about": about, "modules": [""], "devices": []}
+    from tests.traces import read
+
+    row = row_of(read(root), Place("here"))
+    assert (row.said_rank, row.said_mesh) == (12, "pp=1,dp=4")
+
+
+@pytest.fixture
+def unsteady(monkeypatch: pytest.MonkeyPatch) -> None:
+    import fsspec
+
+    from memviz.ranks import reduce_rank as reading
+    from tests.ranks.unsteady_files import UnsteadyFiles
+
+    monkeypatch.setattr(reading, "_PAUSE_SECONDS", 0)
+    fsspec.register_implementation("unsteady", UnsteadyFiles, clobber=True)
+
+
+@pytest.mark.usefixtures("unsteady")
+def test_a_network_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    here = written(tmp_path, "rank0.pickle")
+    (place,) = places_of([f"unsteady://{here}"])
+    row = reduce_rank(place)
+    assert isinstance(row, RankRow)
+    assert (row.place, row.peak_bytes) == (f"unsteady://{here}", reduced(here).peak_bytes)
+
+
+@pytest.mark.usefixtures("unsteady")
+def test_a_network_that_keeps_failing_is_a_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.ranks.unsteady_files import UnsteadyFiles
+
+    def fails(*_: object) -> None:
+        raise ConnectionResetError("The line broke.")
+
+    monkeypatch.setattr(UnsteadyFiles, "open", fails)
+    failed = reduce_rank(Place(f"unsteady://{tmp_path}/rank0.pickle"))
+    assert isinstance(failed, FailedFile)
+    assert failed.reason == "It cannot be read (The line broke.), tried 3 times."

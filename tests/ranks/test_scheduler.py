@@ -1,0 +1,169 @@
+"""Workers of Dask: a real cluster, a worker that is killed, a file that kills them, a place that fails now and then."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz import dask_client
+from memviz.errors import UsageError
+from memviz.ranks import scheduler
+from memviz.ranks.gather import Gathering, gathered
+from memviz.ranks.places import places_of
+from memviz.ranks.row import FailedFile, RankRow, Reduced
+from memviz.ranks.scheduler import reduced_there
+from tests.ranks.files import read, write_ranks
+from tests.second_process import memviz
+from tests.traces import MiB
+
+distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two processes, as on two machines: they share nothing with this one but its files."""
+    import dask
+
+    # Two workers may die of one file before it is given up: each takes seconds to come back.
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+        ) as made,
+    ):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """Of a worker in a folder of its own, where memviz is something else: another version, or none."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "memviz").mkdir()
+    (folder / "memviz" / "__init__.py").write_text("")
+    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as made:
+        environment = {**os.environ, "PYTHONPATH": str(folder)}
+        command = [sys.executable, "-m", "distributed.cli.dask_worker", made.scheduler_address, "--no-dashboard"]
+        with subprocess.Popen([*command, "--nworkers", "1"], cwd=folder, env=environment) as worker:
+            yield made
+            worker.terminate()
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Path:
+    folder = write_ranks(tmp_path / "job", 8, rank6=11 * MiB)
+    (folder / "run.rank3.pickle").write_bytes(b"")
+    return folder
+
+
+def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:
+    assert gathered(Gathering((str(job),), scheduler=cluster.scheduler_address)) == read(job)
+
+
+def test_workers_without_this_memviz_are_sent_what_they_need(other_cluster: Any, job: Path) -> None:
+    address = other_cluster.scheduler_address
+    with distributed.Client(address, set_as_default=False) as client:
+        client.wait_for_workers(1, timeout=60)
+        assert gathered(Gathering((str(job),), scheduler=address)) == read(job)
+        assert "memviz-" in next(iter(client.run(memviz_at).values()))
+
+
+def test_a_worker_killed_half_way_costs_no_rank(cluster: Any, tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 24)
+    rows = reduced_there(places_of([str(folder)]), cluster.scheduler_address)
+    read_first = [next(rows) for _ in range(5)]
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        os.kill(min(client.run(os.getpid).values()), signal.SIGKILL)
+    all_rows = [*read_first, *rows]
+    assert sorted(Path(row.place).name for row in all_rows if isinstance(row, RankRow)) == sorted(
+        path.name for path in folder.iterdir()
+    )
+
+
+def killing(address: str, etag: str, size: int, device: str | None) -> Reduced:
+    """As reading a file may, by the system's hand."""
+    import os
+    import signal
+
+    from memviz.ranks.places import Place
+    from memviz.ranks.reduce_rank import reduce_rank
+
+    if "rank5" in address:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return reduce_rank(Place(address, etag, size), device)
+
+
+def test_a_file_that_kills_every_worker_is_one_row(cluster: Any, tmp_path: Path) -> None:
+    places = places_of([str(write_ranks(tmp_path / "job", 8))])
+    rows = list(reduced_there(places, cluster.scheduler_address, task=killing))
+    (failed,) = (row for row in rows if isinstance(row, FailedFile))
+    assert failed.place.endswith("rank5.pickle") and "ended the workers" in failed.reason
+    assert len(rows) == 8
+
+
+def test_a_place_that_fails_now_and_then(cluster: Any, tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 6, rank2=5 * MiB)
+    known = "tests.ranks.unsteady_files.UnsteadyFiles"
+    with distributed.Client(cluster.scheduler_address, set_as_default=False) as client:
+        # Those that a test before has ended come back with nothing registered.
+        client.wait_for_workers(2, timeout=60)
+        client.run(_register, str(Path(__file__).parents[2]), known)
+    _register(str(Path(__file__).parents[2]), known)
+    found = gathered(Gathering((f"unsteady://{folder}",), scheduler=cluster.scheduler_address))
+    assert [(rank.number, rank.row.peak_bytes // MiB) for rank in found.ranks] == [
+        (number, 125 if number == 2 else 120) for number in range(6)
+    ]
+
+
+memviz_at = scheduler._by_value(lambda: __import__("memviz").__file__)
+
+
+def _register(folder: str, name: str) -> None:
+    import sys
+
+    import fsspec
+
+    if folder not in sys.path:
+        sys.path.append(folder)
+    fsspec.register_implementation("unsteady", name, clobber=True)
+
+
+def test_the_command_asks_the_scheduler(cluster: Any, job: Path) -> None:
+    done = memviz("ranks", job, "--scheduler", cluster.scheduler_address, "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [one["rank"] for one in json.loads(done.stdout)["outliers"]] == [6]
+
+
+def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, job: Path) -> None:
+    monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
+    for address in ("tcp://127.0.0.1:9", "nonsense://x"):
+        with pytest.raises(UsageError, match="No scheduler answers at"):
+            list(reduced_there(places_of([str(job)]), address))
+
+
+def test_what_is_sent_to_workers_reads_a_rank_without_torch_and_gradio(tmp_path: Path, job: Path) -> None:
+    """In a process that has numpy, and memviz from that file alone."""
+    packed = tmp_path / "memviz.zip"
+    scheduler._pack(packed, scheduler._light_files())
+    assert packed.stat().st_size < 1 << 20
+    with zipfile.ZipFile(packed) as file:
+        assert not [name for name in file.namelist() if name.startswith(("memviz/ui", "memviz/runner"))]
+    program = (
+        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "from memviz.ranks.places import Place\n"
+        "from memviz.ranks.reduce_rank import reduce_rank\n"
+        "import memviz\n"
+        "heavy = {'torch', 'gradio', 'plotly', 'pandas', 'pyarrow', 'distributed', 'fsspec'} & set(sys.modules)\n"
+        "print(reduce_rank(Place(sys.argv[2])).peak_bytes, sorted(heavy), sys.argv[1] in memviz.__file__)"
+    )
+    command = [sys.executable, "-c", program, str(packed), str(job / "run.rank0.pickle")]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == (f"{120 * MiB} [] True\n", "")
