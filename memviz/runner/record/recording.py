@@ -40,7 +40,8 @@ class Recording:
         self.history = history
         self.device = device
         self.facts = facts
-        self.log = Log(history.counts)
+        clock_us = history.accelerator.clock_us
+        self.log = Log(history.counts) if clock_us is None else Log(history.counts, clock_us)
         self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
         self.trace: Trace | None = None
         history.when_out_of_memory = lambda _: self.hooks.see_all()
