@@ -13,6 +13,8 @@ import memviz
 from memviz.analysis.annotations import annotated
 from memviz.errors import UsageError
 from memviz.integrations.steps import RecordedSteps
+from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.predicted_program import device_for
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.model import Trace
 
@@ -125,6 +127,16 @@ def test_every_rank_has_its_file(tmp_path, monkeypatch):
     (path,) = tmp_path.iterdir()
     assert path.name == "memory.rank5.pickle"
     assert memviz.open(path).trace.about.facts["rank"] == "5"
+
+
+def test_a_pretended_rank_has_its_labels_whatever_the_number_of_its_card(tmp_path, monkeypatch):
+    rank = Rank(3, 4)
+    for name, value in rank.environment.items():
+        monkeypatch.setenv(name, value)
+    with device_for("RTX 4090", rank=rank):
+        train(RecordedSteps(tmp_path / "memory.pickle", last=1), 1)
+    (path,) = tmp_path.iterdir()
+    assert path.name == "memory.rank3.pickle" and names(path) == ["step 1", *STEP]
 
 
 def test_what_cannot_be_is_said_before_the_training(tmp_path):

@@ -72,7 +72,10 @@ def read_taken(
     """What was taken, as a Trace with the log's labels, on one GPU or, where that is None, on all of them."""
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
-    gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"] if device is None else [device]
+    # A card that is pretended is alone in its trace, whatever its number is among those of its machine.
+    gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
+    if device is not None and accelerator.clock_us is None:
+        gpus = [device]
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),
