@@ -1,5 +1,9 @@
-"""PyTorch's GPU memory, explained: `with memviz.recording("run.pickle", model=model):` records it on a GPU, and
-`with memviz.predicting(card="RTX 4090") as predicted:` predicts it without one."""
+"""PyTorch's GPU memory, explained.
+
+`memviz.open("run.pickle").peak()` says what a snapshot holds; `with memviz.recording("run.pickle", model=model):`
+records one on a GPU, and `with memviz.predicting(card="RTX 4090") as predicted:` predicts it without one.
+`memviz.figures` draws what they come to.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +11,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from memviz import figures
+    from memviz.notebook.open_trace import open
     from memviz.runner.predict.predicted_program import predict, predicting
     from memviz.runner.record.recording import recording
 
-__all__ = ["predict", "predicting", "recording"]
+__all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
+    "open": "memviz.notebook.open_trace",
     "predict": "memviz.runner.predict.predicted_program",
     "predicting": "memviz.runner.predict.predicted_program",
     "recording": "memviz.runner.record.recording",
@@ -20,6 +27,8 @@ _LIVES_IN = {
 
 def __getattr__(name: str) -> Any:
     """Only when asked for: the command line starts before torch could be imported."""
+    if name == "figures":
+        return import_module("memviz.figures")
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LIVES_IN[name]), name)

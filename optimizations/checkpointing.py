@@ -178,7 +178,10 @@ class Checkpointing:
 
 
 def blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """What can be checkpointed, by name and in the model's order: entries of the outermost lists of alike modules."""
+    """What can be checkpointed, by name and in the model's order: entries of the outermost lists of alike modules.
+
+    An entry that is itself a model of such entries, and says so, is taken apart: it would be computed again as a whole.
+    """
     names: dict[nn.Module, str] = {}
     for name, block in _listed_in(model, ""):
         names.setdefault(block, name)
@@ -190,7 +193,10 @@ def _listed_in(module: nn.Module, path: str) -> Iterator[tuple[str, nn.Module]]:
     if isinstance(module, nn.ModuleList | nn.Sequential):
         large = [(name, child) for name, child in named if any(True for _ in child.children())]
         if len(large) > 1 and _alike([child for _, child in large]):
-            yield from large
+            for name, child in large:
+                # One with a switch of its own checkpoints what is listed inside of it, as in diffusers' UNets.
+                inside = list(_listed_in(child, name)) if "gradient_checkpointing" in vars(child) else []
+                yield from inside or [(name, child)]
             return
     for name, child in named:
         yield from _listed_in(child, name)

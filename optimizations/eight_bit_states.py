@@ -44,9 +44,7 @@ class EightBitStates:
         "What the optimizer remembers rests in a byte a number, with a scale for each 256. "
         "Every step rounds it, so training goes another way."
     )
-    not_with: ClassVar[Mapping[str, str]] = {
-        "optimizer_in_backward": "each steps one weight at a time in a way of its own.",
-    }
+    not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "training"
     needs_optimizer: ClassVar[bool] = True
 
@@ -186,6 +184,9 @@ class _Steps:
             optimizer.param_groups = groups
             self.aside = gradients
 
+    # An optimizer that steps one weight at a time, during backward, looks for this.
+    before.of_each_weight = True  # type: ignore[attr-defined]
+
     def step(self, optimizer: Optimizer, weight: nn.Parameter) -> None:
         state = optimizer.state[weight]
         for key, packed in list(_packed_in(state)):
@@ -202,6 +203,8 @@ class _Steps:
         for weight, gradient in self.aside.items():
             weight.grad = gradient
         self.aside = {}
+
+    after.of_each_weight = True  # type: ignore[attr-defined]
 
 
 def _packed_in(state: Mapping[str, Any]) -> Iterator[tuple[str, Packed]]:

@@ -9,6 +9,7 @@ for all. What to know before using it:
 * `optimizer.step()` and `zero_grad()` may stay in the loop: they find nothing left to do. Schedulers work as ever.
 * Nobody sees all gradients at once: clipping by their norm, a `GradScaler` and closures do not go with it.
 * With `micro_batches` the gradients wait in between, and are stepped with and freed in the last backward pass.
+* States in 8 bits go with it: they are unpacked and packed with each weight.
 * Optimizers are those of `torch.optim` that step each weight by itself; LBFGS does not.
 * A copy of the model is a plain model.
 """
@@ -24,7 +25,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_pre_hook,
+)
 
 
 @dataclass(frozen=True)
@@ -155,11 +160,20 @@ def _group_of(weight: Tensor, optimizer: Optimizer) -> dict[str, Any] | None:
 
 
 def _plain_step(optimizer: Optimizer) -> None:
-    """Without hooks: they are for whole steps, and the loop still says when one is over."""
+    """Without hooks but those of each weight: the others are for whole steps, and the loop says when one is over."""
     step: Any = type(optimizer).step
     step = step.__wrapped__ if getattr(step, "hooked", False) else step
     with torch.no_grad():
+        for hook in _of_each_weight(_global_optimizer_pre_hooks):
+            hook(optimizer, (), {})
         step(optimizer)
+        for hook in _of_each_weight(_global_optimizer_post_hooks):
+            hook(optimizer, (), {})
+
+
+def _of_each_weight(hooks: Mapping[int, Callable[..., Any]]) -> list[Callable[..., Any]]:
+    """States in 8 bits, for one, are unpacked and packed with every weight that is stepped, and say so."""
+    return [hook for hook in hooks.values() if getattr(hook, "of_each_weight", False)]
 
 
 def _refuse_others(optimizer: Optimizer) -> None:

@@ -11,13 +11,16 @@ same modules; a slice is a view of them. What to know before using it:
 * Dropout acts on each slice with its own probability, which is the same as on the whole, drawn in another order.
 * The two matrices are read and not called: hooks on them do not run, hooks on the feed-forward itself do.
   So it comes before anything that hangs on single layers: casting, offloading, adapters.
+* Some blocks call the two matrices themselves: Flux's and HunyuanVideo's, where the second has attention's columns,
+  too, and BERT's. There the first hands its input on, and computes when the second is there to take its slices.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -71,12 +74,13 @@ class SplitFeedForward:
     def check(self, model: nn.Module, *, training: bool) -> None:
         chosen = self._chosen(model)
         for name, module in chosen.items():
-            if fault := "its forward is replaced already" if "forward" in vars(module) else _fault(_parts(module)):
+            replaced = [part for part in _replacing(module, self) if "forward" in vars(part)]
+            if fault := "its forward is replaced already" if replaced else _fault(_parts(module)):
                 raise ValueError(
                     f"The feed-forward {name} cannot be split: {fault}. Split before weights are quantized, cast, "
                     "offloaded or given adapters, or choose others with `only`."
                 )
-        inner = {name: _parts(module).second.in_features for name, module in chosen.items()}
+        inner = {name: _parts(module).inner for name, module in chosen.items()}
         for name, size in inner.items():
             if size % self.splits:
                 works = ", ".join(str(n) for n in range(2, 65) if math.gcd(*inner.values()) % n == 0)
@@ -87,12 +91,14 @@ class SplitFeedForward:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         self.check(model, training=model.training)
-        chosen = list(self._chosen(model).values())
-        for module in chosen:
-            module.__dict__["forward"] = _InSlices(module, self)
+        replacing: dict[nn.Module, Any] = {}
+        for module in self._chosen(model).values():
+            replacing |= _replacing(module, self)
+        for module, forward in replacing.items():
+            module.__dict__["forward"] = forward
 
         def undo() -> None:
-            for module in chosen:
+            for module in replacing:
                 del module.__dict__["forward"]
 
         return undo
@@ -106,7 +112,8 @@ class SplitFeedForward:
         if not modules:
             raise ValueError(
                 "No feed-forward was recognised here. Known are: diffusers' FeedForward with the activations that it "
-                "comes with; gate_proj, up_proj, down_proj as in Llama; nn.Sequential of linear, activation, linear."
+                "comes with and its single-stream blocks; those of Llama, GPT-2, ViT, BERT and their relatives in "
+                "transformers; nn.Sequential of linear, activation, linear."
             )
         if not chosen:
             raise ValueError(f"No feed-forward has {self.only!r} in its name; there are {', '.join(modules)}.")
@@ -121,12 +128,66 @@ class _InSlices:
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         parts, splits, as_published = _parts(self.module), self.knobs.splits, self.knobs.as_published
-        if fault := _fault(parts):
-            raise ValueError(f"Since this feed-forward was split it has changed: {fault}. Undo the split first.")
+        _check_still(_fault(parts))
         # Layerwise casting, too, sees by `.weight` in a forward that a module reads what its layers own.
-        columns = torch.split(parts.second.weight, parts.second.in_features // splits, dim=1)
+        columns = torch.split(_matrix(parts.second, parts.second.weight), parts.inner // splits, dim=1)
         slices = list(zip(*_rows(parts, splits), columns, strict=True))
         return parts.final(_sum(x, parts, slices, as_published))
+
+
+class _Waits:
+    """Stands as the `forward` of what comes first: hands its input on, or adds up slices where their columns wait."""
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.columns: Sequence[Tensor] = ()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.columns:
+            return x
+        parts = _parts(self.block)
+        _check_still(_unreadable(parts.first.weight))
+        return _sum(
+            x, parts, list(zip(*_rows(parts, len(self.columns)), self.columns, strict=True)), as_published=False
+        )
+
+
+class _Last:
+    """Stands as the `forward` of the second matrix, whose first columns may belong to what lies beside."""
+
+    def __init__(self, block: nn.Module, starts: nn.Module, waits: _Waits, splits: int) -> None:
+        self.block, self.starts, self.waits, self.splits = block, starts, waits, splits
+        self.first = _parts(block).first
+
+    def __call__(self, beside_and_x: Tensor) -> Tensor:
+        parts = _parts(self.block)
+        same = parts.first is self.first
+        _check_still(_unreadable(parts.second.weight) if same else f"it computes with {type(parts.first).__name__}")
+        matrix = _matrix(parts.second, parts.second.weight)
+        beside = matrix.shape[1] - parts.inner
+        self.waits.columns = torch.split(matrix[:, beside:], parts.inner // self.splits, dim=1)
+        try:
+            # Called as a module: its hooks may put its weight in place and take it away again.
+            output: Tensor = self.starts(beside_and_x[..., beside:])
+        finally:
+            self.waits.columns = ()
+        return output.add_(F.linear(beside_and_x[..., :beside], matrix[:, :beside])) if beside else output
+
+
+def _hand_on(x: Tensor) -> Tensor:
+    return x
+
+
+def _replacing(module: Any, knobs: SplitFeedForward) -> dict[nn.Module, Any]:
+    """What stands as which forward."""
+    if not (_fused(module) or _apart(module)):
+        return {module: _InSlices(module, knobs)}
+    waits = _Waits(module)
+    if _apart(module):
+        last = _Last(module, module.intermediate, waits, knobs.splits)
+        return {module.intermediate: waits, module.output.dense: last}
+    last = _Last(module, module.proj_mlp, waits, knobs.splits)
+    return {module.proj_mlp: waits, module.act_mlp: _hand_on, module.proj_out: last}
 
 
 def _same(x: Tensor) -> Tensor:
@@ -145,10 +206,21 @@ class Parts:
     dropout: Callable[[Tensor], Tensor] = _same
     final: Callable[[Tensor], Tensor] = _same
 
+    @property
+    def inner(self) -> int:
+        """Channels between the two; the second matrix may have columns for other things, too."""
+        both = _matrix(self.first, self.first.weight).shape[0]
+        return both // 2 if self.factor is self.first else both
+
+
+def _matrix(layer: nn.Module, weight: Tensor) -> Tensor:
+    """A row for each output. GPT-2's own layer has it the other way round."""
+    return weight.t() if type(layer).__name__ == "Conv1D" else weight
+
 
 def _sum(x: Tensor, parts: Parts, slices: list[Slice], as_published: bool) -> Tensor:
     bias = parts.second.bias
-    output = x.new_zeros(*x.shape[:-1], parts.second.out_features) if as_published else None
+    output = x.new_zeros(*x.shape[:-1], len(slices[0][2])) if as_published else None
     piece = None
     for first, factor, columns in slices:
         # As published, a slice's output lives on while the inner tensors of the next slice are made.
@@ -175,7 +247,7 @@ def _inner(x: Tensor, parts: Parts, first: Rows, factor: Rows | None, as_publish
 
 def _rows(parts: Parts, splits: int) -> tuple[list[Rows], list[Rows] | list[None]]:
     """Of the first matrix and of the factor's: views of equally many rows, biases alike."""
-    size = parts.second.in_features // splits
+    size = parts.inner // splits
     first = _split(parts.first, size)
     if parts.factor is parts.first:
         return first[splits:], first[:splits]
@@ -183,7 +255,7 @@ def _rows(parts: Parts, splits: int) -> tuple[list[Rows], list[Rows] | list[None
 
 
 def _split(layer: nn.Linear, size: int) -> list[Rows]:
-    weights = torch.split(layer.weight, size)
+    weights = torch.split(_matrix(layer, layer.weight), size)
     biases = [None] * len(weights) if layer.bias is None else torch.split(layer.bias, size)
     return list(zip(weights, biases, strict=True))
 
@@ -191,22 +263,33 @@ def _split(layer: nn.Linear, size: int) -> list[Rows]:
 def _fault(parts: Parts) -> str:
     """Why these layers cannot be read in slices; empty where they can."""
     for layer in (parts.first, parts.factor or parts.first, parts.second):
-        if type(layer).forward is not nn.Linear.forward or "forward" in vars(layer):
+        plain = type(layer).forward is nn.Linear.forward or type(layer).__name__ == "Conv1D"
+        if not plain or "forward" in vars(layer):
             return f"it computes with {type(layer).__name__}, which is no plain nn.Linear"
-        if not layer.weight.is_floating_point() or layer.weight.element_size() < 2:
-            return f"its weights are stored as {layer.weight.dtype}"
+        if fault := _unreadable(layer.weight):
+            return fault
     return ""
+
+
+def _unreadable(weight: Tensor) -> str:
+    wide = weight.is_floating_point() and weight.element_size() >= 2
+    return "" if wide else f"its weights are stored as {weight.dtype}"
+
+
+def _check_still(fault: str) -> None:
+    if fault:
+        raise ValueError(f"Since this feed-forward was split it has changed: {fault}. Undo the split first.")
 
 
 def feed_forwards(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Every feed-forward that is recognised, by name, whether or not it can be split."""
     for name, module in model.named_modules():
-        if _net(module) or _sequential(module) or (_gated(module) and _computes_like_llama(module)):
+        if _net(module) or _sequential(module) or _named(module) or _fused(module) or _apart(module):
             yield name, module
 
 
 def _parts(module: nn.Module) -> Parts:
-    parts = _net(module) or _sequential(module) or _gated(module)
+    parts = _net(module) or _sequential(module) or _named(module) or _fused(module) or _apart(module)
     if parts is None:
         raise ValueError(f"This {type(module).__name__} has been rebuilt since it was split. Undo the split first.")
     return parts
@@ -246,12 +329,49 @@ def _sequential(module: nn.Module) -> Parts | None:
     return None
 
 
-def _gated(module: Any) -> Parts | None:
-    """By the names that transformers' Llama and its many relatives give."""
-    if not all(isinstance(getattr(module, name, None), nn.Module) for name in ("gate_proj", "up_proj", "down_proj")):
+def _named(module: Any) -> Parts | None:
+    """By the names that transformers gives, where the forward computes what they say."""
+    names = next((names for names in _NAMES if _has(module, *names)), None)
+    if names is None:
         return None
-    activation: Any = getattr(module, "act_fn", getattr(module, "activation_fn", None))
-    return Parts(module.gate_proj, activation, module.up_proj, module.down_proj, getattr(module, "dropout", _same))
+    first, *factor, second = (getattr(module, name) for name in names)
+    activation: Any = next((getattr(module, name) for name in _ACTS if hasattr(module, name)), None)
+    dropout = getattr(module, "dropout", _same)
+    written = _computes(type(module), module, names)
+    if factor and written == "second(dropout(act(first(x)) * factor(x)))":
+        return Parts(first, activation, factor[0], second, dropout)
+    if written == f"second(act(first(x)){' * factor(x)' if factor else ''})":
+        return Parts(first, activation, factor[0] if factor else None, second)
+    if written == "dropout(second(act(first(x))))":
+        return Parts(first, activation, None, second, final=dropout)
+    return None
+
+
+_NAMES = (("gate_proj", "up_proj", "down_proj"), ("c_fc", "c_proj"), ("fc1", "fc2"))
+_ACTS = ("act_fn", "activation_fn", "act")
+
+
+def _has(module: nn.Module, *names: str) -> bool:
+    return all(isinstance(getattr(module, name, None), nn.Module) for name in names)
+
+
+def _fused(block: Any) -> Parts | None:
+    """A block of diffusers that computes proj_out(cat([attention, act_mlp(proj_mlp(x))]))."""
+    if "SingleTransformerBlock" not in type(block).__name__ or not _has(block, "proj_mlp", "act_mlp", "proj_out"):
+        return None
+    first, act, second = block.proj_mlp, block.act_mlp, block.proj_out
+    wide = getattr(first, "in_features", 0) + getattr(first, "out_features", 0)
+    activation = functools.partial(type(act).forward, act)
+    return Parts(first, activation, None, second) if wide and getattr(second, "in_features", 0) == wide else None
+
+
+def _apart(layer: Any) -> Parts | None:
+    """A layer as BERT's, whose two matrices are in modules of their own."""
+    chunk, names = getattr(type(layer), "feed_forward_chunk", None), ("intermediate", "output")
+    if chunk is None or not _has(layer, *names) or not all(_has(getattr(layer, name), "dense") for name in names):
+        return None
+    activation = getattr(layer.intermediate, "intermediate_act_fn", None)
+    return Parts(layer.intermediate.dense, activation, None, layer.output.dense) if callable(activation) else None
 
 
 class _Sketch:
@@ -264,9 +384,10 @@ class _Sketch:
         return _Sketch(" * ".join(sorted((self.text, other.text))))
 
 
-def _computes_like_llama(module: nn.Module) -> bool:
+def _computes(kind: type, module: nn.Module, names: tuple[str, ...]) -> str:
     """Many share the names but clamp, scale or normalise in between: so the forward is run once, on a sketch."""
-    words = {"gate_proj": "gate", "up_proj": "up", "down_proj": "down", "act_fn": "act", "activation_fn": "act"}
+    words = dict(zip(names, ("first", "factor", "second") if len(names) == 3 else ("first", "second"), strict=True))
+    words |= dict.fromkeys(_ACTS, "act")
 
     class StandIn:
         def __getattr__(self, name: str) -> Any:
@@ -274,8 +395,6 @@ def _computes_like_llama(module: nn.Module) -> bool:
             return (lambda sketch: _Sketch(f"{word}({sketch.text})")) if word else getattr(module, name)
 
     try:
-        written = type(module).forward(StandIn(), _Sketch("x")).text
+        return str(kind.forward(StandIn(), _Sketch("x")).text)  # type: ignore[attr-defined]
     except Exception:  # whatever a foreign forward does to a sketch, it is not the formula looked for
-        return False
-    inner = "act(gate(x)) * up(x)"
-    return bool(written == (f"down(dropout({inner}))" if hasattr(module, "dropout") else f"down({inner})"))
+        return ""

@@ -10,6 +10,8 @@ Nothing is computed otherwise. What to know before using it:
 * With `block` what lies outside of the blocks stays on the device: embeddings, norms, the head.
 * Host memory is pinned, in one piece a weight, and PyTorch rounds each piece up to a power of two. `most_gib` bounds
   the weights that wait there: modules beyond it stay on the device.
+* With layerwise casting the small weights come over the bus and are cast on the device, as long as what comes at once
+  is not less than what is cast at once: then they are cast on the host, before they come.
 * Weights are read where their module is called. A module that reads those of another finds them on the host.
 """
 
@@ -46,9 +48,7 @@ class WeightOffload:
         "Weights lie in pinned host memory and come to the device just while their module computes. "
         "Every forward pass copies them over the bus."
     )
-    not_with: ClassVar[Mapping[str, str]] = {
-        "layerwise_casting": "each puts a weight back to where it last was, and they would take it from each other.",
-    }
+    not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
 
     def __post_init__(self) -> None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from math import isfinite
+
 import numpy as np
 
 from memviz.analysis.cache import remembered
 from memviz.analysis.lifetimes import BEFORE, lifetimes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Ints8
+
+_EARLIEST_EPOCH_SECONDS = 1e8
+"""Seconds from here on are a date (1973 and later), below it they count from the first event."""
 
 
 def live_rows(device: DeviceTrace, event: int) -> Ints8:
@@ -48,6 +53,16 @@ def event_at_time(device: DeviceTrace, time_us: int) -> int:
     if not has_times(device):
         raise UsageError(f"The events of device {device.name} have no times. Ask by event instead.")
     return int(np.searchsorted(clock(device), time_us, side="right")) - 1
+
+
+def event_at_seconds(device: DeviceTrace, seconds: float) -> int:
+    """As people say a time: since the first event, or since 1970."""
+    if not isfinite(seconds):
+        raise UsageError(f"{seconds} is no time.")
+    microseconds = round(seconds * 1e6)
+    if seconds < _EARLIEST_EPOCH_SECONDS and len(device.events):
+        microseconds += int(clock(device)[0])
+    return event_at_time(device, microseconds)
 
 
 def time_of_event(device: DeviceTrace, event: int) -> int | None:

@@ -13,13 +13,13 @@ from memviz.commands.terminal import (
     INTERRUPTED,
     NOBODY_READS,
     NOT_WRITTEN,
-    harmless,
     harmless_streams,
     let_go_of_output,
     open_streams,
     status_of,
 )
 from memviz.errors import MemvizError, library_needed
+from memviz.headlines.harmless import harmless
 
 if TYPE_CHECKING:
     from memviz.commands.command import Command

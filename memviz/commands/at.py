@@ -7,7 +7,7 @@ from typing import Any
 
 from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
-from memviz.analysis.live import clock, event_at_time
+from memviz.analysis.live import event_at_seconds
 from memviz.analysis.peak import at as live_at
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
@@ -22,9 +22,6 @@ from memviz.commands.command import (
 from memviz.commands.peak import print_elsewhere, print_live
 from memviz.trace.model import DeviceTrace, Trace
 
-_EARLIEST_EPOCH_SECONDS = 1e8
-"""Seconds from here on are a date (1973 and later), below it they count from the first event."""
-
 
 def at(trace: Trace, event: int, device: str | None = None, by: str = "site", top: int | None = None) -> dict[str, Any]:
     """As `python -m memviz at --event N --json` writes it."""
@@ -35,10 +32,7 @@ def at(trace: Trace, event: int, device: str | None = None, by: str = "site", to
 def _event(device: DeviceTrace, args: argparse.Namespace) -> int:
     if args.event is not None:
         return int(args.event)
-    microseconds = round(args.time * 1e6)
-    if args.time < _EARLIEST_EPOCH_SECONDS and len(device.events):
-        microseconds += int(clock(device)[0])
-    return event_at_time(device, microseconds)
+    return event_at_seconds(device, args.time)
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from memviz.commands.terminal import harmless, progress
+from memviz.commands.terminal import progress
 from memviz.errors import UsageError
+from memviz.headlines.harmless import harmless
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
 

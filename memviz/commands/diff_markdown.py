@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from memviz.analysis.comparing.changes import Changes, letter, telling
 from memviz.analysis.comparing.match_allocations import Pair
-from memviz.commands.terminal import harmless
 from memviz.headlines.compare import compare
+from memviz.headlines.harmless import harmless
 from memviz.units import bytes_text, delta_text, percent_text
 
 _CAUSES = 3

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
@@ -12,6 +14,7 @@ from memviz.units import bytes_text, count_text, duration_text
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
     from memviz.runner.fit.front import TriedWay
+    from memviz.runner.fit.predictions import Predictor
     from memviz.runner.request import Request
 
 _KEEPS = ("outputs", "training", "nothing")
@@ -37,6 +40,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
         help="that steps after backward (default: %(default)s, gradients add up)",
     )  # fmt: skip
+    parser.add_argument(
+        "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict; they need the same memviz and PyTorch"
+    )
     parser.add_argument("--processes", type=_count, metavar="N", help="that predict at once (default: one a core)")
     add_json(parser)
 
@@ -49,11 +55,10 @@ def _count(text: str) -> int:
 
 def _run(args: argparse.Namespace) -> int:
     from memviz.runner.fit.fit import find_fit, fit_json
-    from memviz.runner.fit.predictions import Predictor
 
     request, best = _request(args), _Best()
     try:
-        with Predictor(processes=args.processes) as predictor:
+        with _predictor(args) as predictor:
             answer = find_fit(
                 request,
                 predictor,
@@ -70,6 +75,23 @@ def _run(args: argparse.Namespace) -> int:
     else:
         _print(answer)
     return 0
+
+
+@contextmanager
+def _predictor(args: argparse.Namespace) -> Iterator[Predictor]:
+    from memviz.runner.fit.predictions import Predictor
+
+    if args.scheduler is None:
+        with Predictor(processes=args.processes) as predictor:
+            yield predictor
+        return
+    from memviz.dask_client import dask_client
+    from memviz.runner.fit.far_predictions import FarWorker, threads_of
+
+    with dask_client(args.scheduler) as client:
+        threads = threads_of(client, args.scheduler)
+        with Predictor(processes=args.processes or threads, make_worker=lambda: FarWorker(client)) as predictor:
+            yield predictor
 
 
 def _request(args: argparse.Namespace) -> Request:

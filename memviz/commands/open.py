@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from memviz.commands.command import Command, add_file, open_trace
+from memviz.ranks.gather import Gathering, gathered
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,6 +17,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Python file of yours whose functions Run offers, each returning a model and its inputs; everybody who "
         "sees the page can run them",
     )  # fmt: skip
+    parser.add_argument(
+        "--ranks", metavar="PLACE", help="show many ranks: a folder, a glob, or the table that `ranks -o` wrote"
+    )
     parser.add_argument("--browser", action="store_true", help="open it in a browser")
 
 
@@ -28,7 +32,9 @@ def _run(args: argparse.Namespace) -> int:
     for path in args.program:
         # What cannot be offered is said before the page starts.
         functions_of(str(path))
-    page = build_app([open_trace(path) for path in args.files], [path.resolve() for path in args.program])
+    job = None if args.ranks is None else gathered(Gathering((args.ranks,)))
+    traces = [open_trace(path) for path in args.files]
+    page = build_app(traces, [path.resolve() for path in args.program], job)
     page.launch(server_port=args.port, inbrowser=args.browser, **launch_options())
     return 0
 

@@ -15,7 +15,8 @@ _MORE = """\
 The script runs in this process, as `python SCRIPT ...` would run it, and its exit status is kept.
 FILE is written when it ends, also by an error, by running out of memory, by Ctrl-C or by SIGTERM;
 SIGUSR1 writes FILE with .signal1, .signal2 ... in its name and lets the script go on.
-Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...
+Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...,
+or those that --ranks chooses; a rank that fails writes its own in any case. `memviz ranks` reads them together.
 """
 
 
@@ -37,6 +38,18 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         help="events to keep, the last ones (default: what fits a quarter of the free memory, at most 5,000,000)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
+    parser.add_argument(
+        "--ranks",
+        default="all",
+        metavar="LIST",
+        help="under torchrun, which ranks write: numbers, spans, first, last, stage or all, as in 0,last",
+    )
+    parser.add_argument(
+        "--mesh",
+        default="",
+        metavar="SIZES",
+        help="what the ranks are, the outermost axis first, for their files' names: pp=2,dp=4",
+    )
     parser.add_argument("-m", "--module", action="store_true", help="run a module instead of a file")
     parser.add_argument("script", metavar="SCRIPT", help="the script, or with -m the module")
     parser.add_argument("arguments", metavar="ARGUMENT", nargs=argparse.REMAINDER, help="given to it")
@@ -47,7 +60,7 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     from memviz.runner.record.script import load_module, load_script
 
     load = load_module if args.module else load_script
-    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite)
+    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh)
     return record_script(load(args.script, args.arguments), wanted, accelerator)
 
 

@@ -5,22 +5,19 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from memviz.allocator.agreement import addresses, exactness
-from memviz.allocator.as_json import environment, replay_json
+from memviz.allocator.as_json import environment
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
-from memviz.allocator.fit import with_fit
-from memviz.allocator.replay import source_of
+from memviz.allocator.question import ReplayAnswer, ReplayQuestion, replay_answer
 from memviz.allocator.replayed import Replayed
-from memviz.allocator.replayer import Progress, part_of, rest_of
-from memviz.allocator.search import Search, search
-from memviz.allocator.settings import Settings, parse_settings
+from memviz.allocator.replayer import Progress
+from memviz.allocator.search import Search
+from memviz.allocator.settings import parse_settings
 from memviz.allocator.settings_text import NEWEST, Release
-from memviz.allocator.what_if import CardMemory, WhatIf, what_if
-from memviz.analysis.summary import device_number
+from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -35,36 +32,16 @@ from memviz.commands.command import (
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.headlines import what_if as headlines
+from memviz.headlines.as_json import replayed_json
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Trace
 from memviz.ui.what_if.ranked_rows import about_rows, rows
 from memviz.ui.what_if.saved_page import what_if_page
 from memviz.units import bytes_text, count_text, parse_bytes, percent_text
 
 Result = TypeVar("Result")
 _SNAPSHOT = ("pickle", "pkl")
-_SEARCH_PARTS = 6
-"""How many times as long as an answer a search takes, about."""
-
-
-@dataclass(frozen=True)
-class ReplayQuestion:
-    """What is asked of a recording; each part may be left out."""
-
-    settings: Settings | None = None
-    card: CardMemory | None = None
-    release: Release = NEWEST
-    search: bool = False
-    overhead: int = OVERHEAD_BYTES
-
-
-@dataclass(frozen=True)
-class ReplayAnswer:
-    trace: Trace
-    device: DeviceTrace
-    found: WhatIf
-    searched: Search | None
 
 
 def replay(
@@ -90,39 +67,7 @@ def replay(
         search=search,
         overhead=overhead,
     )
-    return _json(_answer(trace, device, question, None))
-
-
-def _answer(trace: Trace, device: str | None, question: ReplayQuestion, progress: Progress | None) -> ReplayAnswer:
-    chosen = chosen_device(trace, device)
-    parts = 1 + _SEARCH_PARTS if question.search else 1
-    first, source = part_of(progress, 0, parts), source_of(trace, chosen)
-    outcome = what_if(
-        trace,
-        chosen,
-        settings=question.settings,
-        card=question.card,
-        overhead_bytes=question.overhead,
-        progress=first,
-        source=source,
-    )
-    outcome = with_fit(source, outcome)
-    if not question.search:
-        return ReplayAnswer(trace, chosen, outcome, None)
-    found_best = search(
-        source,
-        question.card,
-        also=question.settings,
-        release=question.release,
-        overhead_bytes=question.overhead,
-        progress=rest_of(progress, 1, parts),
-    )
-    return ReplayAnswer(trace, chosen, outcome, found_best)
-
-
-def _json(answer: ReplayAnswer) -> dict[str, Any]:
-    said = str(headlines.what_if(answer.found, answer.searched))
-    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}
+    return replayed_json(replay_answer(trace, chosen_device(trace, device), question))
 
 
 def _print_smallest(outcome: WhatIf, overhead: int) -> None:
@@ -264,10 +209,11 @@ def _run(args: argparse.Namespace) -> int:
         overhead=args.overhead,
     )
     trace = open_trace(args.file)
-    answer = _shown(lambda progress: _answer(trace, args.device, question, progress))
+    chosen = chosen_device(trace, args.device)
+    answer = _shown(lambda progress: replay_answer(trace, chosen, question, progress))
     if args.output:
         _write(answer, args.output)
-    print_json(_json(answer)) if args.json else _print(answer, args.overhead)
+    print_json(replayed_json(answer)) if args.json else _print(answer, args.overhead)
     return 0
 
 

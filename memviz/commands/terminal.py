@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import signal
 import sys
 import traceback
@@ -19,6 +18,7 @@ from types import FrameType
 from typing import Any, TextIO, cast
 
 from memviz.errors import MemvizError, library_needed
+from memviz.headlines.harmless import harmless
 
 FAILED = 2
 """What was asked cannot be answered, in words on the standard error stream; argparse's status too."""
@@ -30,19 +30,6 @@ NOBODY_READS = 128 + 13
 """As of a program that SIGPIPE ended."""
 
 _ENDING = ("SIGTERM", "SIGHUP")
-_UNUSUAL = re.compile(r"[^\n\t -~]")
-
-
-def harmless(text: str, keep: str = "\n\t") -> str:
-    """As it stands, but for what is not printed: control characters, marks of direction, halves of a character."""
-    if not _UNUSUAL.search(text) and all(letter in keep or letter not in text for letter in "\n\t"):
-        return text
-    return "".join(letter if letter.isprintable() or letter in keep else _escaped(letter) for letter in text)
-
-
-def _escaped(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
 class NotWritten(MemvizError):

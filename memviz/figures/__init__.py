@@ -1,6 +1,8 @@
-"""Figures for notebooks and for what people save: a result of `memviz.analysis` becomes a plotly figure.
+"""Figures for notebooks and for what people save.
 
-The only part that imports plotly, when a figure is first asked for; it decides nothing about numbers.
+`timeline`, `peak`, `waterfall`, `icicle` and `segments` draw what `memviz.open` gives and what it answers; each
+`plot_<word>` draws a result of `memviz.analysis`. They are the only part that imports plotly, when a figure is first
+asked for, and decide nothing about numbers.
 """
 
 from __future__ import annotations
@@ -8,16 +10,21 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from memviz.errors import library_needed
+
 if TYPE_CHECKING:
-    from memviz.figures.fragmentation import plot_fragmentation, plot_fragmentation_at
-    from memviz.figures.icicle import plot_icicle
-    from memviz.figures.peak import plot_peak
-    from memviz.figures.replay import plot_replay
-    from memviz.figures.segments import plot_segments
-    from memviz.figures.timeline import plot_timeline
-    from memviz.figures.waterfall import plot_waterfall
+    from memviz.figures.drawings import icicle, peak, segments, timeline, waterfall
+    from memviz.figures.plots.fragmentation import plot_fragmentation, plot_fragmentation_at
+    from memviz.figures.plots.icicle import plot_icicle
+    from memviz.figures.plots.peak import plot_peak
+    from memviz.figures.plots.replay import plot_replay
+    from memviz.figures.plots.segments import plot_segments
+    from memviz.figures.plots.timeline import plot_timeline
+    from memviz.figures.plots.waterfall import plot_waterfall
 
 __all__ = [
+    "icicle",
+    "peak",
     "plot_fragmentation",
     "plot_fragmentation_at",
     "plot_icicle",
@@ -26,11 +33,18 @@ __all__ = [
     "plot_segments",
     "plot_timeline",
     "plot_waterfall",
+    "segments",
+    "timeline",
+    "waterfall",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = name.removeprefix("plot_").removesuffix("_at")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+    word = name.removeprefix("plot_").removesuffix("_at")
+    module = f"plots.{word}" if name.startswith("plot_") else "drawings"
+    try:
+        return getattr(import_module(f"{__name__}.{module}"), name)
+    except ModuleNotFoundError as error:
+        raise (library_needed(error) or error) from None

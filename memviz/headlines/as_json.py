@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from memviz.allocator.as_json import replay_json
+from memviz.allocator.question import ReplayAnswer
 from memviz.analysis.as_json import diff_json
 from memviz.analysis.comparing.changes import Changes, telling
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.comparing.setting_differences import setting_differences
 from memviz.analysis.findings.as_json import findings_json
 from memviz.analysis.overview import overview
-from memviz.analysis.summary import summary
+from memviz.analysis.summary import device_number, summary
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
+from memviz.headlines.what_if import what_if
 from memviz.trace.model import DeviceTrace, Trace
 
 
@@ -32,6 +35,11 @@ def compared_json(sides: Sequence[Pair], comparison: Changes, top: int | None = 
     headline = compare(telling(sides))
     settings = setting_differences([trace for trace, _ in sides])
     return {"headline": headline_json(headline), **diff_json(comparison, settings, top=top)}
+
+
+def replayed_json(answer: ReplayAnswer) -> dict[str, Any]:
+    said = str(what_if(answer.found, answer.searched))
+    return {"device": device_number(answer.device), **replay_json(answer.found, answer.searched, said)}
 
 
 def headline_json(headline: Headline) -> dict[str, str]:

@@ -41,6 +41,11 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
     return in_order, tuple(sorted(failed, key=lambda one: natural(one.place)))
 
 
+def rank_in_name(name: str) -> int | None:
+    """Only where a word says so: `rank3`, `gpu3`. Of a single file, any other number may be anything."""
+    return _after_a_word(name)
+
+
 def _left_out(row: RankRow, reason: str) -> FailedFile:
     return FailedFile(row.place, reason, row.etag, row.file_bytes)
 

@@ -94,12 +94,9 @@ def _hand_out(
 
 def _stop(pool: ProcessPoolExecutor) -> None:
     """At once, also where whoever asked went away half way through a large file."""
-    running = list((getattr(pool, "_processes", None) or {}).values())
-    pool.shutdown(wait=False, cancel_futures=True)
-    for process in running:
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.terminate()
-    for process in running:
-        process.join()
+    pool.shutdown(wait=True, cancel_futures=True)
 
 
 def _context() -> multiprocessing.context.BaseContext:

@@ -19,6 +19,7 @@ from memviz.errors import MemvizError
 from memviz.ranks.places import Place, file_system, first_line, is_remote
 from memviz.ranks.row import FailedFile, KindBytes, RankRow, RanOut, Reduced, SiteBytes
 from memviz.ranks.step_parts import curve
+from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT
 from memviz.trace.limits import Limits
 from memviz.trace.load import load_trace, read_trace
 from memviz.trace.model import Action, DeviceTrace, Trace
@@ -31,8 +32,6 @@ _LONGEST = 300
 _TRIES = 3
 _PAUSE_SECONDS = 0.2
 _PIECE = 4 << 20
-RANK_FACT, MESH_FACT = "rank", "mesh"
-"""What `record` writes into a file under torchrun."""
 
 
 def reduce_rank(place: Place, device: str | None = None) -> Reduced:

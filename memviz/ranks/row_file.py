@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from memviz.ranks.parquet import check_output, read_rows, write_rows
-from memviz.ranks.places import Place
+from memviz.ranks.places import Place, natural
 from memviz.ranks.row import RankRow, Reduced
 
 _LEAST_NEW = 64
@@ -43,7 +43,9 @@ class RowFile:
                 self._save()
 
     def _save(self) -> None:
-        write_rows(self._path, self._rows, self._device)
+        # In the order of the places, whichever was read first.
+        in_order = sorted(self._rows, key=lambda row: natural(row.place))
+        write_rows(self._path, in_order, self._device)
         self._saved = len(self._rows)
 
 

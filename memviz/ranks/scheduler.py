@@ -19,14 +19,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from memviz.dask_client import dask_client
 from memviz.errors import UsageError
 from memviz.ranks.places import Place, first_line
 from memviz.ranks.row import FailedFile, Reduced
 
 Task = Callable[[str, str, int, str | None], Reduced]
 _PARTS = ("__init__.py", "errors.py", "units.py", "trace", "analysis", "ranks")
-_ANSWERS_WITHIN_SECONDS = 20
-_WORKERS_WITHIN_SECONDS = 60
 _AHEAD = 4
 """Files handed out for each thread of a worker: none waits for the next, and a scheduler never holds them all."""
 _KILLED = "Reading it ended the workers that tried, one after the other."
@@ -46,28 +45,8 @@ def reduced_there(
     """As they become ready, in any order."""
     if not places:
         return
-    with _client(address) as client, _our_code(client):
+    with dask_client(address) as client, _our_code(client):
         yield from _handed_out(client, places, device, _by_value(task))
-
-
-@contextmanager
-def _client(address: str) -> Iterator[Any]:
-    try:
-        from distributed import Client
-    except ImportError:
-        raise UsageError("--scheduler needs Dask, which is not installed here: pip install distributed.") from None
-    try:
-        client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
-    except (OSError, ValueError, TimeoutError) as error:
-        raise UsageError(f"No scheduler answers at {address} ({first_line(error)}).") from None
-    try:
-        try:
-            client.wait_for_workers(1, timeout=_WORKERS_WITHIN_SECONDS)
-        except TimeoutError:
-            raise UsageError(f"The scheduler at {address} has no workers. Start some: dask worker {address}") from None
-        yield client
-    finally:
-        client.close()
 
 
 @contextmanager

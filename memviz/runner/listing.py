@@ -25,8 +25,8 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     return {
         "workloads": [
             *(row for file in programs for row in program_rows(file)),
-            *(_row(kind) for kind in WORKLOADS),
-            _row(ConfiguredModel),
+            *(_workload_row(kind) for kind in WORKLOADS),
+            _workload_row(ConfiguredModel),
         ],
         "optimizations": [
             {
@@ -46,6 +46,10 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
 def _card_row(card: KnownCard, kind: str) -> dict[str, Any]:
     """Unproven: nobody's recording is of a card with the same figures that PyTorch's rules look at."""
     return {"name": card.name, "memory_bytes": card.memory_bytes, "kind": kind, "unproven": not is_recorded(card)}
+
+
+def _workload_row(kind: Any) -> dict[str, Any]:
+    return {**_row(kind), "published": [asdict(model) for model in getattr(kind, "published", ())]}
 
 
 def _row(kind: Any) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
+from memviz.ranks.together import Ranks
 from memviz.trace.model import Trace
 from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
@@ -25,6 +26,7 @@ from memviz.ui.components.memory_timeline import MemoryTimeline
 from memviz.ui.components.overlay import Overlay
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm
+from memviz.ui.components.rank_map import RankMap
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
@@ -34,6 +36,7 @@ from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
 from memviz.ui.explore.estimates import with_estimate
+from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
@@ -60,9 +63,10 @@ from memviz.ui.shell.turns import IN_TURN, in_turn
 from memviz.ui.shell.windows import Windows
 from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
 from memviz.ui.upload import routes
+from memviz.ui.upload.clicks import session_after, tab_after
 from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.reading import Readings
-from memviz.ui.upload.samples import OFFERED_SAMPLES, sample_named
+from memviz.ui.upload.samples import OFFERED_SAMPLES
 from memviz.ui.upload.welcome import record_html, samples_html, welcome_html
 from memviz.ui.what_if import tab as what_if
 from memviz.ui.what_if.state import WhatIfState
@@ -72,6 +76,7 @@ STYLES = (
     "shell/page_frame.css",
     "explore/explore.css",
     "compare/compare.css",
+    "ranks/ranks.css",
     "what_if/what_if.css",
     "run/run.css",
     "run/fit.css",
@@ -90,6 +95,7 @@ COMPONENTS: tuple[type[Component], ...] = (
     Panel,
     LitPanel,
     FindField,
+    RankMap,
 )
 """All with a script, which the page loads once; their style sheets come in this order."""
 TITLE = "memviz: what fills your GPU"
@@ -97,9 +103,11 @@ _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
 
 
-def build_app(traces_given: Sequence[Trace] = (), programs: Sequence[Path] = ()) -> gr.Blocks:
-    """`traces_given` are open from the start, for everybody who sees the page; Run offers what is in `programs`."""
-    context = Context(TraceStore(), tuple(map(str, programs)))
+def build_app(
+    traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: Ranks | None = None
+) -> gr.Blocks:
+    """What is given is open from the start, for everybody who sees the page; Run offers what is in `programs`."""
+    context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
         given = given.with_opened(open_trace(context.store, trace, pinned=True))
@@ -175,6 +183,8 @@ class _Page:
                     self._loaded()
                 with gr.Tab(compare.LABEL, id=compare.ID) as tab:
                     self.compare = compare.build(self.context, self.session, self.tabs, tab)
+                with gr.Tab(ranks.LABEL, id=ranks.ID, visible=False) as tab:
+                    self.ranks = ranks.build(self.context, self.session, self.tabs, tab)
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
                     self.run = run.build(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
@@ -188,7 +198,7 @@ class _Page:
 
     def _wire(self, page: gr.Blocks) -> None:
         frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.tabs]
-        outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.what_if.outputs]
+        outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.ranks.outputs, *self.what_if.outputs]
         self.outputs = outputs
         for files in (self.more_files, self.first_files):
             files.upload(
@@ -209,6 +219,7 @@ class _Page:
         )
         self.run.results.click(self._open_runs, [self.session, self.run.state], outputs, **IN_PARTS)
         self.run.fit_clicked.then(self._open_way, [self.session, self.run.state], outputs, **IN_PARTS)
+        self.ranks.one.click(self._open_rank, [self.session], outputs, **PRIVATE)
         self.run.kept.click(self._reopen_run, [self.session, self.run.visitor], outputs, **IN_PARTS)
         # The badges of what is compared stand in the sidebar too.
         self.compare.traces.change(self._traces, [self.session], [self.traces], **PRIVATE)
@@ -233,6 +244,7 @@ class _Page:
             gr.update(selected=tab) if tab else gr.update(),
             *explore.show(self.context, current, state),
             *compare.show(self.context, current),
+            *ranks.show(self.context, current),
             *what_if.show(current, tab),
         ]
 
@@ -253,12 +265,12 @@ class _Page:
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
-        after = _changed(self.context, current, data)
+        after = session_after(self.context, current, data)
         for opened in current.opened:
             # Another window may show it still; it goes when that is closed.
             if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
                 self.context.store.drop(opened.key)
-        return self._shown(after, tab=_tab(data))
+        return self._shown(after, tab=tab_after(data))
 
     def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
         """To the tab that would help with it, or to an estimate of what would come of an action."""
@@ -271,6 +283,10 @@ class _Page:
 
     def _keep_replay(self, current: Session, state: WhatIfState, event: gr.EventData) -> list[Any]:
         session, tab = what_if.kept(self.what_if, current, state, event)
+        return self._shown(session, tab=tab)
+
+    def _open_rank(self, current: Session, event: gr.EventData) -> list[Any]:
+        session, tab = ranks.pressed(self.context, current, event)
         return self._shown(session, tab=tab)
 
     def _open_runs(self, current: Session, state: RunState, event: gr.EventData) -> list[Any]:
@@ -317,7 +333,9 @@ class _Page:
         if linked is not None:
             return [*self._shown(linked, state=view_state(query)), gr.skip(), gr.skip()]
         is_missing = bool(query.get("trace")) or "traces" in query
-        values = self._shown(replace(session, home=is_missing or not session.opened))
+        # Whoever was given ranks came for them.
+        tab = ranks.ID if self.context.given_ranks is not None and not is_missing else None
+        values = self._shown(replace(session, home=is_missing or not session.opened), tab=tab)
         values[3] = missing_html() if is_missing else values[3]
         return [*values, gr.skip(), gr.skip()]
 
@@ -339,33 +357,6 @@ class _Page:
 def _drop_target(label: str, name: str, height: int) -> gr.File:
     # No list of endings: what a file is, is found out by looking into it.
     return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
-
-
-def _changed(context: Context, session: Session, data: dict[str, str]) -> Session:
-    key = data.get("key", "")
-    match data.get("act"):
-        case "choose":
-            return session.choosing(key)
-        case "device":
-            return session.choosing(key).on_device(key, data.get("device", ""))
-        case "close":
-            return session.closing(key)
-        case "dismiss":
-            return session.without_refused()
-        case "home":
-            return replace(session, home=True)
-        case "sample":
-            sample = sample_named(data.get("sample", ""))
-            return open_sample(context.store, session, sample) if sample else session
-    return session
-
-
-def _tab(data: dict[str, str]) -> str | None:
-    """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
-    if data.get("act") == "home":
-        return "explore"
-    sample = sample_named(data.get("sample", ""))
-    return sample.tab if sample else None
 
 
 def launch_options() -> dict[str, Any]:

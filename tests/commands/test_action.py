@@ -50,7 +50,11 @@ def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.Compl
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "GITHUB_OUTPUT": str(tmp_path / "output"),
-        **{"SCRIPT": "train.py", "OPTIONS": '--card "RTX 4090"', "BASE": "HEAD^", "MAX_GROWTH": "", **given},
+        "SCRIPT": "train.py",
+        "OPTIONS": '--card "RTX 4090"',
+        "BASE": "HEAD^",
+        "MAX_GROWTH": "",
+        **given,
     }
     return subprocess.run(
         ["bash", ACTION / "compare.sh"], cwd=repository, env=environment, capture_output=True, text=True, check=False

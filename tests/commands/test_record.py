@@ -259,12 +259,6 @@ GPU.malloc(1000)
     assert (done.stdout, done.returncode) == ("True\n", 0)
 
 
-def test_every_rank_has_its_own_file(tmp_path):
-    done = record(tmp_path, "GPU.malloc(1000)\n", RANK="3", LOCAL_RANK="1", WORLD_SIZE="4")
-    assert done.returncode == 0
-    assert names(tmp_path) == ["run.rank3.pickle"]
-
-
 def test_a_file_that_is_there_stays_unless_told_otherwise(tmp_path):
     (tmp_path / "run.pickle").write_bytes(b"precious")
     done = record(tmp_path, "print('started')\nGPU.malloc(1000)\n")

@@ -11,7 +11,7 @@ from memviz.analysis.reserved.fragmentation import (
     fragmentation_at,
     fragmentation_over,
 )
-from memviz.figures.fragmentation import plot_fragmentation, plot_fragmentation_at
+from memviz.figures.plots.fragmentation import plot_fragmentation, plot_fragmentation_at
 from memviz.trace.model import Trace
 from tests.figures.drawn import notes, spec, titles
 from tests.traces import MiB, alloc, block, segment, trace_of

@@ -6,7 +6,7 @@ import pytest
 from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
 from memviz.analysis.callstacks.tree import StackTree
 from memviz.analysis.live import live_rows
-from memviz.figures.icicle import MOST_NODES, plot_icicle
+from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
 from memviz.trace.model import Trace
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB, alloc, frame, trace_of

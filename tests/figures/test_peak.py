@@ -4,7 +4,7 @@ import pytest
 
 from memviz.analysis.groups import Group, Groups
 from memviz.analysis.peak import LiveSet, peak
-from memviz.figures.peak import MOST_ROWS, plot_peak
+from memviz.figures.plots.peak import MOST_ROWS, plot_peak
 from memviz.figures.theme import LIGHT
 from memviz.trace.model import Category
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles

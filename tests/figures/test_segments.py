@@ -5,7 +5,7 @@ import pytest
 
 from memviz.analysis.purpose.categories import categories
 from memviz.analysis.reserved.segments import SegmentsAt, Tiles, segments_at
-from memviz.figures.segments import MOST_TILES, plot_segments
+from memviz.figures.plots.segments import MOST_TILES, plot_segments
 from memviz.figures.theme import LIGHT
 from memviz.trace.model import Category, Segments, Trace
 from tests.figures.drawn import notes, spec, titles, trace_named

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from memviz.analysis.comparing.changes import Change, Changes, Moment
 from memviz.analysis.comparing.match_allocations import Thing
 from memviz.analysis.which_device import Which
+from memviz.figures.plots.waterfall import MOST_ROWS, plot_waterfall
 from memviz.figures.theme import LIGHT
-from memviz.figures.waterfall import MOST_ROWS, plot_waterfall
 from tests.figures.drawn import HARMLESS, MARKUP, markup_in, notes, spec, texts, titles
 from tests.traces import MiB
 

@@ -24,8 +24,8 @@ import pytest
 from memviz import commands
 from memviz.commands import main, summary, terminal
 from memviz.commands.command import printable
-from memviz.commands.terminal import harmless
 from memviz.errors import UsageError
+from memviz.headlines.harmless import harmless
 from memviz.trace.formats.replacing import replacing
 from tests.traces import alloc, frame, snapshot
 

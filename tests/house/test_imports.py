@@ -188,7 +188,7 @@ def test_a_circle_is_found():
         ("memviz/trace/load.py", "from ..analysis import peak", "memviz.analysis"),
         ("memviz/trace/load.py", "from memviz import figures", "memviz.figures"),
         ("memviz/units.py", "import numpy as np", "numpy"),
-        ("memviz/figures/peak.py", "import gradio as gr", "gradio"),
+        ("memviz/figures/plots/peak.py", "import gradio as gr", "gradio"),
         ("optimizations/checkpoint.py", "from memviz.trace import model", "memviz.trace"),
     ],
 )
@@ -201,7 +201,7 @@ def test_a_wrong_import_is_named(path, source, fault):
     [
         ("memviz/analysis/peak.py", "import numpy as np\nfrom memviz.trace.model import Trace"),
         ("memviz/trace/load.py", "from . import limits\nfrom .formats import torch_snapshot"),
-        ("memviz/figures/peak.py", "import plotly.graph_objects as go\nfrom memviz.analysis.peak import Peak"),
+        ("memviz/figures/plots/peak.py", "import plotly.graph_objects as go\nfrom memviz.analysis.peak import Peak"),
         ("optimizations/checkpoint.py", "from torch.utils.checkpoint import checkpoint"),
     ],
 )
@@ -210,7 +210,7 @@ def test_a_right_import_passes(path, source):
 
 
 def test_reading_and_analysing_load_nothing_heavy():
-    light = {"trace", "analysis", "ranks", "allocator"}
+    light = {"trace", "analysis", "ranks", "allocator", "notebook"}
     modules = [name.removesuffix(".py").replace("/", ".") for name in house_files() if part_of(name) in light]
     assert "memviz.trace.load" in modules
     names = ", ".join(name.removesuffix(".__init__") for name in modules)

@@ -14,6 +14,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from optimizations.eight_bit_states import EightBitStates, Packed
+from optimizations.optimizer_in_backward import OptimizerInBackward
 from tests.optimizations.memory import Memory
 from tests.optimizations.tiny import Case, gpt2, stack
 
@@ -158,3 +159,38 @@ def test_fit_tries_it_where_training_may_change():
     space = space_of(request, "training")
     chosen = [way for way in space.candidates.values() if "eight_bit_states" in dict(way.request.optimizations)]
     assert {way.keeps for way in chosen} == {"training"}
+
+
+@pytest.mark.parametrize("undo_first", ["states", "steps"])
+def test_with_steps_in_backward_weights_are_the_same_to_the_bit_and_neither_gradients_nor_wide_states_gather(
+    undo_first,
+):
+    torch.manual_seed(0)
+    expected, ours = gpt2(), gpt2()
+    both = {"steps": OptimizerInBackward().apply(ours.model), "states": SMALL.apply(ours.model)}
+    alone = SMALL.apply(expected.model)
+    assert losses(ours, 4) == losses(expected, 4)
+    for one, other in zip(ours.model.parameters(), expected.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    optimizer = torch.optim.AdamW(ours.model.parameters(), lr=3e-3)
+    ours.loss(ours.model).backward()
+    assert all(parameter.grad is None for parameter in ours.model.parameters())
+    kinds = {
+        type(value) for state in optimizer.state.values() for value in state.values() if value is not state["step"]
+    }
+    assert kinds == {Packed}
+    alone()
+    both.pop(undo_first)()
+    both.popitem()[1]()
+    states = [value for state in optimizer.state.values() for value in state.values()]
+    assert all(isinstance(value, torch.Tensor) for value in states)
+
+
+def test_with_steps_in_backward_a_run_takes_less_than_with_either():
+    def peak(*names):
+        chosen = tuple((name, {}) for name in names)
+        request = Request("llama", {"layers": "8", "sequence": "64"}, chosen, optimizer="adamw", numerics=False)
+        return predict(plan_of(request), lambda _: None).run.peak_allocated_bytes
+
+    alone = [peak("eight_bit_states"), peak("optimizer_in_backward")]
+    assert peak("eight_bit_states", "optimizer_in_backward") < 0.9 * min(alone)

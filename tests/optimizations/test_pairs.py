@@ -64,8 +64,13 @@ PAIRS = [pair for pair in combinations(OPTIMIZATIONS, 2) if goes_together(pair)]
 def what_waits_on_the_host_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """There is one device here: activations are copied all the same, and weights at rest have the other sign."""
     monkeypatch.setattr(activation_offload, "_is_on_host", lambda tensor: False)
-    monkeypatch.setattr(weight_offload, "_on_host", lambda tensor: -tensor)
-    monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: -tensor)
+    monkeypatch.setattr(weight_offload, "_on_host", turned)
+    monkeypatch.setattr(weight_offload, "_on_device", lambda tensor, device: turned(tensor))
+
+
+def turned(tensor: Tensor) -> Tensor:
+    """Also of 8 bits, which cannot be negated."""
+    return (-tensor.to(torch.float32)).to(tensor.dtype)
 
 
 def counted(chosen: list[Any]) -> list[Any]:

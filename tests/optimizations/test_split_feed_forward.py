@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from optimizations.split_feed_forward import SplitFeedForward, feed_forwards
-from tests.optimizations.tiny import Stack, gpt2, llama, ltx
+from tests.optimizations.tiny import Stack, autoencoder, llama, ltx
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 GATED = ("geglu", "swiglu")
@@ -342,7 +342,9 @@ def test_an_adapter_that_comes_after_the_split_is_not_passed_over():
 
 
 def test_models_without_what_is_looked_for():
-    assert refusal(SplitFeedForward(), gpt2().model).startswith("No feed-forward was recognised here. Known are:")
+    assert refusal(SplitFeedForward(), autoencoder().model).startswith(
+        "No feed-forward was recognised here. Known are:"
+    )
     assert refusal(SplitFeedForward(), Stack()).startswith("No feed-forward was recognised here.")
     message = refusal(SplitFeedForward(only="encoder"), nn.Sequential(layer()))
     assert message == "No feed-forward has 'encoder' in its name; there are 0."

@@ -12,7 +12,8 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
-from optimizations import weight_offload
+from optimizations import apply_all, weight_offload
+from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
 from optimizations.weight_offload import WeightOffload, host_bytes
 from tests.optimizations.tiny import bert, flux, gpt2, llama, ltx, stack, vit
@@ -140,3 +141,38 @@ def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     assert block.peak_allocated_bytes < group.peak_allocated_bytes < plain.peak_allocated_bytes
     assert leaf.peak_allocated_bytes < block.peak_allocated_bytes
     assert whole.peak_allocated_bytes > 0.99 * plain.peak_allocated_bytes
+
+
+def test_weights_in_fp8_come_over_the_bus_as_they_are_and_half_as_many_bytes_wait():
+    def run(*chosen):
+        settings = {"double_layers": "1", "single_layers": "3"}
+        return predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
+
+    offload = ("weight_offload", {"granularity": "block"})
+    plain, cast = run(offload), run(offload, ("layerwise_casting", {"skip": "norm"}))
+    assert 0.5 < cast.host_bytes / plain.host_bytes < 0.62
+    assert cast.peak_allocated_bytes < 0.85 * plain.peak_allocated_bytes
+
+
+@pytest.mark.parametrize("granularity", ["leaf", "block", "model"])
+@pytest.mark.parametrize("cast", ["leaf", "block"])
+def test_cast_weights_are_the_same_wherever_they_wait(granularity, cast, monkeypatch):
+    """At rest they have the other sign, so that one that did not come would show."""
+
+    def turned(tensor, device=None):
+        return (-tensor.to(torch.float32)).to(tensor.dtype)
+
+    monkeypatch.setattr(weight_offload, "_on_host", turned)
+    monkeypatch.setattr(weight_offload, "_on_device", turned)
+    case = flux()
+    case.model.eval()
+    casting = LayerwiseCasting(skip="norm", granularity=cast)
+    losses = []
+    for chosen in ([], [casting], [casting, WeightOffload(granularity)]):
+        undo = apply_all(case.model, chosen)
+        with torch.no_grad():
+            losses.append(case.loss(case.model))
+            losses.append(case.loss(case.model))
+        undo()
+    assert len({float(loss) for loss in losses[2:]}) == 1
+    assert losses[0] != losses[2]

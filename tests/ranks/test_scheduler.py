@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from memviz import dask_client
 from memviz.errors import UsageError
 from memviz.ranks import scheduler
 from memviz.ranks.gather import Gathering, gathered
@@ -142,7 +143,7 @@ def test_the_command_asks_the_scheduler(cluster: Any, job: Path) -> None:
 
 
 def test_a_scheduler_that_is_not_there_is_said(monkeypatch: pytest.MonkeyPatch, job: Path) -> None:
-    monkeypatch.setattr(scheduler, "_ANSWERS_WITHIN_SECONDS", 1)
+    monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
     for address in ("tcp://127.0.0.1:9", "nonsense://x"):
         with pytest.raises(UsageError, match="No scheduler answers at"):
             list(reduced_there(places_of([str(job)]), address))

@@ -7,13 +7,13 @@ import json
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from memviz.runner.jobs.worker_process import RunEvent, Worker
 from memviz.runner.request import Request
@@ -69,7 +69,7 @@ class KeptPredictions:
     """One file of lines for each state of our own code and of the libraries: whatever changes, is predicted anew."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self._path = (folder or _usual_folder()) / f"{_state_of_code()}.jsonl"
+        self._path = (folder or _usual_folder()) / f"{code_state()}.jsonl"
         self._known: dict[str, Prediction] = {}
         self._lock = threading.Lock()
         with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as lines:
@@ -109,7 +109,8 @@ def _usual_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _FOLDER
 
 
-def _state_of_code() -> str:
+def code_state() -> str:
+    """The same wherever the same request comes to the same figures."""
     state = blake2b(digest_size=12)
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):
@@ -127,6 +128,17 @@ Others = Callable[[Request], Sequence[Request]]
 """Those that differ from it in their allocator settings alone, and may be asked for later."""
 
 
+class SearchWorker(Protocol):
+    @property
+    def is_alive(self) -> bool: ...
+
+    def run(self, requests: Sequence[Request], *, figures_only: bool) -> Iterator[RunEvent]: ...
+
+    def kill(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
 class Predictor:
     """Processes that predict, one a core unless told otherwise. They begin when they are first needed."""
 
@@ -138,15 +150,21 @@ class Predictor:
         environment: Mapping[str, str] | None = None,
         kept: KeptPredictions | None = None,
         turn: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
+        make_worker: Callable[[], SearchWorker] | None = None,
     ) -> None:
-        """`turn` is held for each prediction that is made, where others wait for the same machine."""
+        """
+        Args:
+            turn: Held for each prediction that is made, where others wait for the same machine.
+            make_worker: In the place of processes of this machine.
+        """
         self._count = processes or os.cpu_count() or 1
         self._more: dict[str, Any] = {"environment": dict(environment or {})}
         if timeout is not None:
             self._more["timeout"] = timeout
         self._kept = KeptPredictions() if kept is None else kept
         self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
-        self._workers: list[Worker | None] = [None] * self._count
+        self._workers: list[SearchWorker | None] = [None] * self._count
+        self._make_worker = make_worker
         self._lock = threading.Lock()
         self._turn = turn
         self.made = 0
@@ -210,9 +228,7 @@ class Predictor:
         """That of the first."""
         worker = self._workers[place]
         if worker is None or not worker.is_alive:
-            folder = Path(self._folder.name) / str(place)
-            folder.mkdir(exist_ok=True)
-            worker = self._workers[place] = Worker(folder, **self._more)
+            worker = self._workers[place] = self._worker_at(place) if self._make_worker is None else self._make_worker()
         wanted = [replace(request, on="predict", numerics=False) for request in requests]
         last = {event.number: event for event in worker.run(wanted, figures_only=True)}
         for number, request in enumerate(requests):
@@ -221,3 +237,8 @@ class Predictor:
         with self._lock:
             self.made += len(requests)
         return prediction_of(last[0])
+
+    def _worker_at(self, place: int) -> Worker:
+        folder = Path(self._folder.name) / str(place)
+        folder.mkdir(exist_ok=True)
+        return Worker(folder, **self._more)

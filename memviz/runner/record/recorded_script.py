@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from memviz.runner.measure.accelerator import Accelerator, find_accelerator, fir
 from memviz.runner.record.hard_exit import before_hard_exit
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
+from memviz.runner.record.rank_position import RankPosition, is_chosen, rank_position
 from memviz.runner.record.recording import free_path, notes_of, read_taken
 from memviz.runner.record.script import Script
 from memviz.runner.record.signals import Signals, end_by
@@ -32,7 +33,6 @@ FAILED = 2
 OUT_OF_MEMORY = "oom"
 _MOST_OUT_OF_MEMORY = 8
 """Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
-_RANKS = ("RANK", "LOCAL_RANK")
 
 
 @dataclass(frozen=True)
@@ -41,16 +41,21 @@ class Wanted:
     stacks: StackKind = "python"
     max_entries: int | None = None
     overwrite: bool = False
+    ranks: str = "all"
+    """Of many, those that write their end; one that fails writes it in any case. See `rank_position`."""
+    mesh: str = ""
 
 
 def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | None = None) -> int:
     """Runs it to its end, and gives its exit status; FAILED where it went well but left no recording."""
-    path = free_path(rank_path(wanted.output), overwrite=wanted.overwrite)
+    position = rank_position(wanted.mesh)
+    is_wanted = is_chosen(position, wanted.ranks)
+    path = free_path(rank_path(wanted.output, position), overwrite=wanted.overwrite)
     free_path(beside(path, OUT_OF_MEMORY), overwrite=wanted.overwrite)
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
     history = RecordedHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
-    keeper = _Keeper(history, path, script.name)
+    keeper = _Keeper(history, path, script.name, position, is_wanted=is_wanted)
     signals = Signals(keeper.answers())
     accelerator.when_used(keeper.start)
     signals.open()
@@ -64,10 +69,9 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
             history.stop()
 
 
-def rank_path(path: Path, environment: Mapping[str, str] = os.environ) -> Path:
+def rank_path(path: Path, position: RankPosition | None) -> Path:
     """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
-    rank = next((environment[name] for name in _RANKS if environment.get(name, "").isdigit()), None)
-    return path if rank is None else beside(path, f"rank{rank}")
+    return path if position is None else beside(path, ".".join(position.words))
 
 
 def beside(path: Path, word: str) -> Path:
@@ -115,10 +119,15 @@ class _Interrupted:
 class _Keeper:
     """Takes and writes, one at a time, whichever thread asks."""
 
-    def __init__(self, history: RecordedHistory, path: Path, script: str) -> None:
+    def __init__(
+        self, history: RecordedHistory, path: Path, script: str, position: RankPosition | None, *, is_wanted: bool
+    ) -> None:
         self.history = history
         self.path = path
         self.script = script
+        self.position = position
+        self.is_wanted = is_wanted
+        """Its end, where it does not fail."""
         self.lock = threading.RLock()
         self.signals = 0
         self.out_of_memory = 0
@@ -151,6 +160,9 @@ class _Keeper:
             self._keep(path, self.history.take, "on a signal")
 
     def terminated(self, number: int) -> None:
+        if not self.is_wanted:
+            # Launchers end all ranks where one has failed; that one has written why.
+            return end_by(number)
         self.lock.acquire()
         # Never let go: nothing may be written after the end has been. Whoever sent this may not wait long, so
         # nothing is looked up that is not in the snapshot.
@@ -172,6 +184,11 @@ class _Keeper:
             if self.is_over:
                 return False
             self.is_over = True
+            has_failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
+            if not self.is_wanted and not has_failed:
+                return True
+            if has_failed and self.position is not None:
+                _say(f"{self.position.name} failed.")
             if not self.has_started:
                 _say(self._why_nothing())
                 return False
@@ -235,8 +252,11 @@ class _Keeper:
             with suppress(RuntimeError):
                 see_everything_alive(log, self.history.accelerator.kind)
         quick = replace(taken, snapshot=without_stacks(taken.snapshot))
-        trace = read_taken(self.history, quick, log, None, facts={"script": self.script}, source=source)
+        trace = read_taken(self.history, quick, log, None, facts=self._facts(), source=source)
         return own_words(taken.snapshot, trace)
+
+    def _facts(self) -> dict[str, str]:
+        return {"script": self.script, **(self.position.facts if self.position is not None else {})}
 
 
 def _say(text: str) -> None:

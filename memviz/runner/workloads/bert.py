@@ -11,7 +11,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name
-from memviz.runner.workloads.workload import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import Published, dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
 
 _POSITIONS = 512
 _VOCABULARY = 30_522
@@ -32,6 +32,10 @@ class Bert(LanguageModel):
     name: ClassVar[str] = "bert"
     title: ClassVar[str] = "BERT"
     sentence: ClassVar[str] = "Reads a text in both directions and fills in masked words."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "base"}, 109_514_298, "110M", "https://huggingface.co/google-bert/bert-base-uncased"),
+        Published({"size": "large"}, 335_174_458, "336M", "https://huggingface.co/google-bert/bert-large-uncased"),
+    )
 
     size: str = knob("base", "which published model", choices=tuple(_SIZES))
     batch: int = knob(32, "sequences at once", least=1)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
-    FromConfiguration,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -23,9 +24,6 @@ from memviz.runner.workloads.workload import (
 
 _CHANNELS = 16
 _SMALL_HEADS = 16
-_PIXELS_PER_LATENT = 8
-_PATCH = 2
-_FRAMES_PER_LATENT = 4
 
 
 @dataclass(frozen=True)
@@ -40,14 +38,14 @@ _SIZES = {"2b": _PublishedCogVideoX(30, 30, rotary=False), "5b": _PublishedCogVi
 
 
 @dataclass(frozen=True)
-class CogVideoX(FromConfiguration):
+class CogVideoX(VideoModel):
     name: ClassVar[str] = "cogvideox"
     title: ClassVar[str] = "CogVideoX transformer"
     sentence: ClassVar[str] = "Makes video: text and video in one long sequence, all of it attending to all of it."
-    together: ClassVar[dict[str, tuple[str, ...]]] = {
-        "resolution": ("height", "width"),
-        "video": ("frames", "height", "width"),
-    }
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "2b"}, 1_693_783_872, "2B", "https://huggingface.co/zai-org/CogVideoX-2b"),
+        Published({"size": "5b"}, 5_570_283_072, "5B", "https://huggingface.co/zai-org/CogVideoX-5b"),
+    )
 
     size: str = knob("2b", "which published model", choices=tuple(_SIZES))
     batch: int = knob(1, "videos at once", least=1)
@@ -65,24 +63,8 @@ class CogVideoX(FromConfiguration):
     seed: int = seed_knob()
 
     def _check(self) -> None:
-        why = "the autoencoder folds 4 frames after the first into one latent"
-        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
-        why = "the autoencoder and the patches fold 16 pixels a side into one token"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
+        super()._check()
         check_multiple("head_width", self.head_width, 16, why="frame, row and column each turn an even part of it")
-
-    @property
-    def latents(self) -> tuple[int, int, int]:
-        """Frames, height and width after the autoencoder."""
-        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
-        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
-
-    @property
-    def tokens(self) -> int:
-        """Of the video alone."""
-        frames, height, width = self.latents
-        return frames * (height // _PATCH) * (width // _PATCH)
 
     @property
     def _published(self) -> _PublishedCogVideoX:
@@ -129,13 +111,9 @@ class CogVideoX(FromConfiguration):
         from diffusers.models.embeddings import get_3d_rotary_pos_embed
 
         frames, height, width = self.latents
-        grid = height // _PATCH, width // _PATCH
+        grid = height // self.patch, width // self.patch
         turns: tuple[Tensor, Tensor] = get_3d_rotary_pos_embed(self.head_width, ((0, 0), grid), grid, frames)
         return turns
-
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
 
     def small(self) -> Self:
         """Heads are halved, so that whatever divided the inner size still does."""
@@ -158,6 +136,5 @@ class CogVideoX(FromConfiguration):
 
     def _shapes(self) -> str:
         layers = plural(self.layers or self._published.layers, "layer")
-        video = f"{self.frames} x {self.height} x {self.width}"
         tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
-        return f"{self.size}, {layers}, {plural(self.batch, 'video')} of {video} ({tokens})"
+        return f"{self.size}, {layers}, {self._videos()} ({tokens})"

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -33,6 +34,9 @@ class Flux(FromConfiguration):
     title: ClassVar[str] = "FLUX.1-dev transformer"
     sentence: ClassVar[str] = (
         "Makes pictures: 19 blocks that treat text and picture apart, then 38 that treat them as one."
+    )
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 11_901_408_320, "12B", "https://huggingface.co/black-forest-labs/FLUX.1-dev"),
     )
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")

@@ -10,7 +10,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name, finished
-from memviz.runner.workloads.workload import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import Published, dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
 
 _HEAD = 64
 _POSITIONS = 1024
@@ -37,6 +37,12 @@ class Gpt2(LanguageModel):
     name: ClassVar[str] = "gpt2"
     title: ClassVar[str] = "GPT-2"
     sentence: ClassVar[str] = "A small language model whose logits outweigh its layers."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "124m"}, 124_439_808, "124M", "https://huggingface.co/openai-community/gpt2"),
+        Published({"size": "355m"}, 354_823_168, "355M", "https://huggingface.co/openai-community/gpt2-medium"),
+        Published({"size": "774m"}, 774_030_080, "774M", "https://huggingface.co/openai-community/gpt2-large"),
+        Published({"size": "1558m"}, 1_557_611_200, "1.5B", "https://huggingface.co/openai-community/gpt2-xl"),
+    )
 
     size: str = knob("124m", "which published model, by its parameters", choices=tuple(_SIZES))
     batch: int = knob(8, "sequences at once", least=1)

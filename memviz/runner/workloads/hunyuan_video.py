@@ -6,36 +6,33 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
-    FromConfiguration,
-    check_multiple,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
-    plural,
     seed_knob,
 )
 
 _CHANNELS = 16
 _POOLED = 768
-_FRAMES_PER_LATENT, _PIXELS_PER_LATENT, _PATCH = 4, 8, 2
 _GUIDANCE = 6000.0
 
 
 @dataclass(frozen=True)
-class HunyuanVideo(FromConfiguration):
+class HunyuanVideo(VideoModel):
     name: ClassVar[str] = "hunyuan_video"
     title: ClassVar[str] = "HunyuanVideo transformer"
     sentence: ClassVar[str] = "Makes video: 20 blocks that treat text and video apart, then 40 that treat them as one."
-    together: ClassVar[dict[str, tuple[str, ...]]] = {
-        "resolution": ("height", "width"),
-        "video": ("frames", "height", "width"),
-    }
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 12_821_012_544, "13B", "https://github.com/Tencent-Hunyuan/HunyuanVideo"),
+    )
     depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")
 
     batch: int = knob(1, "videos at once", least=1)
@@ -51,25 +48,6 @@ class HunyuanVideo(FromConfiguration):
     mode: str = mode_knob("inference")
     micro_batches: int = micro_batches_knob()
     seed: int = seed_knob()
-
-    def _check(self) -> None:
-        why = "the autoencoder folds 4 frames after the first into one latent"
-        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
-        why = "the autoencoder and the patches fold 16 pixels a side into one token"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
-
-    @property
-    def latents(self) -> tuple[int, int, int]:
-        """Frames, height and width after the autoencoder."""
-        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
-        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
-
-    @property
-    def tokens(self) -> int:
-        """Of the video alone."""
-        frames, height, width = self.latents
-        return frames * (height // _PATCH) * (width // _PATCH)
 
     def _model(self) -> nn.Module:
         from diffusers import HunyuanVideoTransformer3DModel
@@ -97,10 +75,6 @@ class HunyuanVideo(FromConfiguration):
             "guidance": draw.made((self.batch,), dtype, lambda: guidance),
         }
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
-
     def small(self) -> Self:
         return replace(
             self,
@@ -118,6 +92,5 @@ class HunyuanVideo(FromConfiguration):
 
     def _shapes(self) -> str:
         layers = f"{self.double_layers} + {self.single_layers} layers"
-        video = f"{self.frames} x {self.height} x {self.width}"
         tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
-        return f"{layers}, {plural(self.batch, 'video')} of {video} ({tokens})"
+        return f"{layers}, {self._videos()} ({tokens})"

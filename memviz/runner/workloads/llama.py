@@ -9,6 +9,7 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
+from memviz.runner.workloads.workload import Published
 
 _SIZES = {
     "1b": PublishedDecoder(2048, 8192, 16, 32, 64, tied=True),
@@ -24,6 +25,11 @@ class Llama(Decoder):
     name: ClassVar[str] = "llama"
     title: ClassVar[str] = "Llama 3"
     sentence: ClassVar[str] = "A language model with gated feed-forwards and few heads for keys and values."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "1b"}, 1_235_814_400, "1.23B", "https://huggingface.co/meta-llama/Llama-3.2-1B"),
+        Published({"size": "3b"}, 3_212_749_824, "3.21B", "https://huggingface.co/meta-llama/Llama-3.2-3B"),
+        Published({"size": "8b"}, 8_030_261_248, "8B", "https://huggingface.co/meta-llama/Llama-3.1-8B"),
+    )
     sizes: ClassVar[dict[str, PublishedDecoder]] = _SIZES
     positions: ClassVar[int] = 131_072
     words: ClassVar[int] = 128_256

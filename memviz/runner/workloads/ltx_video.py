@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
-    FromConfiguration,
-    check_multiple,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
@@ -23,19 +23,19 @@ from memviz.runner.workloads.workload import (
 
 _CHANNELS = 128
 _HEAD = 64
-_PIXELS_PER_TOKEN = 32
-_FRAMES_PER_TOKEN = 8
 
 
 @dataclass(frozen=True)
-class LtxVideo(FromConfiguration):
+class LtxVideo(VideoModel):
     name: ClassVar[str] = "ltx_video"
     title: ClassVar[str] = "LTX-Video transformer"
     sentence: ClassVar[str] = "Makes video: every latent of 8 frames by 32 by 32 pixels is a token."
-    together: ClassVar[dict[str, tuple[str, ...]]] = {
-        "resolution": ("height", "width"),
-        "video": ("frames", "height", "width"),
-    }
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 1_923_385_472, "1.9B", "https://arxiv.org/abs/2501.00103"),
+    )
+    frames_per_latent: ClassVar[int] = 8
+    pixels_per_latent: ClassVar[int] = 32
+    patch: ClassVar[int] = 1
 
     batch: int = knob(1, "videos at once", least=1)
     frames: int = knob(81, "frames of the video: 1 more than a multiple of 8", least=1)
@@ -49,23 +49,6 @@ class LtxVideo(FromConfiguration):
     mode: str = mode_knob("training")
     micro_batches: int = micro_batches_knob()
     seed: int = seed_knob()
-
-    def _check(self) -> None:
-        folds = "the video's autoencoder folds {} into one latent"
-        check_multiple("frames", self.frames, _FRAMES_PER_TOKEN, plus=1, why=folds.format("8 frames after the first"))
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_TOKEN, why=folds.format("32 pixels a side"))
-
-    @property
-    def latents(self) -> tuple[int, int, int]:
-        """Frames, height and width after the autoencoder; their product is the number of tokens."""
-        frames = (self.frames - 1) // _FRAMES_PER_TOKEN + 1
-        return frames, self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN
-
-    @property
-    def tokens(self) -> int:
-        frames, height, width = self.latents
-        return frames * height * width
 
     def _model(self) -> nn.Module:
         from diffusers import LTXVideoTransformer3DModel
@@ -94,10 +77,6 @@ class LtxVideo(FromConfiguration):
             "width": width,
         }
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
-
     def small(self) -> Self:
         return replace(
             self,
@@ -113,5 +92,4 @@ class LtxVideo(FromConfiguration):
         )
 
     def _shapes(self) -> str:
-        video = f"{self.frames} x {self.height} x {self.width}"
-        return f"{plural(self.layers, 'layer')}, {plural(self.batch, 'video')} of {video} ({self.tokens:,} tokens)"
+        return f"{plural(self.layers, 'layer')}, {self._videos()} ({self.tokens:,} tokens)"

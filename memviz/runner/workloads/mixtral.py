@@ -9,6 +9,7 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
+from memviz.runner.workloads.workload import Published
 
 _SIZES = {"8x7b": PublishedDecoder(4096, 14336, 32, 32, 128, tied=False)}
 _CHOSEN = 2
@@ -20,6 +21,9 @@ class Mixtral(Decoder):
     name: ClassVar[str] = "mixtral"
     title: ClassVar[str] = "Mixtral"
     sentence: ClassVar[str] = "A language model with experts: all of its weights are held, and a token uses a quarter."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 46_702_792_704, "46.7B", "https://mistral.ai/news/mixtral-of-experts"),
+    )
     sizes: ClassVar[dict[str, PublishedDecoder]] = _SIZES
     positions: ClassVar[int] = 32_768
     words: ClassVar[int] = 32_000

@@ -9,6 +9,7 @@ from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.decoder import Decoder, PublishedDecoder
+from memviz.runner.workloads.workload import Published
 
 _SIZES = {
     "0.6b": PublishedDecoder(1024, 3072, 28, 16, 128, tied=True),
@@ -24,6 +25,12 @@ class Qwen3(Decoder):
     title: ClassVar[str] = "Qwen3"
     sentence: ClassVar[str] = (
         "A language model that normalises queries and keys, with a vocabulary larger than Llama's."
+    )
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "0.6b"}, 596_049_920, "0.6B", "https://huggingface.co/Qwen/Qwen3-0.6B"),
+        Published({"size": "1.7b"}, 1_720_574_976, "1.7B", "https://huggingface.co/Qwen/Qwen3-1.7B"),
+        Published({"size": "4b"}, 4_022_468_096, "4.0B", "https://huggingface.co/Qwen/Qwen3-4B"),
+        Published({"size": "8b"}, 8_190_735_360, "8.2B", "https://huggingface.co/Qwen/Qwen3-8B"),
     )
     sizes: ClassVar[dict[str, PublishedDecoder]] = _SIZES
     positions: ClassVar[int] = 40_960

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -34,6 +35,9 @@ class Sdxl(FromConfiguration):
     name: ClassVar[str] = "sdxl"
     title: ClassVar[str] = "SDXL UNet"
     sentence: ClassVar[str] = "Makes pictures: convolutions at three sizes, with transformer blocks at the two smaller."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({}, 2_567_463_684, "2.6B", "https://arxiv.org/abs/2307.01952"),
+    )
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     depths: ClassVar[tuple[str, ...]] = ("depth",)
 

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -33,6 +34,9 @@ class Vae(FromConfiguration):
     name: ClassVar[str] = "vae"
     title: ClassVar[str] = "Stable Diffusion autoencoder"
     sentence: ClassVar[str] = "Turns latents into pictures: few weights, and convolutions over every pixel."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"part": "whole"}, 83_653_863, "84M", "https://huggingface.co/stabilityai/sd-vae-ft-mse"),
+    )
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     depths: ClassVar[tuple[str, ...]] = ()
 

@@ -13,6 +13,7 @@ from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import (
     DTYPES,
     FromConfiguration,
+    Published,
     check_multiple,
     dtype_knob,
     micro_batches_knob,
@@ -40,6 +41,10 @@ class Vit(FromConfiguration):
     name: ClassVar[str] = "vit"
     title: ClassVar[str] = "Vision transformer"
     sentence: ClassVar[str] = "Tells which of 1,000 classes a picture is of, from patches of 16 x 16 pixels."
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "base"}, 86_567_656, "86M", "https://arxiv.org/abs/2010.11929"),
+        Published({"size": "large"}, 304_326_632, "307M", "https://arxiv.org/abs/2010.11929"),
+    )
 
     size: str = knob("base", "which published model", choices=tuple(_SIZES))
     batch: int = knob(64, "pictures at once", least=1)

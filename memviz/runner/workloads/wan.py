@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Self
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.video_model import VideoModel
 from memviz.runner.workloads.workload import (
     DTYPES,
-    FromConfiguration,
-    check_multiple,
+    Published,
     dtype_knob,
     micro_batches_knob,
     mode_knob,
@@ -22,7 +22,6 @@ from memviz.runner.workloads.workload import (
 )
 
 _CHANNELS = 16
-_FRAMES_PER_LATENT, _PIXELS_PER_LATENT, _PATCH = 4, 8, 2
 _HEAD = 128
 
 
@@ -37,14 +36,14 @@ _SIZES = {"1.3b": _PublishedWan(12, 30, 8960), "14b": _PublishedWan(40, 40, 1382
 
 
 @dataclass(frozen=True)
-class Wan(FromConfiguration):
+class Wan(VideoModel):
     name: ClassVar[str] = "wan"
     title: ClassVar[str] = "Wan 2.1 transformer"
     sentence: ClassVar[str] = "Makes video: long sequences of video that attend to each other and look at the text."
-    together: ClassVar[dict[str, tuple[str, ...]]] = {
-        "resolution": ("height", "width"),
-        "video": ("frames", "height", "width"),
-    }
+    published: ClassVar[tuple[Published, ...]] = (
+        Published({"size": "1.3b"}, 1_418_996_800, "1.3B", "https://github.com/Wan-Video/Wan2.1"),
+        Published({"size": "14b"}, 14_288_491_584, "14B", "https://github.com/Wan-Video/Wan2.1"),
+    )
 
     size: str = knob("1.3b", "which published model", choices=tuple(_SIZES))
     batch: int = knob(1, "videos at once", least=1)
@@ -59,25 +58,6 @@ class Wan(FromConfiguration):
     mode: str = mode_knob("inference")
     micro_batches: int = micro_batches_knob()
     seed: int = seed_knob()
-
-    def _check(self) -> None:
-        why = "the autoencoder folds 4 frames after the first into one latent"
-        check_multiple("frames", self.frames, _FRAMES_PER_LATENT, plus=1, why=why)
-        why = "the autoencoder and the patches fold 16 pixels a side into one token"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_LATENT * _PATCH, why=why)
-
-    @property
-    def latents(self) -> tuple[int, int, int]:
-        """Frames, height and width after the autoencoder."""
-        frames = (self.frames - 1) // _FRAMES_PER_LATENT + 1
-        return frames, self.height // _PIXELS_PER_LATENT, self.width // _PIXELS_PER_LATENT
-
-    @property
-    def tokens(self) -> int:
-        """Of the video alone."""
-        frames, height, width = self.latents
-        return frames * (height // _PATCH) * (width // _PATCH)
 
     @property
     def _published(self) -> _PublishedWan:
@@ -105,10 +85,6 @@ class Wan(FromConfiguration):
             "encoder_hidden_states": draw.normal(self.batch, self.text_tokens, self.text_width, dtype=dtype),
         }
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
-
     def small(self) -> Self:
         return replace(
             self,
@@ -125,6 +101,5 @@ class Wan(FromConfiguration):
 
     def _shapes(self) -> str:
         layers = plural(self.layers or self._published.layers, "layer")
-        video = f"{self.frames} x {self.height} x {self.width}"
         tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
-        return f"{self.size}, {layers}, {plural(self.batch, 'video')} of {video} ({tokens})"
+        return f"{self.size}, {layers}, {self._videos()} ({tokens})"

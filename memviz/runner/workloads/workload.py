@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -69,11 +70,24 @@ def seed_knob() -> Any:
     return knob(0, "where the random weights and inputs begin", least=0)
 
 
+@dataclass(frozen=True)
+class Published:
+    """One of the models that a workload is, as its makers published it."""
+
+    settings: Mapping[str, str]
+    parameters: int
+    """That ours has with these settings."""
+    said: str
+    """How many its page says it has, as it puts it; some names are rounder than others."""
+    source: str
+
+
 class FromConfiguration(ABC):
     """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
 
     name: ClassVar[str]
     title: ClassVar[str]
+    published: ClassVar[tuple[Published, ...]] = ()
     depths: ClassVar[tuple[str, ...]] = ("layers",)
     """The knobs that say how many blocks of one kind there are."""
     dtype: str

@@ -34,6 +34,8 @@ KEY = "memviz"
 _VERSION = 1
 COUNTED_TIMES = "times"
 """Fact of a prediction, and of its replays: no clock ran."""
+RANK_FACT, WORLD_FACT, MESH_FACT = "rank", "world_size", "mesh"
+"""Facts of one process of many; the mesh as 'pp=1,dp=0'."""
 _MOST_FACTS, _MOST_FACT = 200, 1 << 16
 _ORIGINS = ("measured", "predicted", "replayed")
 

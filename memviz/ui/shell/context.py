@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memviz.ranks.together import Ranks
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
@@ -14,6 +15,8 @@ class Context:
     store: TraceStore
     programs: tuple[str, ...] = ()
     """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
+    given_ranks: Ranks | None = None
+    """Of whoever started the page, for everybody who sees it."""
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
         """`key` is the store's, a slash, and the device's name."""

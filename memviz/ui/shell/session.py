@@ -8,7 +8,7 @@ from memviz.analysis.which_device import chosen_device
 from memviz.headlines.names import trace_name
 from memviz.trace.model import Trace
 
-MOST_OPEN = 24
+MOST_OPEN = 64
 
 
 @dataclass(frozen=True)

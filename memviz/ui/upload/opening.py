@@ -50,7 +50,9 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
     if trace is None or session.of(key):
         return session
     still = tuple(refusal for refusal in session.refused if refusal.name != trace.about.source)
-    return replace(session, refused=still).with_opened(Opened.of(key, trace))
+    after = replace(session, refused=still).with_opened(Opened.of(key, trace))
+    # Of many that were dropped together the first is looked at, and the others come beside it.
+    return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
 
 
 def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> Session:

@@ -66,13 +66,13 @@ def test_an_unknown_one_is_named_with_the_likely_one():
         (
             "ltx_video",
             {"frames": "80"},
-            "ltx_video: frames is 80; it must be 1 more than a multiple of 8, as 73 or 81 is, because the video's "
+            "ltx_video: frames is 80; it must be 1 more than a multiple of 8, as 73 or 81 is, because the "
             "autoencoder folds 8 frames after the first into one latent.",
         ),
         (
             "ltx_video",
             {"height": "500"},
-            "ltx_video: height is 500; it must be a multiple of 32, as 480 or 512 is, because the video's autoencoder "
+            "ltx_video: height is 500; it must be a multiple of 32, as 480 or 512 is, because the autoencoder "
             "folds 32 pixels a side into one latent.",
         ),
         (

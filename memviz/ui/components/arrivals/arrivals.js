@@ -9,12 +9,16 @@ import { keepSpare, takeWorker } from "./workers.js";
 const TARGETS = "#files, #first-files";
 const PATIENCE_MS = 8000;
 const TURNS = 4;
+/** Files that come together and are more than two to compare: ranks, as a rule. */
+const MANY = 3;
+/** Of these files so many are on their way at a time: one is packed while another is read. */
+const LANES = 3;
 const SPARE_AFTER_MS = 500;
 const STOP_MS = 1000;
 
 /** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
- * @typedef {{ stored: string } | { refused: string, reason: string, turn: string }} Told */
+ * @typedef {{ stored: string, beside?: string } | { refused: string, reason: string, turn: string }} Told */
 
 /** @returns {{ root?: string } | undefined} */
 const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
@@ -44,11 +48,18 @@ class Arrival {
   /** @type {Worker | null} */
   worker = null;
   done = () => {};
+  /** Gradio is about to be told of it, or never will be.
+   * @type {() => void} */
+  pass = () => {};
+  passed = new Promise((/** @type {(_: void) => void} */ pass) => (this.pass = pass));
 
-  /** @param {File} file @param {Arrivals} arrivals */
-  constructor(file, arrivals) {
+  /** @param {File} file @param {Arrivals} arrivals @param {boolean} isBeside of many: the first of them is looked at
+   * @param {Arrival | undefined} before it in their order */
+  constructor(file, arrivals, isBeside, before) {
     this.file = file;
     this.arrivals = arrivals;
+    this.isBeside = isBeside;
+    this.before = before;
     const cancel = el("button", { type: "button", class: "mv-x", "aria-label": `Cancel ${file.name}`, onclick: () => this.cancel() }, "×");
     this.row = el("div", { class: "mv-arrival", role: "status" }, el("b", { title: file.name }, file.name), this.words, cancel, this.line);
   }
@@ -116,7 +127,8 @@ class Arrival {
   opened({ stored, key }) {
     this.finish();
     const ready = this.isFirst ? explored()?.reading.drawnOf(key) : null;
-    this.leaveOnceShown({ stored }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
+    const told = this.isBeside ? { stored, beside: "1" } : { stored };
+    this.leaveOnceShown(told, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
   }
 
   /** @param {string} reason */
@@ -157,23 +169,30 @@ class Arrival {
   /** Until Gradio shows what we told it, the row stays.
    * @param {Told} message @param {string} where @param {Promise<void> | null} [ready] */
   async leaveOnceShown(message, where, ready = null) {
-    if (await this.arrivals.told(message, where, ready)) return this.leave();
+    await this.before?.passed;
+    this.before = undefined;
+    const shown = this.arrivals.told(message, where, ready);
+    this.pass();
+    if (await shown) return this.leave();
     this.say("The page does not answer. Reload it, then open this again.", 1);
     if (this.isFirst) document.body.classList.remove("mv-first");
   }
 
   leave() {
+    this.pass();
     this.row.remove();
     if (this.isFirst) document.body.classList.remove("mv-first");
   }
 }
 
-// -- all of them, one after the other
+// -- all of them, in their order
 
 class Arrivals extends Component {
   /** @type {Arrival[]} */
   waiting = [];
-  isBusy = false;
+  lanes = 0;
+  /** @type {Arrival | undefined} */
+  last;
   refusals = 0;
   /** What Gradio is being told.
    * @type {Promise<any>} */
@@ -207,18 +226,28 @@ class Arrivals extends Component {
 
   /** @param {File[]} files */
   add(files) {
-    for (const file of files) {
-      const arrival = new Arrival(file, this);
+    for (const [place, file] of files.entries()) {
+      const arrival = new Arrival(file, this, place > 0 && files.length >= MANY, this.last);
+      this.last = arrival;
       this.root.append(arrival.row);
       this.waiting.push(arrival);
     }
-    if (!this.isBusy) this.work();
+    this.openLanes(1);
+  }
+
+  /** @param {number} most */
+  openLanes(most) {
+    while (this.lanes < most && this.waiting.length) this.work();
   }
 
   async work() {
-    this.isBusy = true;
-    for (let next = this.waiting.shift(); next; next = this.waiting.shift()) if (!next.isOver) await next.run();
-    this.isBusy = false;
+    this.lanes++;
+    for (let next = this.waiting.shift(); next; next = this.waiting.shift()) {
+      if (!next.isOver) await next.run();
+      // The first comes as fast as it can.
+      this.openLanes(LANES);
+    }
+    this.lanes--;
   }
 
   /** One after the other: every answer is the whole page anew, and of two at once one would be lost.

@@ -1,0 +1,34 @@
+"""A scheduler of Dask, where one machine is too few: its address is all that people give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from memviz.errors import UsageError
+
+_ANSWERS_WITHIN_SECONDS = 20
+_WORKERS_WITHIN_SECONDS = 60
+
+
+@contextmanager
+def dask_client(address: str) -> Iterator[Any]:
+    """With at least one worker behind it."""
+    try:
+        from distributed import Client
+    except ImportError:
+        raise UsageError("--scheduler needs Dask, which is not installed here: pip install distributed.") from None
+    try:
+        client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
+    except (OSError, ValueError, TimeoutError) as error:
+        words = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise UsageError(f"No scheduler answers at {address} ({words}).") from None
+    try:
+        try:
+            client.wait_for_workers(1, timeout=_WORKERS_WITHIN_SECONDS)
+        except TimeoutError:
+            raise UsageError(f"The scheduler at {address} has no workers. Start some: dask worker {address}") from None
+        yield client
+    finally:
+        client.close()

@@ -1,0 +1,137 @@
+"""A trace, or an answer of it, as a figure: `memviz.figures.peak(memviz.open("run.pickle"))`.
+
+Whatever has a `trace` can be drawn: what `memviz.open` gives and its answers, a recording, a prediction; a `Trace`
+itself too. An answer says of which device and moment it is; else `device` and `event` do.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import plotly.graph_objects as go
+
+from memviz.analysis.annotations import annotated
+from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
+from memviz.analysis.comparing.changes import Changes, changes
+from memviz.analysis.decimate import by_event, by_time
+from memviz.analysis.live import clock, live_rows
+from memviz.analysis.out_of_memory import out_of_memory
+from memviz.analysis.peak import LiveSet, at
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.reserved.segments import SegmentsAt, segments_at
+from memviz.analysis.timeline import timeline as line_of
+from memviz.analysis.which_device import chosen_device
+from memviz.errors import UsageError
+from memviz.figures.plots.icicle import MOST_NODES, plot_icicle
+from memviz.figures.plots.peak import plot_peak
+from memviz.figures.plots.segments import plot_segments
+from memviz.figures.plots.timeline import plot_timeline
+from memviz.figures.plots.waterfall import plot_waterfall
+from memviz.trace.model import DeviceTrace, Trace
+
+_MOST_FAILURES = 20
+"""A program can go on failing thousands of times."""
+
+
+class HasTrace(Protocol):
+    @property
+    def trace(self) -> Trace | None: ...
+
+
+Source = Trace | HasTrace
+
+
+def timeline(
+    source: Source,
+    *,
+    over: str = "event",
+    columns: int = 1000,
+    device: int | str | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """Live and reserved bytes over events, or over the "time" where the trace has one.
+
+    Failed allocations and annotations are marked. A column shows the most of its events, so no peak is lost.
+    """
+    if over not in ("event", "time"):
+        raise UsageError(f"{over!r} is no axis; there are event and time.")
+    trace, chosen = _pair(source, device)
+    times = clock(chosen)
+    decimated = by_event(chosen, columns) if over == "event" else by_time(chosen, columns)
+    return plot_timeline(
+        decimated,
+        intervals=annotated(chosen).intervals,
+        strings=trace.strings,
+        out_of_memory=out_of_memory(trace, chosen, top=1, chosen=slice(_MOST_FAILURES)),
+        span_us=(int(times[0]), int(times[-1])) if over == "time" else None,
+        dark=dark,
+    )
+
+
+def peak(
+    source: Source,
+    by: str | None = None,
+    *,
+    event: int | None = None,
+    device: int | str | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """What is live at the peak, at the moment of an answer, or after `event`: by site unless `by` says otherwise."""
+    known = getattr(source, "found", None)
+    if isinstance(known, LiveSet) and event is None and device is None and by in (None, known.live.by):
+        return plot_peak(known, dark=dark)
+    trace, chosen = _pair(source, device)
+    grouping = by or (known.live.by if isinstance(known, LiveSet) else "site")
+    return plot_peak(at(trace, chosen, _event(source, chosen, event), grouping), dark=dark)
+
+
+def icicle(
+    source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
+) -> go.Figure:
+    """Which calls hold what is live then, callers on top; by default at the peak."""
+    trace, chosen = _pair(source, device)
+    rows = live_rows(chosen, _event(source, chosen, event))
+    return plot_icicle(stack_tree(trace, chosen, rows, TreeOptions(most_nodes=MOST_NODES)), trace, dark=dark)
+
+
+def segments(
+    source: Source, *, event: int | None = None, device: int | str | None = None, dark: bool = False
+) -> go.Figure:
+    """The allocator's map, in the colours of what the blocks are for; by default at the peak."""
+    trace, chosen = _pair(source, device)
+    known = getattr(source, "found", None)
+    if not isinstance(known, SegmentsAt) or event is not None or device is not None:
+        known = segments_at(trace, chosen, _event(source, chosen, event))
+    return plot_segments(known, categories=categories(trace, chosen), dark=dark)
+
+
+def waterfall(
+    source: Any,
+    other: Source | None = None,
+    *,
+    by: str | None = None,
+    device: int | str | None = None,
+    dark: bool = False,
+) -> go.Figure:
+    """From one trace's peak to another's: of two traces, or of what `compare` answers."""
+    known = getattr(source, "found", None)
+    if other is None and isinstance(known, Changes):
+        return plot_waterfall(known if by in (None, known.by) else changes(source.sides, by), dark=dark)
+    if other is None:
+        raise UsageError("A waterfall leads from one trace to another: name both, or what compare answers.")
+    return plot_waterfall(changes([_pair(source, device), _pair(other, device)], by or "site"), dark=dark)
+
+
+def _pair(source: Source, device: int | str | None) -> tuple[Trace, DeviceTrace]:
+    trace = source if isinstance(source, Trace) else getattr(source, "trace", None)
+    if not isinstance(trace, Trace):
+        raise UsageError(f"There is no trace in {type(source).__name__}: open it with memviz.open first.")
+    named = getattr(source, "device", None) if device is None else str(device)
+    return trace, chosen_device(trace, named if isinstance(named, str) else None)
+
+
+def _event(source: Source, device: DeviceTrace, event: int | None) -> int:
+    """The one that was named, else that of an answer about this device, else the peak."""
+    if event is None and getattr(source, "device", None) == device.name:
+        event = getattr(source, "event", None)
+    return line_of(device).peak_event if event is None else int(event)

@@ -1,0 +1,186 @@
+// @ts-check
+// A row a rank, a column a moment of a step. The picture has one pixel a cell and is scaled by the browser; bars, names
+// and the marked row are drawn over it. A click or Enter chooses a rank, which Python is told.
+import { clamp, Component, el, inTurn, isDark, mounting, newTip, onModeChange, showTip, tipLines, token } from "../base.js";
+import { bytesText } from "../words.js";
+import { bytesOfShade, rowHeight, shadesOf } from "./shades.js";
+
+const LABELS_APART = 16;
+const THIN = 6;
+const LEAST_STEP_WIDTH = 44;
+
+/** What Python gives; README.md says what each is.
+ * @typedef {{ ranks: number[], names: string[], peaks: number[], groups: number[], outliers: number[], steps: string[], columns: number, highest: number, chosen: number | null, shades: string, label: string }} Value */
+
+class RankMap extends Component {
+  /** @type {Value | null} */
+  value = null;
+  shades = new Uint8Array(0);
+  /** The row that keys stand on. */
+  row = 0;
+
+  /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
+  constructor(host, gradio) {
+    super(host, gradio);
+    this.choose = inTurn(gradio.tell.select);
+    this.picture = el("canvas", { class: "mvr-picture" });
+    this.mark = el("i", { class: "mvr-mark", hidden: "" });
+    this.tip = newTip();
+    this.steps = el("div", { class: "mvr-steps", "aria-hidden": "true" });
+    this.names = el("div", { class: "mvr-names", "aria-hidden": "true" });
+    this.bars = el("canvas", { class: "mvr-bars" });
+    this.plot = el("div", { class: "mvr-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
+    this.beside = el("div", { class: "mvr-beside" }, this.bars);
+    this.root = el("div", { class: "mvr", hidden: "" }, this.steps, this.names, this.plot, this.beside, this.scale());
+    for (const area of [this.plot, this.beside]) {
+      area.addEventListener("pointermove", (event) => this.point(event, area));
+      area.addEventListener("pointerleave", () => (this.tip.hidden = true));
+      area.addEventListener("click", (event) => this.pick(this.rowAt(event, area)));
+    }
+    this.plot.addEventListener("keydown", (event) => this.press(event));
+    for (const change of ["focus", "blur"]) this.plot.addEventListener(change, () => this.showMark());
+    onModeChange(() => this.draw());
+    new ResizeObserver(() => this.draw()).observe(this.plot);
+  }
+
+  scale() {
+    this.most = el("span");
+    this.ramp = el("canvas", { class: "mvr-ramp", width: 255, height: 1 });
+    return el("div", { class: "mvr-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
+  }
+
+  /** @override @param {Value | null} value */
+  load(value) {
+    this.attach();
+    this.value = value && value.ranks?.length ? value : null;
+    this.root.hidden = !this.value;
+    if (!this.value) return;
+    this.shades = Uint8Array.from(atob(this.value.shades), (letter) => letter.charCodeAt(0));
+    const chosen = this.value.ranks.indexOf(this.value.chosen ?? NaN);
+    this.row = Math.max(chosen, 0);
+    this.plot.setAttribute("aria-label", this.value.label);
+    this.plot.setAttribute("aria-valuemin", "1");
+    this.plot.setAttribute("aria-valuemax", String(this.value.ranks.length));
+    if (this.most) this.most.textContent = bytesText(this.value.highest);
+    this.draw();
+  }
+
+  get height() {
+    return this.value ? rowHeight(this.value.ranks.length) : 0;
+  }
+
+  draw() {
+    const { value } = this;
+    if (!value || !this.root.isConnected) return;
+    const colours = shadesOf(isDark(), parseInt(token(this.root, "--mv-fill-2").slice(1), 16));
+    this.paint(this.picture, value.steps.length * value.columns, this.shades, colours);
+    if (this.ramp) this.paint(this.ramp, 255, Uint8Array.from({ length: 255 }, (_, i) => i + 1), colours);
+    this.root.style.setProperty("--mvr-high", `${value.ranks.length * this.height}px`);
+    this.drawBars(value);
+    this.label(value);
+    this.showMark();
+    this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
+  }
+
+  /** @param {HTMLCanvasElement} canvas @param {number} width @param {Uint8Array} cells @param {Uint32Array} colours */
+  paint(canvas, width, cells, colours) {
+    const height = cells.length / width;
+    Object.assign(canvas, { width, height });
+    const pixels = Uint32Array.from(cells, (shade) => colours[shade]);
+    canvas.getContext("2d")?.putImageData(new ImageData(new Uint8ClampedArray(pixels.buffer), width, height), 0, 0);
+  }
+
+  /** Each rank's peak; those that stand out in another colour. @param {Value} value */
+  drawBars(value) {
+    const [wide, high] = [Math.max(this.beside.clientWidth, 1), value.ranks.length * this.height];
+    Object.assign(this.bars, { width: wide, height: high });
+    const pen = this.bars.getContext("2d");
+    if (!pen) return;
+    const out = new Set(value.outliers);
+    const thick = this.height > 3 ? this.height - 2 : this.height;
+    value.peaks.forEach((peak, row) => {
+      pen.fillStyle = token(this.root, out.has(value.ranks[row]) ? "--mv-grew" : "--mv-ink-3");
+      pen.fillRect(0, row * this.height + (this.height - thick) / 2, Math.max((peak / value.highest) * wide, 1), thick);
+    });
+  }
+
+  /** Steps above, names of ranks at the left where there is room. @param {Value} value */
+  label(value) {
+    const share = 100 / value.steps.length;
+    const every = Math.ceil(LEAST_STEP_WIDTH / Math.max(this.plot.clientWidth / value.steps.length, 1));
+    this.steps.replaceChildren(...value.steps.map((words, i) => el("span", { style: `left:${i * share}%`, title: words }, i % every ? "" : words)));
+    const apart = Math.max(1, Math.ceil(LABELS_APART / this.height));
+    const middle = this.height / 2;
+    const shown = value.ranks.map((_, row) => row).filter((row) => row % apart === 0);
+    this.names.replaceChildren(...shown.map((row) => nameOf(value.names[row], row * this.height + middle)));
+  }
+
+  showMark() {
+    const { value } = this;
+    const row = value ? value.ranks.indexOf(value.chosen ?? NaN) : -1;
+    const isKeyed = document.activeElement === this.plot;
+    const [name, peak] = [value?.names[this.row], value?.peaks[this.row]];
+    this.plot.setAttribute("aria-valuenow", String(this.row + 1));
+    this.plot.setAttribute("aria-valuetext", `rank ${name}, peak ${bytesText(peak || 0)}`);
+    this.mark.hidden = row < 0 && !isKeyed;
+    const marked = isKeyed ? this.row : row;
+    // A frame around a thin row would hide it, so that one has a mark at each end.
+    const isThin = this.height < THIN;
+    this.mark.classList.toggle("mvr-thin", isThin);
+    this.mark.style.top = `${marked * this.height + (isThin ? this.height / 2 - 4 : -1)}px`;
+    this.mark.style.height = isThin ? "" : `${this.height + 2}px`;
+  }
+
+  /** @param {MouseEvent} event @param {HTMLElement} area */
+  rowAt(event, area) {
+    const rows = this.value?.ranks.length || 1;
+    return clamp(Math.floor((event.clientY - area.getBoundingClientRect().top) / this.height), 0, rows - 1);
+  }
+
+  /** @param {PointerEvent} event @param {HTMLElement} area */
+  point(event, area) {
+    const { value } = this;
+    if (!value || event.pointerType === "touch") return;
+    const box = this.plot.getBoundingClientRect();
+    const at = { x: event.clientX - box.left, y: event.clientY - box.top };
+    const row = this.rowAt(event, area);
+    const lines = [[`rank ${value.ranks[row]}`, value.names[row].replace(/^\d+ ?/, "")], [`peak ${bytesText(value.peaks[row])}`]];
+    if (area === this.plot) {
+      const wide = value.steps.length * value.columns;
+      const column = clamp(Math.floor((at.x / box.width) * wide), 0, wide - 1);
+      const bytes = bytesOfShade(this.shades[row * wide + column], value.highest);
+      lines.push([`${value.steps[Math.floor(column / value.columns)]}: ${bytes === null ? "not recorded" : `about ${bytesText(bytes)}`}`]);
+    }
+    showTip(this.tip, at, { width: box.width + this.beside.clientWidth, height: box.height }, tipLines(lines));
+  }
+
+  /** @param {number} row */
+  pick(row) {
+    const { value } = this;
+    if (!value) return;
+    this.row = row;
+    value.chosen = value.ranks[row];
+    this.showMark();
+    this.choose({ rank: value.chosen });
+  }
+
+  /** @param {KeyboardEvent} event */
+  press(event) {
+    const { value } = this;
+    const by = { ArrowUp: -1, ArrowDown: 1, PageUp: -16, PageDown: 16, Home: -Infinity, End: Infinity }[event.key];
+    if (!value || (by === undefined && event.key !== "Enter")) return;
+    event.preventDefault();
+    if (by === undefined) return this.pick(this.row);
+    this.row = clamp(this.row + by, 0, value.ranks.length - 1);
+    this.showMark();
+  }
+}
+
+/** Where there is no room for the place on the mesh, the number stays.
+ * @param {string} words @param {number} top */
+function nameOf(words, top) {
+  const [number, ...mesh] = words.split(" ");
+  return el("span", { style: `top:${top}px` }, number, el("small", {}, mesh.length ? ` ${mesh.join(" ")}` : ""));
+}
+
+export const mount = mounting(RankMap);

@@ -1,0 +1,67 @@
+"""Whose ranks the tab shows: those of whoever started the page, or what a visitor has open under ranks' names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from memviz.analysis.cache import kept
+from memviz.ranks.numbers import Rank, rank_in_name
+from memviz.ranks.places import Place
+from memviz.ranks.reduce_rank import row_of
+from memviz.ranks.row import RankRow
+from memviz.ranks.together import Ranks, of_ranks
+from memviz.trace.formats.own_labels import RANK_FACT
+from memviz.trace.model import Trace
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Opened, Session
+
+LEAST = 2
+"""One rank has nobody beside it."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    job: Ranks
+    keys: Mapping[int, str] = field(default_factory=dict)
+    """Of those that are open, in the store."""
+    is_given: bool = False
+    """By whoever started the page: then any rank's file may be opened from where it lies."""
+
+
+def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
+    """By number; the first of each. Nothing is computed for it."""
+    numbers: dict[int, Opened] = {}
+    for opened in session.opened:
+        trace = context.store.get(opened.key)
+        number = None if trace is None else _number(trace)
+        if number is not None:
+            numbers.setdefault(number, opened)
+    return numbers
+
+
+def has_ranks(context: Context, session: Session) -> bool:
+    return context.given_ranks is not None or len(open_ranks(context, session)) >= LEAST
+
+
+def shown_ranks(context: Context, session: Session) -> Shown | None:
+    numbers = open_ranks(context, session)
+    keys = {number: opened.key for number, opened in numbers.items()}
+    if context.given_ranks is not None:
+        return Shown(context.given_ranks, keys, is_given=True)
+    rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
+    ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
+    return Shown(of_ranks(ranks), keys) if len(ranks) >= LEAST else None
+
+
+def _row(context: Context, opened: Opened) -> RankRow | None:
+    pair = context.of(opened)
+    if pair is None:
+        return None
+    trace, device = pair
+    return kept(trace, ("rank's row", device.name), lambda: row_of(trace, Place(trace.about.source), device.name))
+
+
+def _number(trace: Trace) -> int | None:
+    said = trace.about.facts.get(RANK_FACT, "")
+    return int(said) if said.isascii() and said.isdigit() and len(said) < 10 else rank_in_name(trace.about.source)

@@ -1,0 +1,165 @@
+"""Ranks: many ranks of one program over the same steps, who is like whom, and who stands out and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import gradio as gr
+
+from memviz.errors import MemvizError
+from memviz.ranks.places import Place
+from memviz.ranks.reduce_rank import trace_at
+from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.rank_map import RankMap
+from memviz.ui.payloads.rank_map_value import rank_map_value
+from memviz.ui.ranks.groups import groups_html, outliers_html
+from memviz.ui.ranks.one_rank import one_rank_html
+from memviz.ui.ranks.sources import Shown, has_ranks, shown_ranks
+from memviz.ui.ranks.verdict import failed_html, ranks_verdict_html
+from memviz.ui.shell.context import Context, open_trace
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.wiring import PRIVATE
+
+ID, LABEL = "ranks", "Ranks"
+_PARTS = 6
+
+
+@dataclass(frozen=True)
+class RanksTab:
+    tab: gr.Tab
+    shown: gr.State
+    """What of the session this tab shows. A change of it draws the tab anew, if it is being looked at."""
+    verdict: Panel
+    picture: RankMap
+    one: Panel
+    """Its buttons open traces, which the page does."""
+    lists: Panel
+    failed: Panel
+    chosen: gr.State
+    looked_at: gr.State
+
+    @property
+    def outputs(self) -> list[Any]:
+        return [self.tab, self.shown]
+
+    @property
+    def drawing(self) -> list[Any]:
+        return [self.verdict, self.picture, self.one, self.lists, self.failed, self.chosen]
+
+
+def build(context: Context, session: gr.State, tabs: gr.Tabs, tab: gr.Tab) -> RanksTab:
+    with gr.Column(elem_classes="mv-ranks"):
+        parts = RanksTab(
+            tab,
+            gr.State(()),
+            Panel(elem_id="ranks-verdict"),
+            one=Panel(elem_id="ranks-one"),
+            picture=RankMap(elem_id="ranks-map"),
+            lists=Panel(elem_id="ranks-lists"),
+            failed=Panel(elem_id="ranks-failed"),
+            chosen=gr.State(None),
+            looked_at=gr.State(False),
+        )
+    _wire(context, session, tabs, parts)
+    return parts
+
+
+def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: RanksTab) -> None:
+    def follow(current: Session, chosen: int | None, looked_at: bool) -> list[Any]:
+        return draw(context, current, chosen) if looked_at else [gr.skip()] * _PARTS
+
+    def arrive(current: Session, chosen: int | None) -> list[Any]:
+        return [True, *draw(context, current, chosen)]
+
+    def leave(event: gr.SelectData) -> Any:
+        return gr.skip() if event.value == LABEL else False
+
+    def choose(current: Session, event: gr.EventData) -> list[Any]:
+        """In the map, which has marked it already."""
+        rank = _rank(clicked(event))
+        return [one_rank(context, current, rank), rank]
+
+    def jump(current: Session, event: gr.EventData) -> list[Any]:
+        rank = _rank(clicked(event))
+        return draw(context, current, rank)
+
+    parts.shown.change(follow, [session, parts.chosen, parts.looked_at], parts.drawing, **PRIVATE)
+    parts.tab.select(arrive, [session, parts.chosen], [parts.looked_at, *parts.drawing], **PRIVATE)
+    tabs.select(leave, None, [parts.looked_at], **PRIVATE)
+    parts.picture.select(choose, [session], [parts.one, parts.chosen], **PRIVATE)
+    parts.lists.click(jump, [session], parts.drawing, **PRIVATE)
+
+
+def show(context: Context, session: Session) -> list[Any]:
+    """The values of `RanksTab.outputs`: the tab is there where ranks are."""
+    opened = tuple((trace.key, trace.device) for trace in session.opened)
+    return [gr.update(visible=has_ranks(context, session)), opened]
+
+
+def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
+    """The values of `RanksTab.drawing`."""
+    shown = shown_ranks(context, session)
+    if shown is None:
+        return ["", {}, "", "", "", None]
+    job = shown.job
+    rank = chosen if chosen is not None and job.of(chosen) is not None else _first(shown)
+    return [
+        ranks_verdict_html(job),
+        rank_map_value(job, rank),
+        _one(shown, rank),
+        outliers_html(job) + groups_html(job),
+        failed_html(job),
+        rank,
+    ]
+
+
+def one_rank(context: Context, session: Session, rank: int | None) -> str:
+    shown = shown_ranks(context, session)
+    return "" if shown is None else _one(shown, rank)
+
+
+def _first(shown: Shown) -> int:
+    """Who looks for the first time looks at whoever stands out most."""
+    return shown.job.outliers[0].rank if shown.job.outliers else shown.job.highest.number
+
+
+def _one(shown: Shown, rank: int | None) -> str:
+    can_open = shown.is_given or (rank in shown.keys)
+    return one_rank_html(shown.job, rank, can_open=can_open)
+
+
+def _rank(data: dict[str, str]) -> int | None:
+    text = data.get("rank", "")
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
+
+
+def pressed(context: Context, session: Session, event: gr.EventData) -> tuple[Session, str | None]:
+    """The session with the rank opened, or compared with the median rank, and the tab that shows it."""
+    data = clicked(event)
+    shown, rank = shown_ranks(context, session), _rank(data)
+    if shown is None or rank is None or shown.job.of(rank) is None:
+        return session, None
+    if data.get("act") == "open-rank":
+        session, key = _opened(context, session, shown, rank)
+        return session.choosing(key), "explore"
+    if data.get("act") == "compare-rank":
+        session, other = _opened(context, session, shown, shown.job.against(rank))
+        session, key = _opened(context, session, shown, rank)
+        return replace(session.choosing(key), compared=(other, key)), "compare"
+    return session, None
+
+
+def _opened(context: Context, session: Session, shown: Shown, number: int) -> tuple[Session, str]:
+    """As it is open already; or read from where it lies, which only files that were given by name may be."""
+    key = shown.keys.get(number, "")
+    if session.of(key) is not None:
+        return session, key
+    rank = shown.job.of(number)
+    if rank is None or not shown.is_given:
+        raise gr.Error("This rank is not open any more.", print_exception=False)
+    try:
+        opened = open_trace(context.store, trace_at(Place(rank.row.place)))
+    except MemvizError as error:
+        raise gr.Error(str(error), print_exception=False) from None
+    return session.with_opened(opened), opened.key

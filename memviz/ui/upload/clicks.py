@@ -1,0 +1,38 @@
+"""What a click in the frame does: a trace chosen, closed or looked at on another device, a sample opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from memviz.ui.shell.context import Context
+from memviz.ui.shell.session import Session
+from memviz.ui.upload.opening import open_sample
+from memviz.ui.upload.samples import sample_named
+
+
+def session_after(context: Context, session: Session, data: Mapping[str, str]) -> Session:
+    key = data.get("key", "")
+    match data.get("act"):
+        case "choose":
+            return session.choosing(key)
+        case "device":
+            return session.choosing(key).on_device(key, data.get("device", ""))
+        case "close":
+            return session.closing(key)
+        case "dismiss":
+            return session.without_refused()
+        case "home":
+            return replace(session, home=True)
+        case "sample":
+            sample = sample_named(data.get("sample", ""))
+            return open_sample(context.store, session, sample) if sample else session
+    return session
+
+
+def tab_after(data: Mapping[str, str]) -> str | None:
+    """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
+    if data.get("act") == "home":
+        return "explore"
+    sample = sample_named(data.get("sample", ""))
+    return sample.tab if sample else None

@@ -1,0 +1,124 @@
+"""Many ranks in the real page: dropped together, or given by whoever started it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import at_home
+from tests.browser.mounting import load
+from tests.browser.test_axe import expect_nothing_serious
+from tests.ranks.files import write_ranks
+from tests.server import started
+from tests.traces import MiB
+
+GIVEN = """
+import sys
+from memviz.ranks.gather import Gathering, gathered
+from memviz.ui.app import build_app, launch_options
+
+build_app(ranks_given=gathered(Gathering((sys.argv[1],), processes=1))).launch(**launch_options())
+"""
+ROW = """(rank) => {
+  const map = document.querySelector("#ranks-map .mvr").parentElement.memviz
+    || [...document.querySelectorAll("#ranks-map *")].find((node) => node.memviz).memviz;
+  const box = map.plot.getBoundingClientRect();
+  const row = map.value.ranks.indexOf(rank);
+  return { x: box.left + box.width / 2, y: box.top + (row + 0.5) * map.height };
+}"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ranks(tmp_path_factory.mktemp("recorded") / "job", 6, rank4=16 * MiB)
+
+
+@pytest.fixture(scope="module")
+def given(folder: Path) -> Iterator[str]:
+    with started({}, program=("-c", GIVEN, str(folder)), quickly=True) as own:
+        yield own.address
+
+
+@pytest.fixture
+def drawn(page: Any, given: str) -> Any:
+    page.goto(given)
+    page.locator("#ranks-map .mvr[data-drawn]").wait_for()
+    return page
+
+
+def heading(page: Any, rank: int) -> Any:
+    return page.locator("#ranks-one h2", has_text=re.compile(rf"^Rank {rank}$"))
+
+
+def test_given_ranks_are_what_is_seen_first(drawn: Any) -> None:
+    assert drawn.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
+    said = drawn.locator("#ranks-verdict h1").inner_text()
+    assert said.startswith("Of 6 ranks the highest peak is 136 MiB, on rank 4. 5 need the same, 1 differs.")
+    heading(drawn, 4).wait_for()
+    drawn.get_by_role("heading", name="Ranks that stand out").wait_for()
+
+
+def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:
+    at = drawn.evaluate(ROW, 2)
+    drawn.mouse.move(**at)
+    drawn.locator("#ranks-map .mvt-tip", has_text=re.compile("rank 2.*peak 120 MiB.*about", re.DOTALL)).wait_for()
+    drawn.mouse.click(**at)
+    heading(drawn, 2).wait_for()
+    drawn.locator("#ranks-map .mvr-plot").focus()
+    drawn.keyboard.press("ArrowDown")
+    drawn.keyboard.press("Enter")
+    heading(drawn, 3).wait_for()
+    drawn.locator("#ranks-lists").get_by_role("button", name="rank 4", exact=True).click()
+    heading(drawn, 4).wait_for()
+
+
+def test_a_rank_is_compared_with_the_median_rank_and_opened(drawn: Any) -> None:
+    drawn.get_by_role("button", name="Compare with rank").click()
+    drawn.locator("#compare-B .mvt[data-drawn]").wait_for()
+    assert drawn.locator(".mv-scores .mv-whose").all_inner_texts() == ["run.rank2", "run.rank4"]
+    drawn.get_by_role("tab", name="Ranks").click()
+    drawn.get_by_role("button", name="Open in Explore").click()
+    drawn.locator("#timeline .mvt[data-drawn]").wait_for()
+    assert "136 MiB" in drawn.locator("#verdict .mv-verdict").inner_text()
+
+
+def test_axe_finds_nothing_serious(drawn: Any) -> None:
+    expect_nothing_serious(drawn)
+
+
+def test_files_dropped_together_stay_at_the_first_and_make_the_tab(page: Any, server: str, folder: Path) -> None:
+    at_home(page, server)
+    assert page.get_by_role("tab", name="Ranks").count() == 0
+    page.set_input_files("#first-files input[type=file]", sorted(folder.iterdir()))
+    page.locator(".mv-trace").nth(5).wait_for()
+    names = [text.split("\n")[0] for text in page.locator(".mv-trace").all_inner_texts()]
+    assert names == [f"run.rank{number}" for number in range(6)]
+    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("run.rank0")
+    page.get_by_role("tab", name="Ranks").click()
+    page.locator("#ranks-map .mvr[data-drawn]").wait_for()
+    heading(page, 4).wait_for()
+    page.get_by_role("button", name="Open in Explore").click()
+    page.locator(".mv-trace.mv-chosen", has_text="run.rank4").wait_for()
+
+
+def test_shades_go_from_nothing_to_the_highest(page: Any) -> None:
+    page.goto("about:blank")
+    load(page, "rank_map/shades.js")
+    table = page.evaluate("[...memviz.shades.shadesOf(false, 0x123456)]")
+    assert [table[0] & 0xFF, table[0] >> 8 & 0xFF, table[0] >> 16 & 0xFF] == [0x12, 0x34, 0x56]
+    for dark in ("false", "true"):
+        colours = page.evaluate(f"[...memviz.shades.shadesOf({dark}, 0)].slice(1)")
+        sums = [sum(colour >> shift & 0xFF for shift in (0, 8, 16)) for colour in colours]
+        assert sorted(sums, reverse=dark == "false") == sums, "each is as dark as the one before, or darker"
+    assert page.evaluate("[0, 1, 128, 255].map((shade) => memviz.shades.bytesOfShade(shade, 254))") == [
+        None,
+        0,
+        127,
+        254,
+    ]
+    heights = page.evaluate("[1, 2, 40, 480, 481, 1024, 100000].map(memviz.shades.rowHeight)")
+    assert heights == [22, 22, 12, 1, 1, 1, 1]

@@ -1,0 +1,58 @@
+"""numpy is enough; and what a missing library would bring is said with the remedy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.house.repository import ROOT
+
+ONLY_NUMPY = """
+import sys
+
+class Nothing:
+    def find_spec(self, name, path=None, target=None):
+        first = name.partition(".")[0]
+        if first not in sys.stdlib_module_names and first not in ("memviz", "numpy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Nothing())
+import memviz
+"""
+ALL_OF_IT = """
+trace = memviz.open("sample_traces/training.pickle.gz")
+results = [trace, trace.summary(), trace.peak(), trace.live_at(event=5).by("module"), trace.by("category")]
+results += [trace.segments_at(event=1000), trace.compare("sample_traces/training-checkpointed.pickle.gz")]
+results += [trace.replay(settings="expandable_segments:True", memory="24GiB")]
+for result in results:
+    assert str(result) and result._repr_html_() and result.as_json() and result.columns()
+print(len(results))
+"""
+NO_PANDAS = """
+try:
+    memviz.open("sample_traces/training.pickle.gz").peak().to_frame()
+except memviz.errors.LibraryNeeded as error:
+    print(error)
+"""
+
+
+def run(program: str) -> tuple[str, str]:
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    return done.stdout.strip(), done.stderr
+
+
+def test_all_of_it_works_with_numpy_alone():
+    assert run(ONLY_NUMPY + ALL_OF_IT) == ("8", "")
+
+
+def test_a_frame_without_pandas_names_the_remedy():
+    said, wrong = run(ONLY_NUMPY + NO_PANDAS)
+    assert wrong == ""
+    assert said.startswith("This needs pandas, which is not installed here. `pip install 'memviz[page]'` brings it")
+
+
+def test_memviz_itself_imports_nothing():
+    program = (
+        "import sys, memviz; print(*sorted(name for name in sys.modules if name.startswith(('memviz.', 'numpy'))))"
+    )
+    assert run(program) == ("", "")

@@ -1,0 +1,88 @@
+"""Predictions by workers of Dask, of which one can be another version: a real cluster of two processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz import dask_client
+from memviz.errors import UsageError
+from memviz.runner.fit import far_predictions
+from memviz.runner.fit.far_predictions import FarWorker, threads_of
+from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
+from memviz.runner.request import Request
+from tests.second_process import memviz
+
+distributed = pytest.importorskip("distributed", reason="distributed is not installed")
+REQUESTS = [Request("gpt2", {"layers": str(count), "sequence": "64"}, card="T4") for count in (1, 2)]
+REFUSED = Request("gpt2", {"layers": "1"}, (("split_feed_forward", {"splits": "7"}),), card="T4")
+
+
+@pytest.fixture(scope="module")
+def address() -> Iterator[str]:
+    with distributed.LocalCluster(
+        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
+    ) as made:
+        yield made.scheduler_address
+
+
+def predictions(predictor: Predictor, requests: list[Request]) -> dict[str, Prediction]:
+    heard, left = {}, iter(requests)
+
+    def hear(request: Request, prediction: Prediction) -> None:
+        heard[repr(request)] = prediction
+
+    with predictor:
+        predictor.all(lambda: next(left, None), hear)
+    return heard
+
+
+def test_far_answers_are_those_of_this_machine(address: str, tmp_path: Path) -> None:
+    requests = [*REQUESTS, REFUSED]
+    here = predictions(Predictor(processes=1, kept=KeptPredictions(tmp_path / "here")), requests)
+    with dask_client.dask_client(address) as client:
+        count, kept = threads_of(client, address), KeptPredictions(tmp_path / "far")
+        there = predictions(Predictor(processes=count, kept=kept, make_worker=lambda: FarWorker(client)), requests)
+    assert count == 2
+    assert there == here
+    assert there[repr(REFUSED)].refused and not there[repr(REQUESTS[0])].refused
+    assert all(kept.get(request) == there[repr(request)] for request in requests)
+
+
+def test_workers_of_another_version_are_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_predictions, "code_state", lambda: "another")
+    states = {"tcp://one": "the same", "tcp://two": "another"}
+
+    class Client:
+        def run(self, function: Any) -> dict[str, str]:
+            return states
+
+    with pytest.raises(UsageError, match="^1 of 2 workers of an-address have another memviz"):
+        threads_of(Client(), "an-address")
+
+
+def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
+    class Client:
+        def run(self, function: Any) -> dict[str, str]:
+            raise ModuleNotFoundError("No module named 'memviz'")
+
+    with pytest.raises(UsageError, match=r"cannot predict \(No module named 'memviz'\).*pip install 'memviz\[run\]'"):
+        threads_of(Client(), "an-address")
+
+
+def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    done = memviz("fit", "feed_forward", "--set", "layers=1", "--card", "T4", "--json", "--scheduler", address)
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    assert answer["tried"] == answer["of"] > 1
+
+
+def test_an_address_nobody_answers_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
+    with pytest.raises(UsageError, match="^No scheduler answers at tcp://127.0.0.1:9 "):
+        dask_client.dask_client("tcp://127.0.0.1:9").__enter__()

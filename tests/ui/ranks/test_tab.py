@@ -1,0 +1,111 @@
+"""The Ranks tab as a whole: when it is there, what it draws, and where its buttons lead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import gradio as gr
+import pytest
+
+from memviz.ranks.together import Ranks
+from memviz.trace.load import load_trace
+from memviz.ui.ranks.sources import has_ranks, open_ranks
+from memviz.ui.ranks.tab import draw, one_rank, pressed, show
+from memviz.ui.shell.context import Context, open_trace
+from memviz.ui.shell.session import Session
+from memviz.ui.shell.store import TraceStore
+from memviz.ui.upload.opening import arrived
+from tests.ranks.files import read, write_ranks, written
+from tests.traces import MiB
+from tests.ui.page import words
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_ranks(tmp_path_factory.mktemp("recorded") / "job", 5, rank3=8 * MiB)
+
+
+@pytest.fixture
+def context() -> Context:
+    return Context(TraceStore())
+
+
+def opened(context: Context, folder: Path) -> Session:
+    session = Session()
+    for path in sorted(folder.iterdir()):
+        session = session.with_opened(open_trace(context.store, load_trace(path)))
+    return session
+
+
+def click(**data: object) -> Any:
+    return SimpleNamespace(_data=data)
+
+
+def is_there(context: Context, session: Session) -> bool:
+    return show(context, session)[0]["visible"]
+
+
+def test_the_tab_is_there_where_ranks_are(context: Context, folder: Path, tmp_path: Path) -> None:
+    assert not is_there(context, Session())
+    session = opened(context, folder)
+    assert is_there(context, session)
+    assert sorted(open_ranks(context, session)) == [0, 1, 2, 3, 4]
+    for name in ("step100.pickle", "step200.pickle"):
+        written(tmp_path, name)
+    assert not has_ranks(context, opened(context, tmp_path))
+
+
+def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
+    verdict, value, one, lists, failed, chosen = draw(context, opened(context, folder), None)
+    assert words(verdict).startswith("Of 5 ranks the highest peak is 128 MiB, on rank 3.")
+    assert value["ranks"] == [0, 1, 2, 3, 4] and value["chosen"] == chosen == 3
+    assert words(one).startswith("Rank 3")
+    assert "Ranks that stand out 1" in words(lists) and failed == ""
+    assert draw(context, Session(), None) == ["", {}, "", "", "", None]
+
+
+def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path) -> None:
+    session = opened(context, folder)
+    keys = {number: trace.key for number, trace in open_ranks(context, session).items()}
+    assert words(one_rank(context, session, 1)).startswith("Rank 1")
+    after, tab = pressed(context, session, click(act="open-rank", rank="2"))
+    assert (after.chosen, tab) == (keys[2], "explore")
+    after, tab = pressed(context, session, click(act="compare-rank", rank="3"))
+    assert (after.compared, tab) == ((keys[1], keys[3]), "compare")
+
+
+@pytest.mark.parametrize("data", [{}, {"rank": "99"}, {"rank": "-1"}, {"rank": "x" * 50}, {"act": "open-rank"}])
+def test_what_no_button_says_changes_nothing(context: Context, folder: Path, data: dict[str, str]) -> None:
+    session = opened(context, folder)
+    assert pressed(context, session, click(**{"act": "open-rank", **data})) == (session, None)
+
+
+def test_ranks_that_were_given_are_read_when_somebody_wants_them(folder: Path) -> None:
+    given: Ranks = read(folder)
+    context = Context(TraceStore(), given_ranks=given)
+    assert is_there(context, Session())
+    session, tab = pressed(context, Session(), click(act="compare-rank", rank="3"))
+    assert tab == "compare"
+    assert [trace.name for trace in session.opened] == ["run.rank1", "run.rank3"]
+    again, _ = pressed(context, session, click(act="open-rank", rank="3"))
+    assert again.opened == session.opened and again.current is not None and again.current.name == "run.rank3"
+
+
+def test_a_file_that_has_gone_is_said(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 3)
+    context = Context(TraceStore(), given_ranks=read(folder))
+    (folder / "run.rank1.pickle").unlink()
+    with pytest.raises(gr.Error, match="There is no such file"):
+        pressed(context, Session(), click(act="open-rank", rank="1"))
+
+
+def test_of_many_that_come_together_the_first_is_looked_at(context: Context, folder: Path) -> None:
+    keys = [context.store.add(load_trace(path)) for path in sorted(folder.iterdir())]
+    session = arrived(context.store, Session(), {"stored": keys[0]})
+    for key in keys[1:]:
+        session = arrived(context.store, session, {"stored": key, "beside": "1"})
+    assert [trace.key for trace in session.opened] == keys
+    assert session.chosen == keys[0]
+    assert arrived(context.store, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
