@@ -40,6 +40,7 @@ CASES = {
     "nano_gpt": Case(steps=4),
     "notebook": Case(steps=3),
     "offload_by_hand": Case(),
+    "parallel_step": Case(options=("--world-size", "2", "--rank", "1"), arguments=("sharded",)),
     "profiling": Case(steps=4, arguments=("dumps",)),
     "recommender": Case(steps=6),
     "smaller_batch": Case(options=("--card", "T4"), failures=5),

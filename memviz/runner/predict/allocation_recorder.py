@@ -196,11 +196,16 @@ class AllocationRecorder:
 
     def optimizer_stepped(self, optimizer: torch.optim.Optimizer) -> None:
         self.know(list(optimizer.state.values()), Category.OPTIMIZER_STATE)
+        for group in optimizer.param_groups:
+            shards = [weight for weight in group["params"] if hasattr(weight, "_local_tensor")]
+            self.know(shards, Category.PARAMETER)
+            self.know([weight.grad for weight in shards], Category.GRADIENT)
 
     def know(self, value: Any, category: Category) -> None:
         """What the memory of the tensors in a value, however nested, is for: told after it was taken."""
         for tensor in tensors_among(value):
-            number = self._number_of(tensor)
+            # Of a tensor that is parted among ranks, this one's part.
+            number = self._number_of(getattr(tensor, "_local_tensor", tensor))
             if number is not None:
                 self.categories.values[number] = category
 

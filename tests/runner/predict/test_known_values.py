@@ -120,3 +120,16 @@ def test_numbers_drawn_on_the_host_are_real_if_small_and_large_ones_take_no_memo
         weight.half().to("cuda")
         assert device.allocated_bytes == 2 * (32768 * 32768 + 32768)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
+
+
+def test_of_many_alike_the_one_that_is_written_differs() -> None:
+    with PredictedDevice(A100):
+        many = torch.zeros(8192, device="cuda")
+        many[:4096] = 0
+        assert not many.any() and many.sum().item() == 0
+        many[8190:] = 3
+        assert many.sum().item() == 6 and many[:4].tolist() == [0, 0, 0, 0] and many[-1].item() == 3
+        many.fill_(2)
+        assert (many == 2).all() and many.view(2, -1).sum(1).tolist() == [8192, 8192]
+        many[5].copy_(torch.tensor(7.0))
+        assert many[4:7].tolist() == [2, 7, 2]
