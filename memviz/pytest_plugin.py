@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from memviz.errors import library_needed
+
 if TYPE_CHECKING:
     from memviz.testing.gpu_memory import GpuMemory
 
@@ -49,9 +51,11 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.fixture
 def gpu_memory(request: pytest.FixtureRequest) -> Iterator[GpuMemory]:
     """The GPU memory of this test: `gpu_memory.peak_bytes` so far. Fixtures that use the GPU ask for it first."""
-    from memviz.testing.gpu_memory import GpuMemory
-    from memviz.testing.limit import limit_of
-
+    try:
+        from memviz.testing.gpu_memory import GpuMemory
+        from memviz.testing.limit import limit_of
+    except ModuleNotFoundError as error:
+        raise (library_needed(error) or error) from None
     mark = request.node.get_closest_marker(MARK)
     limit = limit_of(*mark.args, **mark.kwargs) if mark else limit_of()
     memory = GpuMemory(request.node.nodeid, limit, predicts=request.config.getoption("--memviz-predict"))

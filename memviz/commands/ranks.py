@@ -48,7 +48,8 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
             print(f"  {_group_text(group)}")
         _print_rest(len(job.groups), top, "group")
     for one in job.outliers[: top or None]:
-        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against} of its group:")
+        against = f"rank {one.against}, the median beside it"
+        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against {against}:")
         _print_differences(one.because)
     _print_rest(len(job.outliers), top, "rank out of line")
     apart = job.imbalance
@@ -135,6 +136,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--scheduler", metavar="ADDRESS", help="of Dask, whose workers read then (tcp://host:8786)")
     parser.add_argument("--processes", type=positive, metavar="N", help="on this machine (default: one for each core)")
+    parser.add_argument(
+        "--mesh", default="", metavar="SIZES", help="what the ranks are, where their files do not say it: pp=2,dp=4"
+    )
     parser.add_argument("--card", metavar="CARD", help="a smaller card, by name or size: who would run out first?")
     parser.add_argument("--overhead", type=_size, metavar="SIZE", help="of that card, for the CUDA context")
     parser.add_argument(
@@ -149,7 +153,7 @@ def _run(args: argparse.Namespace) -> int:
     def show(done: int, total: int) -> None:
         progress(f"Reading {count_text(done)} of {count_text(total)} ranks")
 
-    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler)
+    gathering = Gathering(tuple(args.places), args.device, args.output, args.processes, args.scheduler, args.mesh)
     try:
         job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
     finally:

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from memviz.ranks.differences import Difference
+from memviz.ranks.mesh import mesh_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.smaller_card import OnCard
 from memviz.ranks.together import Ranks
@@ -72,7 +73,7 @@ def rank_json(rank: Rank, group: int) -> dict[str, Any]:
     return {
         "rank": rank.number,
         "place": row.place,
-        "mesh": row.said_mesh,
+        "mesh": dict(mesh_of(rank)),
         "origin": row.origin,
         "device": int(row.device) if row.device.isdigit() else row.device,
         "events": row.event_count,

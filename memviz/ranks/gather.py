@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from memviz.errors import UsageError
+from memviz.mesh import sizes_of
+from memviz.ranks.mesh import sizes_beside
 from memviz.ranks.parquet import ENDING, read_rows
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
@@ -30,15 +32,18 @@ class Gathering:
     processes: int | None = None
     scheduler: str | None = None
     """Of Dask: then its workers read, and nobody here."""
+    mesh: str = ""
+    """Sizes, as in `memviz/mesh.py`; without them those of a `mesh.json` beside the files."""
 
 
 def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
     if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
-        return together(_rows_of(wanted))
+        return together(_rows_of(wanted), sizes_of(wanted.mesh) if wanted.mesh else None)
+    sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
     kept = None if wanted.output is None else RowFile(wanted.output, wanted.device)
     places = places_of(wanted.places)
     rows = _read(places, wanted, kept)
-    return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress))
+    return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
 
 
 def _rows_of(wanted: Gathering) -> list[Reduced]:

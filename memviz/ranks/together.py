@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memviz.errors import UsageError
 from memviz.ranks.differences import Difference, by_category, by_site
 from memviz.ranks.groups import Group, Outlier, grouped
+from memviz.ranks.mesh import told_apart
 from memviz.ranks.numbers import Rank, numbered
 from memviz.ranks.row import FailedFile, Reduced
 
@@ -55,13 +56,17 @@ class Ranks:
         return next((rank for rank in self.ranks if rank.number == number), None)
 
 
-def together(reduced: Iterable[Reduced]) -> Ranks:
-    """Raises UsageError where not one file is a rank's."""
+def together(reduced: Iterable[Reduced], sizes: Mapping[str, int] | None = None) -> Ranks:
+    """`sizes`: of their mesh, where files and names do not say it.
+
+    Raises:
+        UsageError: Not one file is a rank's.
+    """
     ranks, failed = numbered(reduced)
     if not ranks:
         first = failed[0]
         raise UsageError(f"None of {len(failed):,} files is a rank's snapshot. {first.place}: {first.reason}")
-    return of_ranks(ranks, failed)
+    return of_ranks(told_apart(ranks, sizes) if sizes else ranks, failed)
 
 
 def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> Ranks:

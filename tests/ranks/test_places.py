@@ -94,3 +94,24 @@ def test_a_protocol_that_is_not_known_is_refused_in_words(address: str, monkeypa
     monkeypatch.setitem(__import__("sys").modules, "s3fs", None)
     with pytest.raises(UsageError, match="cannot be opened"):
         places_of([address])
+
+
+def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp_path: Path) -> None:
+    from memviz.ranks.gather import Gathering, gathered
+    from memviz.ranks.mesh import mesh_of
+    from tests.ranks.files import write_ranks
+
+    job = write_ranks(tmp_path / "job", 4)
+    (job / "run.rank3.pickle").rename(job / "run.rank3.pp7.pickle")
+
+    def meshes(mesh: str = "") -> list[dict[str, int]]:
+        return [dict(mesh_of(rank)) for rank in gathered(Gathering((str(job),), processes=1, mesh=mesh)).ranks]
+
+    assert meshes() == [{}, {}, {}, {"pp": 7}]
+    assert meshes("pp=2,dp=2") == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 7}]
+    (job / "mesh.json").write_text('{"dp": 3}')
+    assert meshes() == [{"dp": 0}, {"dp": 1}, {"dp": 2}, {"pp": 7}]
+    for wrong in ("[1, 2]", "{", '{"pp": 0}', '{"pp": "x"}', "[" * 100_000):
+        (job / "mesh.json").write_text(wrong)
+        with pytest.raises(UsageError, match="is no mesh"):
+            meshes()

@@ -62,6 +62,16 @@ def test_that_is_not_marked():
     assert not torch.overrides._get_current_function_mode_stack()
 """
 
+WITHOUT_TORCH = """
+import sys
+
+sys.modules["torch"] = None
+
+
+def test_it(gpu_memory):
+    raise AssertionError("it must not run")
+"""
+
 PLAIN = """
 import sys
 
@@ -69,7 +79,7 @@ import sys
 def test_nothing_is_imported():
     loaded = {name.partition(".")[0] for name in sys.modules}
     assert not loaded & {"torch", "numpy", "pandas", "plotly", "gradio"}
-    assert {name for name in sys.modules if name.startswith("memviz.")} == {"memviz.pytest_plugin"}
+    assert {name for name in sys.modules if name.startswith("memviz.")} == {"memviz.pytest_plugin", "memviz.errors"}
 """
 
 
@@ -89,6 +99,13 @@ def run(second: pytest.Pytester, *options: str) -> pytest.RunResult:
 def test_a_session_that_does_not_use_it_imports_nothing(second):
     second.makepyfile(PLAIN)
     run(second, "-n", "0").assert_outcomes(passed=1)
+
+
+def test_without_torch_it_says_what_brings_it(second):
+    second.makepyfile(WITHOUT_TORCH)
+    done = run(second, "-n", "0")
+    done.assert_outcomes(errors=1)
+    assert "This needs torch, which is not installed here. `pip install 'memviz[run]'` brings it" in done.stdout.str()
 
 
 def test_a_limit_fails_the_test_that_passes_it(second):

@@ -1,8 +1,5 @@
 """Which rank of how many this process is, as torchrun says it in the environment, and whether it
 is one of those that are to write their recording.
-
-A mesh is told as sizes, the outermost first, as `init_device_mesh` takes them: `pp=2,dp=4` are 8 ranks of which 0 to 3
-are the first stage.
 """
 
 from __future__ import annotations
@@ -14,11 +11,11 @@ from dataclasses import dataclass, field
 from math import prod
 
 from memviz.errors import UsageError
+from memviz.mesh import coordinates, sizes_of
 from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT, WORLD_FACT
 
 _RANKS = ("RANK", "LOCAL_RANK")
 _WORLDS = ("WORLD_SIZE",)
-_AXIS = re.compile(r"\s*([A-Za-z][A-Za-z_]{0,15})\s*=\s*([1-9]\d{0,6})\s*")
 _STAGES = ("pp", "pipeline", "stage")
 _SPAN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?")
 
@@ -59,30 +56,15 @@ def rank_position(mesh: str = "", environment: Mapping[str, str] = os.environ) -
     rank, world = _number(environment, _RANKS), _number(environment, _WORLDS)
     if rank is None:
         return None
-    sizes = _sizes(mesh) if mesh else {}
+    sizes = sizes_of(mesh) if mesh else {}
     if sizes and world is not None and prod(sizes.values()) != world:
         raise UsageError(f"--mesh {mesh} has {prod(sizes.values())} ranks, and there are {world}.")
-    return RankPosition(rank, world, _coordinates(rank, sizes))
+    return RankPosition(rank, world, coordinates(rank, sizes))
 
 
 def _number(environment: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     texts = (environment.get(name, "") for name in names)
     return next((int(text) for text in texts if text.isascii() and text.isdigit()), None)
-
-
-def _sizes(mesh: str) -> dict[str, int]:
-    axes = [_AXIS.fullmatch(part) for part in mesh.split(",")]
-    sizes = {axis[1]: int(axis[2]) for axis in axes if axis is not None}
-    if len(sizes) != len(axes):
-        raise UsageError(f"--mesh takes axes with their sizes, the outermost first, as in pp=2,dp=4; not {mesh}.")
-    return sizes
-
-
-def _coordinates(rank: int, sizes: dict[str, int]) -> dict[str, int]:
-    places = {}
-    for axis, size in reversed(sizes.items()):
-        rank, places[axis] = divmod(rank, size)
-    return dict(reversed(places.items()))
 
 
 def is_chosen(position: RankPosition | None, ranks: str) -> bool:
