@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 SHARE = 0.1
 """Of its own size, by which every weight moves on average: far beyond any rounding, and the same model still."""
@@ -30,10 +31,15 @@ def moved_weights(model: nn.Module, rests: Mapping[str, torch.dtype]) -> dict[st
 
 
 def takes(model: nn.Module, weights: Mapping[str, Tensor], rests: Mapping[str, torch.dtype]) -> bool:
-    """Whether it has these very weights, neither under other names nor stored in a type that is not known."""
+    """Whether it has these very weights, neither under other names nor stored in a type that is not known.
+
+    A tensor that is made of others, as torchao's of codes and scales, says the dtype that it stands for.
+    """
     ours = {name: parameter for name, parameter in model.named_parameters() if parameter.is_floating_point()}
     return ours.keys() == weights.keys() and all(
-        ours[name].dtype is rests.get(name, weight.dtype) and ours[name].shape == weight.shape
+        ours[name].dtype is rests.get(name, weight.dtype)
+        and ours[name].shape == weight.shape
+        and not is_traceable_wrapper_subclass(ours[name])
         for name, weight in weights.items()
     )
 

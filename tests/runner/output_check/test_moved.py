@@ -1,0 +1,19 @@
+"""Weights that are moved: only into models that hold them as they are."""
+
+from __future__ import annotations
+
+from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
+
+from memviz.runner.output_check.moved import moved_weights, takes
+
+
+def test_a_weight_that_is_made_of_other_tensors_is_left_alone() -> None:
+    """As codes and scales are, which stand for a matrix in the dtype that it had."""
+    plain, ours = nn.Linear(4, 3), nn.Linear(4, 3)
+    weights = moved_weights(plain, {})
+    assert takes(ours, weights, {})
+    matrix = ours.weight.detach()
+    ours.weight = nn.Parameter(TwoTensor(matrix, matrix.clone()))
+    assert (ours.weight.dtype, ours.weight.shape) == (matrix.dtype, matrix.shape)
+    assert not takes(ours, weights, {})
