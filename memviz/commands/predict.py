@@ -50,7 +50,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--world-size", type=positive, metavar="N",
         help="run as one process of N, as torchrun would start it; the others are pretended",
     )  # fmt: skip
-    parser.add_argument("--rank", metavar="R", help="which of them (default: 0)")
+    parser.add_argument(
+        "--rank", metavar="R|all", help="which of them (default: 0), or all: one for each class of equal ones"
+    )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE.pickle", help="the snapshot; .gz packs it")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     add_json(parser)
@@ -67,6 +69,10 @@ def _predict(args: argparse.Namespace) -> int:
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"
         raise UsageError(f"{args.script} is no script. A config.json is run as a model: {line}")
+    if args.rank == "all":
+        from memviz.commands.predict_ranks import predict_all_ranks
+
+        return predict_all_ranks(args)
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(

@@ -48,7 +48,8 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
             print(f"  {_group_text(group)}")
         _print_rest(len(job.groups), top, "group")
     for one in job.outliers[: top or None]:
-        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against} of its group:")
+        against = f"rank {one.against}, the median beside it"
+        print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against {against}:")
         _print_differences(one.because)
     _print_rest(len(job.outliers), top, "rank out of line")
     apart = job.imbalance

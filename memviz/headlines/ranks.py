@@ -41,8 +41,10 @@ def _most_out_of_line(job: Ranks) -> str:
     if not job.outliers:
         return ""
     one = job.outliers[0]
-    cause = one.because[0] if one.because else None
-    because = f", most of it by {short(cause.name)} ({delta_text(cause.delta_bytes)})" if cause else ""
+    cause, because = one.chief, ""
+    if cause is not None:
+        share = "most of it" if 2 * abs(cause.delta_bytes) > abs(one.delta_bytes) else "the largest part of it"
+        because = f", {share} by {short(cause.name)} ({delta_text(cause.delta_bytes)})"
     return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{because}."
 
 

@@ -53,6 +53,12 @@ class Outlier:
     because: tuple[Difference, ...]
     """By site. They add up to the difference."""
 
+    @property
+    def chief(self) -> Difference | None:
+        """The largest that goes the way of the whole; others may go against it."""
+        along = (one for one in self.because if (one.delta_bytes > 0) == (self.delta_bytes > 0) and one.delta_bytes)
+        return max(along, key=lambda one: abs(one.delta_bytes), default=None)
+
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[Group, ...], tuple[Outlier, ...]]:
     """Every rank is in one group, the largest group first; the outliers are those furthest out first."""

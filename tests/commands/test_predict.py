@@ -310,3 +310,30 @@ def test_one_process_of_many(tmp_path: Path) -> None:
     for options, word in {("--rank", "1"): "--world-size N", ("--rank", "2", "--world-size", "2"): "0 to 1"}.items():
         refused = predict(tmp_path, body, *options)
         assert refused.returncode == 2 and word in refused.stderr
+
+
+def test_all_processes_are_one_of_each_class(tmp_path: Path) -> None:
+    body = (
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('nccl')\n"
+        "held = torch.ones(dist.get_rank() == 0 and 100 or 10, device='cuda')\n"
+        "print('rank', dist.get_rank())\n"
+    )
+    done = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    assert done.returncode == 0, done.stderr
+    figures = said(done)
+    first, others = figures["classes"]
+    assert (first["ranks"], others["ranks"]) == ([0], list(range(1, 64)))
+    assert (first["peak_requested_bytes"], others["peak_requested_bytes"]) == (400, 40)
+    assert figures["rank"] == "all" and figures["ran"] == 3 and figures["peak_requested_bytes"] == 400
+    assert done.stdout.splitlines()[0] == "rank 0" and "ranks 1 to 63" in done.stderr
+    for one, size in ((first, 400), (others, 40)):
+        assert size in load_trace(tmp_path / one["file"]).devices[0].events.size.tolist()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("run.rank0.pickle.gz", "run.rank1.pickle.gz", "train.py"),
+    ]
+    again = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    stopping = body + "dist.broadcast(held.new_empty(int(torch.rand(3, device='cuda')[0] * 9)), 0)\n"
+    stopped = predict(tmp_path, stopping, "--world-size", "2", "--rank", "all")
+    assert stopped.returncode == 2 and "Rank 0 stopped at train.py:5" in stopped.stderr

@@ -71,6 +71,12 @@ def test_in_a_wheel_nothing_is_imported_from_the_top(wheel: Path) -> None:
                 assert not re.search(r"^\s*(from|import) (optimizations|sample_traces)\b", text, re.MULTILINE), name
 
 
+def test_pytest_finds_the_plugin(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = (name for name in files.namelist() if name.endswith("/entry_points.txt"))
+        assert "[pytest11]\nmemviz = memviz.pytest_plugin" in files.read(name).decode()
+
+
 def test_each_part_needs_lines_of_the_requirements_and_together_they_need_all(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as files:
         (name,) = (name for name in files.namelist() if name.endswith("/METADATA"))

@@ -34,6 +34,12 @@ try:
 except memviz.errors.LibraryNeeded as error:
     print(error)
 """
+NO_PLOTLY = """
+try:
+    memviz.figures.timeline(memviz.open("sample_traces/training.pickle.gz"))
+except memviz.errors.LibraryNeeded as error:
+    print(error)
+"""
 
 
 def run(program: str) -> tuple[str, str]:
@@ -49,6 +55,12 @@ def test_a_frame_without_pandas_names_the_remedy():
     said, wrong = run(ONLY_NUMPY + NO_PANDAS)
     assert wrong == ""
     assert said.startswith("This needs pandas, which is not installed here. `pip install 'memviz[page]'` brings it")
+
+
+def test_a_figure_without_plotly_names_the_remedy():
+    said, wrong = run(ONLY_NUMPY + NO_PLOTLY)
+    assert wrong == ""
+    assert said.startswith("This needs plotly, which is not installed here. `pip install 'memviz[page]'` brings it")
 
 
 def test_memviz_itself_imports_nothing():

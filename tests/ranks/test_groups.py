@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memviz.ranks.differences import Difference, by_category, by_site
-from memviz.ranks.groups import Group, grouped
+from memviz.ranks.groups import Group, Outlier, grouped
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
@@ -124,3 +124,13 @@ def test_the_same_line_in_another_folder_is_the_same_site() -> None:
     here = replace(EMPTY, peak_bytes=5, sites=(SiteBytes("/a/train.py:1 f", "train.py:1 f", 5),))
     there = replace(EMPTY, peak_bytes=7, sites=(SiteBytes("/b/train.py:1 f", "train.py:1 f", 7),))
     assert by_site(here, there) == (Difference("train.py:1 f", -2),)
+
+
+def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
+    """A rank that holds more may hold less of what is largest in it."""
+    causes = (Difference("a.py:1", -575), Difference("b.py:1", 288), Difference("c.py:1", 400))
+    assert Outlier(64, 5, 113, causes).chief == causes[2]
+    assert Outlier(64, 5, -113, (Difference("a.py:1", 3), Difference("b.py:1", -116))).chief == Difference(
+        "b.py:1", -116
+    )
+    assert Outlier(64, 5, 0, ()).chief is None

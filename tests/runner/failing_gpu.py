@@ -49,7 +49,7 @@ class FailingGpu:
     @property
     def accelerator(self) -> Accelerator:
         versions = (("torch", "2.13.0"),)
-        return Accelerator("cpu", self, self._attach, versions, lambda: self.gpu.is_recording, self._ask)
+        return Accelerator("cpu", self, self._attach, versions, lambda: self.gpu.is_recording, ask_driver=self._ask)
 
     @contextmanager
     def in_torch(self) -> Iterator[None]:

@@ -48,6 +48,8 @@ class Accelerator:
     """For the reader of a trace: ("torch", "2.13.0")."""
     history_is_on: Callable[[], bool] | None = None
     """As torch knows it, whoever switched it on; None where torch cannot tell."""
+    clock_us: Callable[[], int] | None = None
+    """Of a GPU that is pretended, on which no clock runs: its own count. None where time is this machine's."""
     ask_driver: Callable[..., str | None] = _nobody
     """`nvidia-smi` with these arguments, where that is the driver's own."""
 
@@ -101,7 +103,8 @@ def find_accelerator() -> Accelerator:
             observer = getattr(torch._C, _OBSERVERS[kind], None)
             is_on = getattr(torch._C, f"_{kind}_isHistoryEnabled", None)
             asks = _nvidia_smi if kind == "cuda" and _is_built_for_cuda(torch) else _nobody
-            return Accelerator(kind, api, observer, _versions(torch), is_on, asks)
+            clock = getattr(api.memory, "_pretended_clock_us", None)
+            return Accelerator(kind, api, observer, _versions(torch), is_on, clock_us=clock, ask_driver=asks)
     raise UsageError(f"{_why_none(torch)} Recording needs a GPU. {_PREDICT}")
 
 

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
+from memviz.runner.predict.group.shards import on_shards
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
@@ -46,7 +47,7 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A tensor made of others says itself what of them is in memory.
-            return NotImplemented
+            return on_shards(self, func, args, kwargs or {})
         with _WithoutFunctionModes():
             return self._dispatched(func, args, kwargs or {})
 

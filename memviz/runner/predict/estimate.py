@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
+from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
@@ -58,6 +60,8 @@ class Estimate:
     operators: frozenset[str] = frozenset()
     unproven: tuple[Unproven, ...] = ()
     """Rules that it rests on and that no recording proves, with their bytes."""
+    layout: Layout = field(default_factory=Layout)
+    """What the program made of its group."""
     _fit: dict[str, Fit] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -79,6 +83,12 @@ class Estimate:
             return "no" if self.wanted > perhaps else "close"
         words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
         return words.get(self.fit(card).word, "no")
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for ranks that took and gave back the same bytes in the same order."""
+        events = self.trace.devices[0].events
+        return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
 
     @property
     def context(self) -> CudaContext:
@@ -134,6 +144,7 @@ def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Est
         assumed=device.recorder.assumptions.stated,
         notes=device.unseen(),
         unproven=device.unproven(),
+        layout=device.layout,
     )
 
 

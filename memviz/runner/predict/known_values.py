@@ -25,6 +25,8 @@ MOST_BYTES = 1 << 20
 _MOST_BYTES_OF_INDICES = 1 << 22
 _MOST_ELEMENTS = 1 << 22
 """That an operator may run through, views of few values that are spread over many included."""
+_MOST_SPELLED_OUT = 1 << 12
+"""Elements that are all alike; of more the number is kept alone, until some of them differ."""
 _HOST = torch.device("cpu")
 _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
@@ -38,6 +40,7 @@ _ABSORBING = {
 }
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Values of the argument do not."""
+_EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
 
 
 class _Entry(weakref.ref["torch.UntypedStorage"]):
@@ -78,7 +81,7 @@ class KnownValues:
         twin.copy_(values)
 
     def put_all_alike(self, tensor: Tensor, number: Any, reason: str = "") -> None:
-        if _is_small(tensor):
+        if _is_small(tensor) and tensor.numel() <= _MOST_SPELLED_OUT:
             self.put(tensor, torch.full(tensor.shape, number, dtype=tensor.dtype), reason)
         else:
             self._enter(tensor, reason).number = torch.tensor(number, dtype=tensor.dtype)
@@ -150,6 +153,12 @@ class KnownValues:
         if not new:
             return
         reason = self.reason_of(args, kwargs)
+        if len(new) == 1 and new[0].numel() > _MOST_SPELLED_OUT:
+            one = self._alike(func, args, kwargs)
+            if one is None and _is_small(new[0]) and func.overloadpacket.__name__ in _EMPTY:
+                one = 0
+            if one is not None:
+                return self.put_all_alike(new[0], one, reason)
         few = all(tensor.numel() <= _MOST_ELEMENTS for tensor in tensors_of((args, kwargs)))
         if few and all(map(_is_small, new)):
             results = tensors_of(self._result(func, args, kwargs))
@@ -181,13 +190,38 @@ class KnownValues:
                 self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
             return
         reason = self.reason_of(args, kwargs)
+        if target.is_meta and target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
+            number = self._alike(func, args, kwargs)
+            if number is not None:
+                return self.put_all_alike(target, number, reason)
         if target.is_meta and _key(target) not in self._entries:
             self.put(target, torch.zeros((), dtype=target.dtype))
+        elif target.is_meta:
+            if self._stays_alike(func, args):
+                return
+            self._spell_out(target)
         if sum(tensor.numel() for tensor in tensors_of((args, kwargs))) > _MOST_ELEMENTS:
             return self._forget_written(func, args, kwargs, True)
         self.reads(func, args, kwargs)
         if reason and target.is_meta:
             self._entries[_key(target)].reason = reason
+
+    def _stays_alike(self, func: Any, args: Any) -> bool:
+        """The same number is written again, into a part."""
+        entry = self._entries[_key(args[0])]
+        if entry.number is None or func not in _FILL_ALL or func is aten.zero_.default:
+            return entry.number is not None and func is aten.zero_.default and not entry.number.item()
+        number = self._number(args[1]) if isinstance(args[1], Tensor) else torch.tensor(args[1])
+        return number is not None and bool(number == entry.number)
+
+    def _spell_out(self, tensor: Tensor) -> None:
+        """Of elements that were all alike until now."""
+        entry = self._entries[_key(tensor)]
+        if entry.number is None:
+            return
+        number, entry.number = entry.number, None
+        entry.bytes = torch.zeros(tensor.untyped_storage().nbytes(), dtype=torch.uint8, device=_HOST).untyped_storage()
+        torch.empty(0, dtype=number.dtype, device=_HOST).set_(entry.bytes).fill_(number)
 
     def _alike(self, func: Any, args: Any, kwargs: Any) -> Any:
         """The number that all elements of the result are, where that follows from arguments of which it is true."""

@@ -31,6 +31,7 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.cuda_history import HistoryWindow, MemoryHistory
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
+from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.pretended_group import grouped
 from memviz.runner.predict.group.rank import Rank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
@@ -82,6 +83,8 @@ class PredictedDevice:
         """
         self.card = card
         self.rank = rank
+        self.layout = Layout()
+        """What the program makes of its group."""
         self.release = _installed() if release is None else release
         self.settings = Settings() if settings is None else settings
         self.torch_device = CUDA_0
@@ -129,7 +132,7 @@ class PredictedDevice:
             cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
             stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
-            stack.enter_context(grouped(self.recorder, self.rank))
+            stack.enter_context(grouped(self.recorder, self.rank, self.layout))
             stack.enter_context(sliced_as_in(self.release))
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())

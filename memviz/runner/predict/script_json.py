@@ -6,6 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from memviz.runner.predict.estimate import Estimate
 from memviz.runner.predict.predicted_script import ScriptPrediction
 from memviz.runner.predict.prediction_errors import DataNeeded, Stopped
 
@@ -35,10 +36,15 @@ def script_json(done: ScriptPrediction, output: Path | None = None) -> dict[str,
         "assumed": [asdict(stated) for stated in estimate.assumed],
         "notes": list(estimate.notes),
         "unproven": [asdict(one) for one in estimate.unproven],
+        **(_of_the_group(estimate) if estimate.rank is not None else {}),
         "optimizations": {name: list(models) for name, models in done.applied.items()},
         "file": None if output is None else str(output),
         "stopped": None if stopped is None else _why(stopped),
     }
+
+
+def _of_the_group(estimate: Estimate) -> dict[str, Any]:
+    return {"fingerprint": estimate.fingerprint, "layout": estimate.layout.as_json()}
 
 
 def _why(stopped: Stopped) -> dict[str, str]:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.runner.record.event_clock import Counts, comparable, places
-from memviz.runner.record.log import Log, Mark, TensorSeen
+from memviz.runner.record.log import PHASES, Log, Mark, TensorSeen
 from memviz.trace.model import Action, Annotations, Category, DeviceTrace, Events, Ints8, Labels, Phase, Trace
 
 _LAST_WORD = (
@@ -238,6 +238,14 @@ def _annotations(device: DeviceTrace, log: Log, end: Counts | None, names: _Name
         stage=np.array([entry.stage for entry in kept], dtype=np.uint8),
         time_us=np.maximum.accumulate(time_us),
     )
-    both = {name: np.concatenate([getattr(device.annotations, name), column]) for name, column in ours.columns()}
+    theirs = _without_phases(device, names)
+    both = {name: np.concatenate([column, getattr(ours, name)]) for name, column in theirs.items()}
     order = np.argsort(both["time_us"], kind="stable")
     return Annotations(**{name: column[order] for name, column in both.items()})
+
+
+def _without_phases(device: DeviceTrace, names: _Names) -> dict[str, npt.NDArray[Any]]:
+    """A device that is pretended names phases by itself, as far as it sees them; the log has them all."""
+    rows = device.annotations
+    is_phase = np.isin(rows.name, [names(phase) for phase in PHASES]) & (not device.is_timed)
+    return {name: column[~is_phase] for name, column in rows.columns()}

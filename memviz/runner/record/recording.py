@@ -40,7 +40,8 @@ class Recording:
         self.history = history
         self.device = device
         self.facts = facts
-        self.log = Log(history.counts)
+        clock_us = history.accelerator.clock_us
+        self.log = Log(history.counts) if clock_us is None else Log(history.counts, clock_us)
         self.hooks = ModelHooks(self.log, history.accelerator.kind, follow_phases=True, failed=history.failed)
         self.trace: Trace | None = None
         history.when_out_of_memory = lambda _: self.hooks.see_all()
@@ -71,7 +72,10 @@ def read_taken(
     """What was taken, as a Trace with the log's labels, on one GPU or, where that is None, on all of them."""
     accelerator = history.accelerator
     trace = trace_of(taken.snapshot, About("measured", source=source))
-    gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"] if device is None else [device]
+    # A card that is pretended is alone in its trace, whatever its number is among those of its machine.
+    gpus = [gpu.device for gpu in trace.devices if gpu.kind == "gpu"]
+    if device is not None and accelerator.clock_us is None:
+        gpus = [device]
     about = replace(
         trace.about,
         on=", ".join(dict.fromkeys(accelerator.name_of(number) for number in gpus)),

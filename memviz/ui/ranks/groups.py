@@ -47,7 +47,7 @@ def outliers_html(job: Ranks) -> Html:
         return Html("")
     rows = [_outlier_row(job, one) for one in job.outliers[:MOST_ROWS]]
     head = tag("h2", "Ranks that stand out ", tag("span", count_text(len(job.outliers))))
-    names = ("", "Rank", "More or less", "Most of it at")
+    names = ("", "Rank", "More or less", "Largest part at")
     return tag("section", head, _table(names, rows), _more(len(job.outliers), "ranks"))
 
 
@@ -62,15 +62,12 @@ def _outlier_row(job: Ranks, one: Outlier) -> Html:
         tag("td", picture),
         tag("th", _choosing(one.rank, f"rank {one.rank}"), scope="row"),
         tag("td", tag("b", delta_text(one.delta_bytes), class_=look), class_="mv-number"),
-        tag("td", cause_text(one.because), tag("small", f"against rank {one.against}"), class_="mv-code"),
+        tag("td", cause_text(one.chief), tag("small", f"against rank {one.against}"), class_="mv-code"),
     )
 
 
-def cause_text(because: Sequence[Difference]) -> str:
-    if not because:
-        return ""
-    first = because[0]
-    return f"{cut(first.name)} ({delta_text(first.delta_bytes)})"
+def cause_text(cause: Difference | None) -> str:
+    return "" if cause is None else f"{cut(cause.name)} ({delta_text(cause.delta_bytes)})"
 
 
 def _choosing(rank: int, words: str) -> Html:

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch._C import _distributed_c10d as c10d
+from torch.distributed import distributed_c10d as functions
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.works import Works
 from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
 from memviz.runner.predict.program_position import NO_TASK
@@ -27,9 +29,10 @@ Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
 class Collectives:
     """`reduced_by` is the operation of the function that the program called last."""
 
-    def __init__(self, recorder: AllocationRecorder) -> None:
+    def __init__(self, recorder: AllocationRecorder, layout: Layout) -> None:
         self._recorder = recorder
         self._host = recorder.host
+        self._layout = layout
         self.works = Works()
         self.reduced_by = "SUM"
 
@@ -51,9 +54,9 @@ class Collectives:
             ops.scatter_: self._scatter,
             ops.alltoall_: self._exchange,
             ops.alltoall_base_: self._exchange_base,
-            ops.send: self._nothing,
-            ops.recv_: self._nothing,
-            ops.recv_any_source_: self._nothing,
+            ops.send: self._passed_on,
+            ops.recv_: self._passed_on,
+            ops.recv_any_source_: self._passed_on,
             ops.barrier: self._barrier,
             ops.monitored_barrier_: self._barrier,
         }
@@ -85,7 +88,9 @@ class Collectives:
     def _broadcast(self, args: Any, group: Any) -> Any:
         return args["tensors"], args["tensors"]
 
-    def _nothing(self, args: Any, group: Any) -> Any:
+    def _passed_on(self, args: Any, group: Any) -> Any:
+        """From one rank to another. What comes is not known; numbers of the host stay what they are."""
+        self._layout.note_chain(functions.get_process_group_ranks(group))
         return None, args["tensors"]
 
     def _gather_all(self, args: Any, group: Any) -> Any:

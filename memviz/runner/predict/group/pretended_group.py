@@ -20,7 +20,10 @@ from torch.distributed import distributed_c10d as functions
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.collectives import Collectives
+from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
 from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
 from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
@@ -71,21 +74,21 @@ class _Options(c10d.Backend.Options):
 
 
 @contextmanager
-def grouped(recorder: AllocationRecorder, rank: Rank | None) -> Iterator[None]:
-    patches, collectives = Patches(), Collectives(recorder)
+def grouped(recorder: AllocationRecorder, rank: Rank | None, layout: Layout) -> Iterator[None]:
+    patches, collectives = Patches(), Collectives(recorder, layout)
     recorder.instead = collectives.treatments() if dist.is_available() else {}
     try:
-        follow_group(patches, rank, collectives)
+        follow_group(patches, rank, collectives, layout)
         yield
     finally:
         patches.undo()
 
 
-def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) -> None:
+def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
     """`rank` is None where nobody said of how many; then only a script that says so itself goes on."""
     if not dist.is_available():
         return
-    group = _Group(patches, rank, collectives)
+    group = _Group(patches, rank, collectives, layout)
     nccl, gloo = (
         _Silent(name, (), {"backend": backend, "Options": _Options})
         for name, backend in (("ProcessGroupNCCL", "nccl"), ("ProcessGroupGloo", "gloo"))
@@ -98,6 +101,7 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) 
             if name in vars(owner):
                 patches.replace(owner, name, group.noting_reduction(vars(owner)[name]))
         patches.replace(owner, "broadcast_object_list", group.broadcast_objects)
+        patches.replace(owner, "recv_object_list", no_message)
         patches.replace(owner, "scatter_object_list", group.scatter_objects)
         patches.replace(owner, "monitored_barrier", lambda *args, **kwargs: None)
     patches.put(torch._C, "_nccl_version", lambda: _NCCL_VERSION)
@@ -114,7 +118,6 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) 
     patches.replace(torch.distributed.utils, "_verify_param_shape_across_processes", lambda *args, **kwargs: None)
     # Who asks torch for the module of a device by its type asks for the card's.
     patches.put(torch, "meta", torch.cuda)
-    follow_sharded_tensors(patches)
     _follow_processes(patches, rank)
     if rank is not None:
         _set_environment(patches, rank)
@@ -123,10 +126,12 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives) 
 
 
 class _Group:
-    def __init__(self, patches: Patches, rank: Rank | None, collectives: Collectives) -> None:
+    def __init__(self, patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
         self._patches = patches
         self._rank = rank
         self._collectives = collectives
+        self._layout = layout
+        self._begun = False
 
     def meet(self, url: str, rank: int = -1, world_size: int = -1, **named: Any) -> Iterator[tuple[Any, int, int]]:
         """In place of a rendezvous over the network."""
@@ -148,6 +153,14 @@ class _Group:
 
         def made(*args: Any, **kwargs: Any) -> Any:
             group, store = make(*args, **kwargs)
+            if not self._begun:
+                self._begun = True
+                follow_sharded_tensors(self._patches, self._layout)
+                follow_pipelines(self._patches)
+                follow_sharded_optimizers(self._patches, self._layout)
+            ranks = args[2] if len(args) > 2 else kwargs.get("global_ranks_in_group")
+            if isinstance(group, dist.ProcessGroup):
+                self._layout.note_group(ranks or range(group.size()))
             if isinstance(group, dist.ProcessGroup):
                 for device in _DEVICES:
                     try:

@@ -1,0 +1,168 @@
+"""All ranks of a script: one process for each that has to run, and one line and file for each class of equal ones."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from memviz.commands.command import printable
+from memviz.errors import UsageError
+from memviz.runner.record.recording import free_path
+from memviz.units import bytes_text
+
+if TYPE_CHECKING:
+    from memviz.runner.predict.group.layout import Layout
+
+_MOST_AT_ONCE = 4
+"""Processes; each may take a gigabyte or two."""
+_NAMED = ("card", "torch", "settings", "steps", "world_size")
+_REPEATED = {"optimizations": "--with", "set": "--set", "assume": "--assume"}
+_PEAKS = ("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes")
+
+
+@dataclass(frozen=True)
+class PredictedRank:
+    """What a process said of its rank."""
+
+    figures: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.figures["fingerprint"])
+
+    @property
+    def layout(self) -> Layout:
+        from memviz.runner.predict.group.layout import Layout
+
+        return Layout.of_json(self.figures["layout"])
+
+
+def predict_all_ranks(args: argparse.Namespace) -> int:
+    from memviz.runner.predict.group.classes import classes_of
+
+    if args.world_size is None:
+        raise UsageError("--rank all predicts the ranks of a group; say of how many with --world-size N.")
+    if args.output is not None:
+        # Of whichever class, the first rank is there.
+        free_path(_path_of(args.output, 0), overwrite=args.overwrite)
+    with TemporaryDirectory(prefix="memviz-ranks-") as folder:
+        runs = _Runs(args, Path(folder))
+        classes = classes_of(args.world_size, runs.predict)
+        files = [_kept(args, runs.file_of(ranks[0]), ranks[0]) for ranks, _ in classes]
+    for (ranks, one), file in zip(classes, files, strict=True):
+        _line(_sentence(ranks, one.figures, file))
+    said = [
+        {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
+        for (ranks, one), file in zip(classes, files, strict=True)
+    ]
+    _, highest = max(classes, key=lambda item: item[1].figures["peak_reserved_bytes"])
+    _line(f"ran {runs.count} of {args.world_size} ranks; the others take what one of these takes")
+    if args.json:
+        whole = {**highest.figures, "rank": "all", "ran": runs.count, "classes": said, "file": None}
+        sys.stdout.write(json.dumps(whole) + "\n")
+    return max(int(one.figures["exit_status"]) for _, one in classes)
+
+
+class _Runs:
+    def __init__(self, args: argparse.Namespace, folder: Path) -> None:
+        self._args = args
+        self._folder = folder
+        self.count = 0
+
+    def file_of(self, rank: int) -> Path:
+        name = self._args.output.name if self._args.output else "run.pickle"
+        return self._folder / str(rank) / name
+
+    def predict(self, ranks: Sequence[int]) -> list[PredictedRank]:
+        self.count += len(ranks)
+        at_once = min(_MOST_AT_ONCE, os.cpu_count() or 1)
+        with ThreadPoolExecutor(at_once) as pool:
+            return list(pool.map(self._predict, ranks))
+
+    def _predict(self, rank: int) -> PredictedRank:
+        command = [sys.executable, "-m", "memviz", "predict", *self._options(rank)]
+        done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+        lines = done.stdout.splitlines()
+        figures = _figures_in(lines)
+        if figures is None or done.returncode not in (0, figures["exit_status"]):
+            raise UsageError(f"Rank {rank} could not be predicted:\n{done.stderr.strip()}")
+        if figures["stopped"] is not None:
+            raise UsageError(f"Rank {rank} stopped at {figures['stopped']['where']}: {figures['stopped']['what']}")
+        if rank == 0:
+            sys.stdout.write("".join(f"{line}\n" for line in lines[:-1]))
+            sys.stdout.flush()
+        return PredictedRank(figures)
+
+    def _options(self, rank: int) -> Iterator[str]:
+        args = self._args
+        for name in _NAMED:
+            if getattr(args, name):
+                yield from (f"--{name.replace('_', '-')}", str(getattr(args, name)))
+        for name, option in _REPEATED.items():
+            for value in getattr(args, name):
+                yield from (option, value)
+        yield from ("--rank", str(rank), "--json")
+        if args.output:
+            self.file_of(rank).parent.mkdir()
+            yield from ("-o", str(self.file_of(rank)))
+        yield from (["-m"] if args.module else [])
+        yield from (args.script, *args.arguments)
+
+
+def _figures_in(lines: Sequence[str]) -> dict[str, Any] | None:
+    try:
+        figures: dict[str, Any] = json.loads(lines[-1])
+    except (IndexError, ValueError):
+        return None
+    return figures if "fingerprint" in figures else None
+
+
+def _kept(args: argparse.Namespace, made: Path, rank: int) -> str | None:
+    if args.output is None:
+        return None
+    path = free_path(_path_of(args.output, rank), overwrite=args.overwrite)
+    path.write_bytes(made.read_bytes())
+    return str(path)
+
+
+def _path_of(output: Path, rank: int) -> Path:
+    """`run.pickle` is `run.rank0.pickle` of rank 0."""
+    name, dot, endings = output.name.partition(".")
+    return output.with_name(f"{name}.rank{rank}{dot}{endings}")
+
+
+def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -> str:
+    live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
+    where = f", in {file}" if file else ""
+    return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """'ranks 0 to 6, 8', or with a distance: 'ranks 0, 4, ... 28'."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    runs: list[list[int]] = []
+    for rank in ranks:
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    distances = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
+    if len(runs) > 3 and len(distances) == 1:
+        return f"ranks {ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
+    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
+    return f"ranks {', '.join(parts)}"
+
+
+def _line(text: str) -> None:
+    sys.stderr.write(f"memviz: {printable(text)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,158 @@
+"""The pytest plugin, in a second pytest: what it fails, what it says, and that it costs nothing where nobody asks."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.house.repository import ROOT, text_of
+
+pytest_plugins = ["pytester"]
+
+MARKED = """
+import pytest
+import torch
+
+
+@pytest.fixture
+def weights():
+    return torch.zeros(1 << 20, device="cuda")
+
+
+@pytest.mark.limit_gpu_memory("12 MiB", card="L4")
+def test_within(weights):
+    assert torch.cuda.get_device_name() == "NVIDIA L4"
+    more = torch.zeros(2 << 20, device="cuda")
+
+
+@pytest.mark.limit_gpu_memory(12 * 2**20 - 1, card="L4")
+def test_a_byte_too_much(weights):
+    kept = [torch.zeros(1 << 18, device="cuda") for _ in range(4)]
+    kept.append(torch.zeros(1 << 18, device="cuda"))
+    kept.append(torch.zeros(1 << 18, device="cuda"))
+    kept.append(torch.zeros(1 << 18, device="cuda"))
+    kept.append(torch.zeros(1 << 17, device="cuda"))
+    kept.append(torch.zeros(1 << 17, device="cuda"))
+
+
+@pytest.mark.limit_gpu_memory("80 GiB", card="L4")
+def test_more_than_the_card_has(weights):
+    torch.zeros(30 << 30, dtype=torch.uint8, device="cuda")
+
+
+@pytest.mark.limit_gpu_memory("1 GiB")
+def test_of_the_processor():
+    torch.zeros(1000)
+
+
+@pytest.mark.limit_gpu_memory("many")
+def test_of_no_size():
+    raise AssertionError("it must not run")
+
+
+def test_fixture(gpu_memory):
+    assert gpu_memory.is_predicted and gpu_memory.peak_bytes == 0
+    for _ in range(3):
+        torch.zeros(1000, device="cuda")
+    assert gpu_memory.peak_bytes == 4000
+
+
+def test_that_is_not_marked():
+    assert not torch.overrides._get_current_function_mode_stack()
+"""
+
+WITHOUT_TORCH = """
+import sys
+
+sys.modules["torch"] = None
+
+
+def test_it(gpu_memory):
+    raise AssertionError("it must not run")
+"""
+
+PLAIN = """
+import sys
+
+
+def test_nothing_is_imported():
+    loaded = {name.partition(".")[0] for name in sys.modules}
+    assert not loaded & {"torch", "numpy", "pandas", "plotly", "gradio"}
+    assert {name for name in sys.modules if name.startswith("memviz.")} == {"memviz.pytest_plugin", "memviz.errors"}
+"""
+
+
+@pytest.fixture
+def second(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest.Pytester:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return pytester
+
+
+def run(second: pytest.Pytester, *options: str) -> pytest.RunResult:
+    return second.runpytest_subprocess(
+        "-p", "memviz.pytest_plugin", "--memviz-predict", "-W", "error::DeprecationWarning", *options
+    )
+
+
+def test_a_session_that_does_not_use_it_imports_nothing(second):
+    second.makepyfile(PLAIN)
+    run(second, "-n", "0").assert_outcomes(passed=1)
+
+
+def test_without_torch_it_says_what_brings_it(second):
+    second.makepyfile(WITHOUT_TORCH)
+    done = run(second, "-n", "0")
+    done.assert_outcomes(errors=1)
+    assert "This needs torch, which is not installed here. `pip install 'memviz[run]'` brings it" in done.stdout.str()
+
+
+def test_a_limit_fails_the_test_that_passes_it(second):
+    second.makepyfile(MARKED)
+    done = run(second, "-n", "0", "--strict-markers")
+    done.assert_outcomes(passed=4, failed=2, errors=1, warnings=1)
+    text = done.stdout.str()
+    assert "limit_gpu_memory: 'many' is not a size; write for example 24GiB or 512MiB." in text
+    told = text[text.index("The test held 12.0 MiB of GPU memory at its peak, 1 B more than its limit of 12.0 MiB") :]
+    assert told.splitlines()[0].endswith("(predicted for NVIDIA L4).")
+    rows = [line.split() for line in told.splitlines()[1:7]]
+    assert [row[0] for row in rows] == ["4.00", "4.00", "1.00", "1.00", "1.00", "1.00"]
+    assert [row[1] for row in rows] == ["MiB"] * 6
+    assert "all others" in told.splitlines()[6]
+    assert re.search(r"OutOfMemoryError: CUDA out of memory. Tried to allocate 30.00 GiB", text)
+    assert "Captured GPU memory at the peak call" in text
+    assert "Nothing was allocated on a GPU in this test." in text
+
+
+def test_the_readmes_example_runs(second):
+    (example,) = re.findall(r"```python\n(.*?)```", text_of("memviz/testing/README.md"), re.S)
+    second.makepyfile(example)
+    run(second, "-n", "0").assert_outcomes(passed=2)
+
+
+def test_the_plugin_explains_itself(second):
+    said = run(second, "-n", "0", "--markers").stdout.str()
+    assert "@pytest.mark.limit_gpu_memory(limit, card=None, settings=None, assume=None)" in said
+
+
+def test_pages_are_kept_by_workers_and_listed_once(second):
+    second.makepyfile(MARKED)
+    done = run(second, "-n", "2", "--memviz-report", "pages")
+    done.assert_outcomes(passed=4, failed=2, errors=1, warnings=1)
+    pages = second.path / "pages"
+    assert "memviz: 4 pages of GPU memory, listed in pages/index.html" in done.stdout.str()
+    index = (pages / "index.html").read_text()
+    linked = re.findall(r'<a href="([^"]+)">([^<]+)</a></td><td>(\w+)</td><td>([^<]+)</td>', index)
+    assert [(name.partition("::")[2], outcome, size) for _, name, outcome, size in linked] == [
+        ("test_a_byte_too_much", "failed", "12.0 MiB"),
+        ("test_within", "passed", "12.0 MiB"),
+        ("test_more_than_the_card_has", "failed", "4.00 MiB"),
+        ("test_fixture", "passed", "3.91 KiB"),
+    ]
+    assert sorted(page for page, *_ in linked) == sorted(
+        path.name for path in pages.iterdir() if path.name != "index.html"
+    )
+    for page, name, *_ in linked:
+        text = (pages / page).read_text()
+        assert name.partition("::")[2] in text and "predicted for NVIDIA" in text
