@@ -206,3 +206,15 @@ def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, 
     assert names(other) == ["training", "training-checkpointed"]
     assert other.url == link
     other.context.close()
+
+
+def test_words_of_the_legend_stand_beside_each_other(compared: Any) -> None:
+    """Another room's styles once drew every key of it nine pixels wide."""
+    boxes = [key.bounding_box() for key in compared.locator("#compare-bar .mv-legend .mv-key").all()]
+    lines: dict[int, list[Any]] = {}
+    for box in filter(None, boxes):
+        lines.setdefault(round(box["y"]), []).append(box)
+    assert len(boxes) > 3
+    for line in lines.values():
+        assert all(before["x"] + before["width"] <= after["x"] for before, after in zip(line, line[1:], strict=False))
+    assert all(box["width"] > 30 for box in filter(None, boxes))

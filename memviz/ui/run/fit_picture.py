@@ -127,8 +127,8 @@ def _costs(scale: _Scale, ways: Sequence[Way]) -> list[Html]:
 
 def _legend(ways: Sequence[Way], usable: int) -> Html:
     kinds = [keeps for keeps in _KEEPS if any(way["keeps"] == keeps for way in ways)]
-    parts = [tag("span", tag("i", class_=f"mv-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
+    parts = [tag("span", tag("i", class_=f"mv-point-key mv-fits mv-is-{keeps}"), _KEEPS[keeps]) for keeps in kinds]
     if any(not way["fits"] for way in ways):
-        parts.append(tag("span", tag("i", class_=f"mv-key mv-is-{kinds[0]}"), "does not fit"))
-    parts.append(tag("span", tag("i", class_="mv-key-line"), f"the front of what {_KEEPS[front(ways).keeps]}"))
+        parts.append(tag("span", tag("i", class_=f"mv-point-key mv-is-{kinds[0]}"), "does not fit"))
+    parts.append(tag("span", tag("i", class_="mv-point-key-line"), f"the front of what {_KEEPS[front(ways).keeps]}"))
     return tag("figcaption", *parts)

@@ -16,6 +16,7 @@ from memviz.units import bytes_text
 
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """What the sidebar has room for."""
+_MANY = 3
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
 KEYS = (
@@ -98,22 +99,29 @@ def traces_html(session: Session, find: Find) -> Html:
     if not session.opened:
         words = "None yet. What you open is listed here, and only you see it."
         return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
-    rows = [_trace_row(opened, session, find(opened)) for opened in session.opened]
+    pairs = [(opened, find(opened)) for opened in session.opened]
+    peaks = [timeline(pair[1]).peak_bytes for _, pair in pairs if pair is not None]
+    # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
+    highest = max(peaks) if len(peaks) >= _MANY else 0
+    rows = [_trace_row(opened, session, pair, highest) for opened, pair in pairs]
     return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
 
 
-def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None) -> Html:
+def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None, highest: int = 0) -> Html:
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
     facts = "closed to make room; open it again"
+    bar: Html | str = ""
     if current is not None:
         trace, device = current
         kind = "" if trace.about.origin == "measured" else " mv-dashed"
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
-        facts = f"{bytes_text(timeline(device).peak_bytes)} · {trace.about.label}"
+        peak = timeline(device).peak_bytes
+        facts = f"{bytes_text(peak)} · {trace.about.label}"
+        bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%") if highest else ""
     badge = _badge(opened, session)
     name = cut_middle(opened.name, _BESIDE_A_BADGE if badge else _LONGEST_NAME)
-    words = tag("span", tag("b", name), tag("small", facts))
+    words = tag("span", tag("b", name), tag("small", facts), bar)
     return tag(
         "div",
         tag(

@@ -9,7 +9,7 @@ from pathlib import Path
 from memviz.errors import TraceError
 from memviz.trace.load import load_trace
 from memviz.ui.shell.context import open_trace
-from memviz.ui.shell.session import Opened, Refused, Session
+from memviz.ui.shell.session import MOST_OPEN, Opened, Refused, Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.samples import SAMPLES, OfferedSample
 
@@ -45,14 +45,19 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
         refused = Refused(name[:_MOST_NAME], reason[:_MOST_REASON], turn[:_MOST_TURN])
         before = [refusal for refusal in session.refused if refusal.name != refused.name]
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
-    key = said.get("stored", "")
+    after = session
+    for key in said.get("stored", "").split(" ")[:MOST_OPEN]:
+        after = _with_stored(store, after, key)
+    # Of many that were dropped together the first is looked at, and the others come beside it.
+    return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
+
+
+def _with_stored(store: TraceStore, session: Session, key: str) -> Session:
     trace = store.get(key)
     if trace is None or session.of(key):
         return session
-    still = tuple(refusal for refusal in session.refused if refusal.name != trace.about.source)
-    after = replace(session, refused=still).with_opened(Opened.of(key, trace))
-    # Of many that were dropped together the first is looked at, and the others come beside it.
-    return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
+    still = tuple(each for each in session.refused if each.name != trace.about.source)
+    return replace(session, refused=still).with_opened(Opened.of(key, trace))
 
 
 def open_sample(store: TraceStore, session: Session, sample: OfferedSample) -> Session:

@@ -19,7 +19,7 @@ from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, sample_named
 from memviz.ui.upload.welcome import samples_html
 from tests.traces import alloc, block, event, frame, read, segment, trace_of
-from tests.ui.page import words
+from tests.ui.page import elements, words
 
 EVIL = "<img src=x onerror=alert(1)>${1}{{x}}</script>"
 
@@ -173,6 +173,14 @@ def test_the_list_names_every_open_trace(store: TraceStore) -> None:
     assert html.count('aria-current="true"') == 1
     store.drop(session.opened[0].key)
     assert "closed to make room" in traces_html(session, context.of)
+
+
+def test_of_many_traces_a_bar_says_which_is_highest(context):
+    session = Session()
+    for size, bars in ((1000, []), (4000, []), (2000, ["width:25.0%", "width:100.0%", "width:50.0%"])):
+        session = session.with_opened(open_trace(context.store, trace_of([alloc(0, size)])))
+        shown = elements(traces_html(session, context.of), "i", class_="mv-peakline")
+        assert [bar["style"] for bar in shown] == bars
 
 
 def test_samples_are_labelled_as_predicted() -> None:

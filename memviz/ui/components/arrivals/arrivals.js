@@ -13,12 +13,16 @@ const TURNS = 4;
 const MANY = 3;
 /** Of these files so many are on their way at a time: one is packed while another is read. */
 const LANES = 3;
+/** So many new rows the page can show before anybody's patience ends. */
+const TOGETHER = 8;
 const SPARE_AFTER_MS = 500;
 const STOP_MS = 1000;
 
 /** @typedef {import("../memory_timeline/total.js").Total} Total */
 /** What Gradio is told: a file that is open now, or one that is refused.
  * @typedef {{ stored: string, beside?: string } | { refused: string, reason: string, turn: string }} Told */
+
+/** @typedef {{ keys: string[], where: string, done: Promise<boolean> }} Gathered */
 
 /** @returns {{ root?: string } | undefined} */
 const gradioConfig = () => /** @type {any} */ (globalThis).gradio_config;
@@ -127,8 +131,7 @@ class Arrival {
   opened({ stored, key }) {
     this.finish();
     const ready = this.isFirst ? explored()?.reading.drawnOf(key) : null;
-    const told = this.isBeside ? { stored, beside: "1" } : { stored };
-    this.leaveOnceShown(told, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
+    this.leaveOnceShown({ stored, beside: this.isBeside ? "1" : undefined }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
   }
 
   /** @param {string} reason */
@@ -194,6 +197,9 @@ class Arrivals extends Component {
   /** @type {Arrival | undefined} */
   last;
   refusals = 0;
+  /** Files that it will be told of together.
+   * @type {Gathered | null} */
+  gathered = null;
   /** What Gradio is being told.
    * @type {Promise<any>} */
   telling = Promise.resolve();
@@ -253,7 +259,29 @@ class Arrivals extends Component {
   /** One after the other: every answer is the whole page anew, and of two at once one would be lost.
    * @param {Told} message @param {string} where @param {Promise<void> | null} ready @returns {Promise<boolean>} */
   told(message, where, ready) {
+    if ("beside" in message && message.beside) return this.toldTogether(message.stored, where);
+    this.gathered = null;
     return (this.telling = this.telling.then(() => ready).then(() => this.tellUntilShown(message, where)));
+  }
+
+  /** All that come while Gradio is being told of others are one message: of many files each would be the page anew.
+   * @param {string} stored @param {string} where @returns {Promise<boolean>} */
+  toldTogether(stored, where) {
+    if (this.gathered && this.gathered.keys.length >= TOGETHER) this.gathered = null;
+    const gathered = (this.gathered ??= this.gather());
+    gathered.keys.push(stored);
+    gathered.where = where;
+    return gathered.done;
+  }
+
+  /** @returns {Gathered} */
+  gather() {
+    const gathered = { keys: /** @type {string[]} */ ([]), where: "", done: Promise.resolve(false) };
+    gathered.done = this.telling = this.telling.then(() => {
+      if (this.gathered === gathered) this.gathered = null;
+      return this.tellUntilShown({ stored: gathered.keys.join(" "), beside: "1" }, gathered.where);
+    });
+    return gathered;
   }
 
   /** @param {Told} message @param {string} where */
