@@ -8,11 +8,13 @@ gradients of frozen weights would want. `up` begins as zero: at first the model 
 * An adapted layer stands as `Adapted` in the place of the old one, which is its `base`; undo puts the old ones back and
   lets the adapters go. `merge(model)` adds them to the weights first.
 * Adapted are linear layers (and GPT-2's Conv1D) inside of the repeated blocks, `only` those whose name has the pattern.
+* `by="peft"` takes the adapters of that library, where it is installed; what they learnt is merged and saved its way.
 * Adapters have the dtype of their layer, or fp32 beside weights in fewer than 16 bits.
 """
 
 from __future__ import annotations
 
+import importlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +24,8 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+_BY = ("torch", "peft")
+
 
 @dataclass(frozen=True)
 class Lora:
@@ -30,6 +34,7 @@ class Lora:
     rank: int = field(default=16, metadata={"help": "channels between the two matrices", "least": 1, "says": "rank {}"})
     alpha: float = field(default=16.0, metadata={"help": "what is added is scaled by alpha / rank"})
     only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
+    by: str = field(default="torch", metadata={"help": "whose adapters: this file's, or a library's", "choices": _BY})
 
     name: ClassVar[str] = "lora"
     title: ClassVar[str] = "Train adapters (LoRA)"
@@ -44,6 +49,8 @@ class Lora:
     trains_others: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        if self.by not in _BY:
+            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
         if self.rank < 1:
             raise ValueError(f"rank is {self.rank}; the least is 1.")
         try:
@@ -63,32 +70,47 @@ class Lora:
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
             raise ValueError("Inference trains nothing: train, or leave the adapters out.")
+        if self.by == "peft":
+            _peft()
         self._chosen(model)
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._chosen(model)
+        if self.by == "peft":
+            _peft()
         trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
         places = [(owner, last, layer) for layer, names in chosen.items() for owner, last in _places(model, names)]
         for weight in trained:
             weight.requires_grad_(False)
-        adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
-        for owner, last, layer in places:
-            owner._modules[last] = adapted[layer]
+        known = set(vars(model))
+        if self.by == "peft":
+            self._inject(model, [name for names in chosen.values() for name in names])
+        else:
+            adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
+            for owner, last, layer in places:
+                owner._modules[last] = adapted[layer]
 
         def undo() -> None:
             for owner, last, layer in places:
                 owner._modules[last] = layer
+            for name in set(vars(model)) - known:
+                delattr(model, name)
             for weight in trained:
                 weight.requires_grad_()
 
         return undo
+
+    def _inject(self, model: nn.Module, names: list[str]) -> None:
+        peft = _peft()
+        config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names)
+        peft.inject_adapter_in_model(config, model)
 
     def code(self) -> str:
         return f"from {__name__} import Lora\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[nn.Module, list[str]]:
         """Layers to adapt, each with all its names."""
-        if any(isinstance(module, Adapted) for module in model.modules()):
+        if any(isinstance(module, Adapted) or _is_peft(module) for module in model.modules()):
             raise ValueError("This model has adapters already: undo that first.")
         chosen: dict[nn.Module, list[str]] = {}
         for name, module in _linear_layers(model):
@@ -98,6 +120,19 @@ class Lora:
             names = ", ".join(name for name, _ in _linear_layers(model)) or "none"
             raise ValueError(f"No linear layer has {self.only!r} in its name; in the blocks there are: {names[:400]}.")
         return chosen
+
+
+def _peft() -> Any:
+    try:
+        return importlib.import_module("peft")
+    except ImportError:
+        raise ValueError(
+            "by=peft needs a library that is not installed: pip install peft, or leave by=torch."
+        ) from None
+
+
+def _is_peft(module: nn.Module) -> bool:
+    return type(module).__module__.startswith("peft.")
 
 
 class Adapted(nn.Module):

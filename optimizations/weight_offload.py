@@ -1,8 +1,9 @@
 """Weights wait in host memory and are on the device only while the module that they belong to computes.
 
 `granularity` says how much comes at once: `leaf` single layers (sequential offloading: least memory, most copies),
-`block` the repeated blocks of the model, some of them as a group, and `model` all of it, between its forward passes.
-Nothing is computed otherwise. What to know before using it:
+`block` the repeated blocks of the model, some of them as a group, `part` whole models of a pipeline, and `model` all of
+it, between its forward passes. A part stays until another one computes, as with diffusers' model offloading: all steps
+of a denoiser find its weights there. Nothing is computed otherwise. What to know before using it:
 
 * It is for inference: autograd would keep the weights of every module on the device until backward.
 * Every forward pass copies all weights over the bus, 1 GiB in 40 ms or so, before each module computes: copies do not
@@ -25,7 +26,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-_PIECES = ("block", "leaf", "model")
+_PIECES = ("block", "leaf", "part", "model")
 _GIB = 1 << 30
 
 
@@ -74,6 +75,11 @@ class WeightOffload:
             )
         if _unit_of(model) is not None or any(_unit_of(module) is not None for module in model.modules()):
             raise ValueError("Weights of this model wait on the host already: undo that first.")
+        if self.granularity == "part" and (lists := _uncalled(model)):
+            raise ValueError(
+                f"Parts are the models of a pipeline, and nobody calls {', '.join(lists)} of this "
+                f"{type(model).__name__} as a whole: choose granularity=block, leaf or model."
+            )
         if not any(True for _ in self._pieces(model)):
             raise ValueError(
                 "No blocks were found. They are looked for in a ModuleList or Sequential of two or more modules of one "
@@ -88,6 +94,10 @@ class WeightOffload:
             undo.callback(unit.restore)
         for weight in {weight for unit in units for weight in unit.weights}:
             weight.rest()
+        if self.granularity == "part":
+            for unit in units:
+                unit.until = units
+            undo.callback(model.register_forward_hook(_Away(units), always_call=True).remove)
         for unit in units:
             for module in unit.modules:
                 undo.callback(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
@@ -114,6 +124,8 @@ class WeightOffload:
     def _pieces(self, model: nn.Module) -> Iterator[list[nn.Module]]:
         if self.granularity == "model":
             yield [model]
+        elif self.granularity == "part":
+            yield from ([child] for child in model.children() if any(True for _ in child.parameters()))
         elif self.granularity == "leaf":
             yield from ([module] for module in _readers(model))
         else:
@@ -163,15 +175,23 @@ class _Unit:
     def __init__(self, modules: list[nn.Module], weights: list[_Weight]) -> None:
         self.modules, self.weights = modules, weights
         self.here = False
+        self.until: list[_Unit] = []
+        """All of them, where a unit stays until another one comes."""
 
     def enter(self, module: nn.Module, _: Any) -> None:
         if not self.here:
+            for unit in self.until:
+                unit.go()
             self.here = True
             for weight in self.weights:
                 weight.come()
 
     def leave(self, module: nn.Module, *_: Any) -> None:
-        if self.here and module is self.modules[-1]:
+        if not self.until and module is self.modules[-1]:
+            self.go()
+
+    def go(self) -> None:
+        if self.here:
             self.here = False
             for weight in self.weights:
                 weight.go()
@@ -179,6 +199,30 @@ class _Unit:
     def restore(self) -> None:
         for weight in self.weights:
             weight.restore()
+
+
+class _Away:
+    """After the whole model: no part waits on the device for the next pass."""
+
+    def __init__(self, units: list[_Unit]) -> None:
+        self.units = units
+
+    def __call__(self, *_: Any) -> None:
+        for unit in self.units:
+            unit.go()
+
+
+def _uncalled(model: nn.Module) -> list[str]:
+    """Of what owns weights directly below a model: lists, whose entries are called and not they, and its own."""
+    lists = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
+    return [
+        *(
+            name
+            for name, child in model.named_children()
+            if isinstance(child, lists) and any(True for _ in child.parameters())
+        ),
+        *(name for name, _ in model.named_parameters(recurse=False)),
+    ]
 
 
 def _unit_of(module: nn.Module) -> _Unit | None:

@@ -7,12 +7,15 @@ faster. Backward unpacks again, so in training with adapters no unpacked matrix 
 * Weights are rounded to the nearest code, without a look at any data. 8 bits are hardly seen in the outputs; 4 are.
 * Only layers inside of the repeated blocks, since heads and embeddings suffer most; `only` and `skip` say which.
 * Trained weights are refused: freeze them and train adapters, which come before this.
+* `by="torchao"` leaves rounding, and how its matrices multiply, to that library, where it is installed: its 8 bits have
+  a scale for each output, its 4 bits want bf16 and kernels for the GPU at hand.
 * The weights as they were wait in host memory, so that undo brings them back. With `keep=False` they are gone, and undo
   gives what the codes stand for.
 """
 
 from __future__ import annotations
 
+import importlib
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +26,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
+_BY = ("torch", "torchao")
 _PIECE = 1 << 24
 """Numbers that are packed at once, so that what that takes itself stays small."""
 
@@ -38,6 +42,9 @@ class WeightQuantization:
     only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
     skip: str = field(default="lora_", metadata={"help": "no layers whose name this pattern is found in"})
     keep: bool = field(default=True, metadata={"help": "keep the weights as they were in host memory, for undo"})
+    by: str = field(
+        default="torch", metadata={"help": "what rounds and unpacks: this file, or a library", "choices": _BY}
+    )
 
     name: ClassVar[str] = "weight_quantization"
     title: ClassVar[str] = "Weights in 8 or 4 bits"
@@ -57,6 +64,8 @@ class WeightQuantization:
             raise ValueError(f"bits is {self.bits}; it is 8 or 4.")
         if self.group < 2:
             raise ValueError(f"group is {self.group}; the least is 2.")
+        if self.by not in _BY:
+            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
         for knob in (self.only, self.skip):
             try:
                 re.compile(knob)
@@ -72,6 +81,8 @@ class WeightQuantization:
         return {}
 
     def check(self, model: nn.Module, *, training: bool) -> None:
+        if self.by == "torchao":
+            _torchao()
         trained = [name for name, layer in self._chosen(model).items() if layer.weight.requires_grad]
         if training and trained:
             raise ValueError(
@@ -81,6 +92,8 @@ class WeightQuantization:
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
         chosen = self._chosen(model)
+        if self.by == "torchao":
+            return self._apply_torchao(model, set(chosen.values()))
         quantized = {layer: Quantized(layer, self.bits, self.group) for layer in chosen.values()}
         kept = {layer: layer.weight.detach().cpu() for layer in quantized} if self.keep else {}
         for name, layer in chosen.items():
@@ -97,12 +110,39 @@ class WeightQuantization:
 
         return undo
 
+    def _apply_torchao(self, model: nn.Module, layers: set[nn.Linear]) -> Callable[[], None]:
+        quantization = _torchao()
+        eight, four = quantization.Int8WeightOnlyConfig, quantization.Int4WeightOnlyConfig
+        before = {layer: layer.weight for layer in layers}
+        kept = {layer: weight.detach().cpu() for layer, weight in before.items()} if self.keep else {}
+
+        def undo() -> None:
+            for layer, parameter in before.items():
+                wide = kept[layer].to(layer.weight.device) if layer in kept else layer.weight.dequantize()
+                # The very parameter that was there, as an optimizer knows it.
+                parameter.data = wide
+                layer.weight = parameter
+
+        try:
+            config = eight() if self.bits == 8 else four(group_size=self.group)
+            quantization.quantize_(model, config, filter_fn=lambda module, _: module in layers)
+            if not all(map(_is_torchao, layers)):
+                raise ValueError("it left some as they were, whose shapes do not suit it")
+        except Exception as error:  # its 4 bits ask for kernels and shapes, each with an error of its own
+            undo()
+            raise ValueError(
+                f"torchao cannot quantize this to {self.bits} bits here ({error}): take by=torch."
+            ) from error
+        for parameter in before.values():
+            parameter.data = parameter.data.new_empty(0)
+        return undo
+
     def code(self) -> str:
         return f"from {__name__} import WeightQuantization\n\nundo = {self!r}.apply(model)"
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Linear]:
         """By every name that they have."""
-        if any(isinstance(module, Quantized) for module in model.modules()):
+        if any(isinstance(module, Quantized) or _is_torchao(module) for module in model.modules()):
             raise ValueError("Weights of this model are whole numbers already: undo that first.")
         inside = {module for block in _listed_in(model) for module in block.modules()}
         linears = {
@@ -123,6 +163,15 @@ class WeightQuantization:
                 f"There is no linear layer to quantize; in the blocks there are {', '.join(linears)[:400]}."
             )
         return chosen
+
+
+def _torchao() -> Any:
+    try:
+        return importlib.import_module("torchao.quantization")
+    except ImportError:
+        raise ValueError(
+            "by=torchao needs a library that is not installed: pip install torchao, or leave by=torch."
+        ) from None
 
 
 class Quantized(nn.Module):
@@ -199,6 +248,10 @@ def _packed(weight: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
     if bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4
     return codes, scales
+
+
+def _is_torchao(module: nn.Module) -> bool:
+    return type(module._parameters.get("weight")).__module__.startswith("torchao.")
 
 
 def _put(model: nn.Module, name: str, module: nn.Module) -> None:

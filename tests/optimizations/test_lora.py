@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 
 import pytest
 import torch
@@ -151,3 +152,14 @@ def test_what_comes_after_it_sees_the_adapters_and_the_outputs_are_as_claimed(be
     numerics = numerics_of(plan, lambda _: None, "predicted")
     assert numerics is not None
     assert numerics["verdict"]["ok"] is True, numerics["verdict"]
+
+
+def test_a_library_that_is_not_there_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    case = llama()
+    for refuse in (lambda way: way.check(case.model, training=True), lambda way: way.apply(case.model)):
+        with pytest.raises(ValueError, match="by=peft needs a library that is not installed: pip install peft"):
+            refuse(Lora(by="peft"))
+    assert all(parameter.requires_grad for parameter in case.model.parameters())
+    with pytest.raises(ValueError, match="by is 'unsloth'; it is one of torch, peft"):
+        Lora(by="unsloth")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+import types
 
 import pytest
 import torch
@@ -130,3 +132,39 @@ def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
     # Of two bytes a weight one and a 64th are left, or a half and a 64th; the largest matrix is unpacked for a while.
     assert 0.40 * weights < saved["8"] < 0.49 * weights
     assert 0.62 * weights < saved["4"] < 0.74 * weights
+
+
+def test_a_library_that_is_not_there_is_named_with_what_to_do(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    case = llama()
+    before = list(case.model.parameters())
+    for refuse in (lambda way: way.check(case.model, training=False), lambda way: way.apply(case.model)):
+        with pytest.raises(ValueError, match="by=torchao needs a library that is not installed: pip install torchao"):
+            refuse(WeightQuantization(by="torchao"))
+    assert all(one is other for one, other in zip(case.model.parameters(), before, strict=True))
+    with pytest.raises(ValueError, match="by is 'quanto'; it is one of torch, torchao"):
+        WeightQuantization(by="quanto")
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_what_a_library_refuses_or_leaves_out_leaves_the_model_as_it_was(monkeypatch, leaves):
+    """A library of the same form that does nothing, or breaks off half-way."""
+
+    def quantize(model, config, filter_fn):
+        for module in model.modules():
+            if filter_fn(module, "") and not leaves:
+                module.weight.data = torch.zeros(1)
+                raise RuntimeError("no kernels here")
+
+    words = {"Int8WeightOnlyConfig": lambda: None, "Int4WeightOnlyConfig": lambda group_size: None}
+    monkeypatch.setitem(
+        sys.modules,
+        "torchao.quantization",
+        types.SimpleNamespace(**words, quantize_=quantize),  # type: ignore[arg-type]
+    )
+    case = llama()
+    before = {name: parameter.clone() for name, parameter in case.model.named_parameters()}
+    reason = "it left some as they were" if leaves else "no kernels here"
+    with pytest.raises(ValueError, match=rf"torchao cannot quantize this to 4 bits here \({reason}.*take by=torch"):
+        WeightQuantization(bits=4, by="torchao").apply(case.model)
+    assert all(torch.equal(parameter, before[name]) for name, parameter in case.model.named_parameters())

@@ -36,7 +36,12 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "chunked_feed_forward": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
     "weight_quantization": ({"bits": "8"}, {"bits": "4"}),
-    "weight_offload": ({"granularity": "block"}, {"granularity": "leaf"}, {"granularity": "model"}),
+    "weight_offload": (
+        {"granularity": "block"},
+        {"granularity": "leaf"},
+        {"granularity": "part"},
+        {"granularity": "model"},
+    ),
     "checkpointing": (
         {"every": "1"},
         {"every": "2"},

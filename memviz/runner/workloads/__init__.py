@@ -13,6 +13,7 @@ from memviz.runner.workloads.bert import Bert
 from memviz.runner.workloads.cogvideox import CogVideoX
 from memviz.runner.workloads.feed_forward import FeedForwardStack
 from memviz.runner.workloads.flux import Flux
+from memviz.runner.workloads.flux_pipeline import FluxPipeline
 from memviz.runner.workloads.gpt2 import Gpt2
 from memviz.runner.workloads.hunyuan_video import HunyuanVideo
 from memviz.runner.workloads.llama import Llama
@@ -33,6 +34,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     FeedForwardStack,
     LtxVideo,
     Flux,
+    FluxPipeline,
     CogVideoX,
     Wan,
     HunyuanVideo,

@@ -1,0 +1,206 @@
+"""All of FLUX.1-dev one part after the other: two text encoders, the transformer some times, and the autoencoder.
+
+Of the autoencoder there is what makes pictures. With the other half, 34 million weights, the parts weigh the 31.4 GiB
+that diffusers' own comparison of quantized pipelines measured: https://huggingface.co/blog/diffusers-quantization
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.flux import Flux
+from memviz.runner.workloads.random_inputs import RandomInputs
+from memviz.runner.workloads.workload import (
+    FromConfiguration,
+    check_multiple,
+    dtype_knob,
+    micro_batches_knob,
+    mode_knob,
+    plural,
+    seed_knob,
+)
+
+_CHANNELS = 16
+_PIXELS_PER_TOKEN = 16
+_POOLED = 768
+_SHORT_PROMPT = 77
+_SCALE, _SHIFT = 0.3611, 0.1159
+"""Of the latents that the autoencoder is given."""
+
+
+@dataclass(frozen=True)
+class FluxPipeline(FromConfiguration):
+    name: ClassVar[str] = "flux_pipeline"
+    title: ClassVar[str] = "FLUX.1-dev pipeline"
+    sentence: ClassVar[str] = (
+        "Makes pictures from words: two text encoders, the transformer once a step, and the autoencoder in the end."
+    )
+    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers", "text_layers", "short_text_layers")
+
+    batch: int = knob(1, "pictures at once", least=1)
+    height: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    width: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
+    denoising: int = knob(2, "steps of the transformer; a real picture takes 28 or so, with the same peak", least=1)
+    double_layers: int = knob(19, "blocks with text and picture apart; the published model has 19", least=1)
+    single_layers: int = knob(38, "blocks with text and picture as one; the published model has 38", least=1)
+    text_layers: int = knob(24, "blocks of the larger text encoder; the published model has 24", least=1)
+    short_text_layers: int = knob(12, "blocks of the smaller text encoder; the published model has 12", least=1)
+    narrow: int = knob(1, "divides heads, widths and vocabularies", choices=(1, 2, 4, 8))
+    tile: int = knob(1024, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=32)
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
+
+    def _check(self) -> None:
+        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
+        self._transformer()
+
+    def _transformer(self) -> Flux:
+        """The workload of its transformer alone, which has the same knobs."""
+        shared = ("batch", "height", "width", "text_tokens", "double_layers", "single_layers", "dtype", "mode", "seed")
+        same = {name: getattr(self, name) for name in shared}
+        return Flux(**same, heads=24 // self.narrow, text_width=4096 // self.narrow)
+
+    @property
+    def tokens(self) -> int:
+        """Of the picture alone."""
+        return self._transformer().tokens
+
+    def _model(self) -> nn.Module:
+        sides = self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN
+        parts = self._short_text_encoder(), self._text_encoder(), self._transformer()._model(), self._autoencoder()
+        return Pipeline(*parts, steps=self.denoising, sides=sides)
+
+    def _short_text_encoder(self) -> nn.Module:
+        from transformers import CLIPTextConfig, CLIPTextModel
+
+        config = CLIPTextConfig(
+            vocab_size=self._words(49_408),
+            hidden_size=_POOLED,
+            intermediate_size=4 * _POOLED,
+            num_hidden_layers=self.short_text_layers,
+            num_attention_heads=12,
+            max_position_embeddings=_SHORT_PROMPT,
+            eos_token_id=2,
+        )
+        model: nn.Module = CLIPTextModel(config)
+        return model
+
+    def _text_encoder(self) -> nn.Module:
+        from transformers import T5Config, T5EncoderModel
+
+        config = T5Config(
+            vocab_size=self._words(32_128),
+            d_model=4096 // self.narrow,
+            d_ff=10_240 // self.narrow,
+            num_layers=self.text_layers,
+            num_heads=64 // self.narrow,
+            feed_forward_proj="gated-gelu",
+            tie_word_embeddings=False,
+        )
+        model: nn.Module = T5EncoderModel(config)
+        return model
+
+    def _autoencoder(self) -> nn.Module:
+        from memviz.runner.workloads.vae_decoder import Decoder
+
+        model: nn.Module = Decoder(
+            down_block_types=("DownEncoderBlock2D",) * 4,
+            up_block_types=("UpDecoderBlock2D",) * 4,
+            block_out_channels=tuple(max(32, 128 // self.narrow) * factor for factor in (1, 2, 4, 4)),
+            layers_per_block=2,
+            latent_channels=_CHANNELS,
+            sample_size=self.tile,
+            use_quant_conv=False,
+            use_post_quant_conv=False,
+        )
+        return model
+
+    def _words(self, published: int) -> int:
+        return published if self.narrow == 1 else published // 8 // self.narrow
+
+    def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
+        draw = RandomInputs(device, self.seed, micro_batch)
+        inner = self._transformer().inputs(device, micro_batch)
+        return {
+            "short_prompt": draw.whole(self._words(49_408), self.batch, _SHORT_PROMPT),
+            "prompt": draw.whole(self._words(32_128), self.batch, self.text_tokens),
+            **{name: inner[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")},
+        }
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output.square().mean()
+        return mean
+
+    def small(self) -> Self:
+        return replace(
+            self,
+            batch=min(self.batch, 2),
+            height=min(self.height, 64),
+            width=min(self.width, 64),
+            text_tokens=min(self.text_tokens, 16),
+            denoising=min(self.denoising, 2),
+            double_layers=min(self.double_layers, 2),
+            single_layers=min(self.single_layers, 2),
+            text_layers=min(self.text_layers, 2),
+            short_text_layers=min(self.short_text_layers, 2),
+            narrow=8,
+            tile=min(self.tile, 32),
+            dtype="fp32",
+        )
+
+    def _shapes(self) -> str:
+        pictures = f"{plural(self.batch, 'picture')} of {self.height} x {self.width}"
+        return f"{pictures} ({self.tokens:,} + {self.text_tokens} tokens), {plural(self.denoising, 'step')}"
+
+
+class Pipeline(nn.Module):
+    """As diffusers' pipeline goes through its parts, under the names that they have there."""
+
+    def __init__(
+        self,
+        text_encoder: nn.Module,
+        text_encoder_2: nn.Module,
+        transformer: nn.Module,
+        vae: nn.Module,
+        *,
+        steps: int,
+        sides: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.text_encoder = text_encoder
+        self.text_encoder_2 = text_encoder_2
+        self.transformer = transformer
+        self.vae = vae
+        self.steps, self.sides = steps, sides
+
+    def forward(self, short_prompt: Tensor, prompt: Tensor, hidden_states: Tensor, **places: Tensor) -> Tensor:
+        pooled = self.text_encoder(input_ids=short_prompt).pooler_output
+        text = self.text_encoder_2(input_ids=prompt).last_hidden_state
+        latents = hidden_states
+        for number in range(self.steps):
+            time = torch.full((len(latents),), 1 - number / self.steps, dtype=latents.dtype, device=latents.device)
+            velocity = self.transformer(
+                hidden_states=latents,
+                timestep=time,
+                pooled_projections=pooled,
+                encoder_hidden_states=text,
+                return_dict=False,
+                **places,
+            )[0]
+            latents = latents - velocity / self.steps
+        picture: Tensor = self.vae(self._unpacked(latents) / _SCALE + _SHIFT)
+        return picture
+
+    def _unpacked(self, tokens: Tensor) -> Tensor:
+        """A token is 2 x 2 latents."""
+        squares = tokens.view(len(tokens), *self.sides, _CHANNELS, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        return squares.reshape(len(tokens), _CHANNELS, 2 * self.sides[0], 2 * self.sides[1])
