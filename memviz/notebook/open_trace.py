@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.live import event_at_seconds
@@ -123,14 +123,19 @@ class OpenTrace(Result):
         return self.trace, self._device(named)
 
 
-def open(source: str | os.PathLike[str] | Trace, *, device: int | str | None = None) -> OpenTrace:
+class HasTrace(Protocol):
+    @property
+    def trace(self) -> Trace | None: ...
+
+
+def open(source: str | os.PathLike[str] | Trace | HasTrace, *, device: int | str | None = None) -> OpenTrace:
     """Opens a snapshot of any PyTorch release, as data: nothing in it is run.
 
         training = memviz.open("sample_traces/training.pickle.gz")
         print(training.peak())
 
     Args:
-        source: A file, an address (http or https), or a `Trace` as `recording` and `predicting` have one.
+        source: A file, an address (http or https), or what has a trace already: a recording, a prediction, a replay.
         device: Which one to look at where there are several: a number, or "host0" for pinned memory.
 
     Raises:
@@ -141,9 +146,14 @@ def open(source: str | os.PathLike[str] | Trace, *, device: int | str | None = N
     return opened if device is None else opened.on(device)
 
 
-def _trace(source: str | os.PathLike[str] | Trace) -> Trace:
+def _trace(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
     if isinstance(source, Trace):
         return source
+    if not isinstance(source, str | os.PathLike):
+        made = getattr(source, "trace", None)
+        if not isinstance(made, Trace):
+            raise UsageError(f"There is no trace in this {type(source).__name__}: it may not be over yet.")
+        return made
     if isinstance(source, str) and is_address(source):
         limits = Limits.from_environment()
         with downloaded(source, limits) as (file, size):

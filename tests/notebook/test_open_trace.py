@@ -265,6 +265,21 @@ def test_a_table_of_many_rows_says_what_it_leaves_out(training):
     assert f">{bytes_text(rest)}</td>" in shown and "(all others)" in shown
 
 
+def test_a_prediction_and_whatever_has_a_trace_is_opened_as_it_is(training):
+    torch = pytest.importorskip("torch")
+    with memviz.predicting("L4") as predicted:
+        kept = torch.zeros(1 << 20, device="cuda")
+        with pytest.raises(UsageError, match="no trace"):
+            memviz.open(predicted)
+    assert kept.shape == (1 << 20,)
+    assert memviz.open(predicted).peak().live_bytes == memviz.open(predicted.trace).peak().live_bytes == 4 * MiB
+    replayed = memviz.open(training.replay(settings="expandable_segments:True"))
+    assert replayed.trace.about.origin == "replayed"
+    assert memviz.open(training).trace is training.trace
+    with pytest.raises(UsageError, match="There is no trace in this int"):
+        memviz.open(5)
+
+
 # -- what cannot be opened
 
 

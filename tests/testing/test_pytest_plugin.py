@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from importlib.metadata import entry_points
 
 import pytest
 
@@ -10,6 +11,7 @@ from tests.house.repository import ROOT, text_of
 
 pytest_plugins = ["pytester"]
 
+PLUGIN = "memviz.pytest_plugin"
 MARKED = """
 import pytest
 import torch
@@ -91,9 +93,10 @@ def second(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> pytest
 
 
 def run(second: pytest.Pytester, *options: str) -> pytest.RunResult:
-    return second.runpytest_subprocess(
-        "-p", "memviz.pytest_plugin", "--memviz-predict", "-W", "error::DeprecationWarning", *options
-    )
+    # Where memviz is installed pytest has the plugin already, and takes none twice.
+    is_there = any(point.value == PLUGIN for point in entry_points(group="pytest11"))
+    named = () if is_there else ("-p", PLUGIN)
+    return second.runpytest_subprocess(*named, "--memviz-predict", "-W", "error::DeprecationWarning", *options)
 
 
 def test_a_session_that_does_not_use_it_imports_nothing(second):
