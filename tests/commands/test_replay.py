@@ -122,8 +122,8 @@ def test_real_recordings_are_exact(path):
 
 def test_every_name_in_it_is_in_the_readme(growing):
     found = replay(growing, memory=120 * MiB, overhead=0, search=True)
-    readme = (SAMPLES.parent / "README.md").read_text(encoding="utf-8")
-    section = readme[readme.index("### replay\n") : readme.index("### report\n")]
+    readme = (SAMPLES.parent / "memviz" / "commands" / "README.md").read_text(encoding="utf-8")
+    section = readme[readme.index("## replay\n") : readme.index("## report\n")]
     named = {
         name for row in re.findall(r"^\| (`[^|]+) \|", section, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
     }
