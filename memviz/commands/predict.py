@@ -18,7 +18,7 @@ from memviz.units import bytes_text, count_text
 
 if TYPE_CHECKING:
     from memviz.runner.predict.estimate import Estimate
-    from memviz.runner.predict.group.rank import Rank
+    from memviz.runner.predict.group.rank import GroupRank
     from memviz.runner.predict.predicted_script import ScriptPrediction
 
 _MORE = """\
@@ -98,8 +98,8 @@ def _predict(args: argparse.Namespace) -> int:
     return done.exit_status
 
 
-def _rank_of(args: argparse.Namespace) -> Rank | None:
-    from memviz.runner.predict.group.rank import Rank, rank_of_environment
+def _rank_of(args: argparse.Namespace) -> GroupRank | None:
+    from memviz.runner.predict.group.rank import GroupRank, rank_of_environment
 
     if args.world_size is None:
         if args.rank is not None:
@@ -107,7 +107,7 @@ def _rank_of(args: argparse.Namespace) -> Rank | None:
         return rank_of_environment(os.environ)
     if not (args.rank or "0").isdigit():
         raise UsageError(f"--rank takes a number from 0 to {args.world_size - 1}, not {args.rank}.")
-    return Rank(int(args.rank or 0), args.world_size)
+    return GroupRank(int(args.rank or 0), args.world_size)
 
 
 def _assumed(text: str) -> tuple[str, Any]:

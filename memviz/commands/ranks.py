@@ -23,9 +23,9 @@ from memviz.commands.terminal import progress
 from memviz.headlines import ranks as headlines
 from memviz.headlines.as_json import headline_json
 from memviz.ranks.as_json import ranks_json
-from memviz.ranks.differences import Difference
+from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.groups import Group
+from memviz.ranks.groups import RankGroup
 from memviz.ranks.smaller_card import OnCard, Smaller, on_card
 from memviz.ranks.together import Ranks
 from memviz.runner.predict.cards import card_named
@@ -84,7 +84,7 @@ def _print_rest(many: int, top: int, noun: str) -> None:
         print(f"... and {count_text(left)} more {noun}{'' if left == 1 or noun.endswith('line') else 's'} (--top 0)")
 
 
-def _group_text(group: Group) -> str:
+def _group_text(group: RankGroup) -> str:
     spread = ""
     if group.least_bytes != group.most_bytes:
         spread = f" ({bytes_text(group.least_bytes)} to {bytes_text(group.most_bytes)})"
@@ -104,7 +104,7 @@ def _spans(numbers: Sequence[int], most: int = 8) -> str:
     return ", ".join([*words, *(["..."] if len(spans) > most else [])])
 
 
-def _print_differences(rows: Sequence[Difference]) -> None:
+def _print_differences(rows: Sequence[NamedDelta]) -> None:
     for row in rows:
         print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.name)}")
 

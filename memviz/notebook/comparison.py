@@ -13,7 +13,7 @@ from memviz.headlines.as_json import compared_json
 from memviz.headlines.compare import compare
 from memviz.headlines.headline import Headline
 from memviz.notebook.result import Result
-from memviz.notebook.table import MOST_ROWS, Bar, Row, drawn, share
+from memviz.notebook.table import MOST_ROWS, Bar, TableRow, drawn, share
 from memviz.ui.html.markup import Html
 from memviz.units import bytes_text, delta_text
 
@@ -76,8 +76,8 @@ class Comparison(Result):
         rows = [_row(change, others, self._most()) for change in self.rows[:shown]]
         rest = self.found.after(shown)
         if any(rest.counts):
-            rows.append(Row(_numbers(rest.bytes, [rest.delta(other) for other in others]), "(all others)"))
-        rows.append(Row(_numbers(self.peaks, [self.found.delta(other) for other in others]), "peak"))
+            rows.append(TableRow(_numbers(rest.bytes, [rest.delta(other) for other in others]), "(all others)"))
+        rows.append(TableRow(_numbers(self.peaks, [self.found.delta(other) for other in others]), "peak"))
         head = [*letters, *(f"{other} - A" for other in letters[1:]), self.found.by]
         return drawn(str(self), head, rows)
 
@@ -89,11 +89,11 @@ def _numbers(sizes: Sequence[int], deltas: Sequence[int]) -> tuple[str, ...]:
     return (*map(bytes_text, sizes), *map(delta_text, deltas))
 
 
-def _row(change: Change, others: Sequence[int], most: int) -> Row:
+def _row(change: Change, others: Sequence[int], most: int) -> TableRow:
     """The bar is the second trace's change, to the left of the middle where it holds less."""
     length = share(change.delta(1), most) / 2
     bar = Bar(0.5 + min(0.0, length), 0.5 + max(0.0, length))
-    return Row(_numbers(change.bytes, [change.delta(other) for other in others]), change.thing.name, (bar,))
+    return TableRow(_numbers(change.bytes, [change.delta(other) for other in others]), change.thing.name, (bar,))
 
 
 def compared(sides: Sequence[Pair], by: str = "site") -> Comparison:

@@ -16,7 +16,7 @@ from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
 from memviz.headlines.moment import live_then
 from memviz.notebook.result import Result
-from memviz.notebook.table import MOST_ROWS, Bar, Row, drawn, share
+from memviz.notebook.table import MOST_ROWS, Bar, TableRow, drawn, share
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html
 from memviz.units import bytes_text, count_text, percent_text
@@ -103,9 +103,9 @@ class Live(Result):
         return drawn(str(self), ["bytes", "share", "blocks", self.found.live.by], rows)
 
 
-def _row(label: str, size: int, count: int, whole: int, largest: int) -> Row:
+def _row(label: str, size: int, count: int, whole: int, largest: int) -> TableRow:
     numbers = (bytes_text(size), percent_text(size, whole), count_text(count))
-    return Row(numbers, label, (Bar(0, share(size, largest)),) if largest else ())
+    return TableRow(numbers, label, (Bar(0, share(size, largest)),) if largest else ())
 
 
 def _folded(stack: list[dict[str, Any]]) -> str:

@@ -16,7 +16,7 @@ from memviz.headlines.as_json import replayed_json
 from memviz.headlines.headline import Headline
 from memviz.headlines.what_if import what_if
 from memviz.notebook.result import Result
-from memviz.notebook.table import Bar, Row, drawn, share
+from memviz.notebook.table import Bar, TableRow, drawn, share
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html
 from memviz.units import bytes_text, count_text, parse_bytes
@@ -71,7 +71,7 @@ class Replay(Result):
     def _html(self) -> Html:
         most = max(row.peak_reserved_bytes for row in self.rows)
         rows = [
-            Row(
+            TableRow(
                 (bytes_text(row.peak_reserved_bytes), count_text(row.retries), _end(row)),
                 f"{row.name}: {row.settings or 'the default'}",
                 (Bar(0, share(row.peak_reserved_bytes, most)),),

@@ -14,7 +14,7 @@ from memviz.analysis.which_device import chosen_device, which
 from memviz.headlines.headline import Headline
 from memviz.headlines.moment import segments_then
 from memviz.notebook.result import Result
-from memviz.notebook.table import MOST_ROWS, Row, drawn, stacked
+from memviz.notebook.table import MOST_ROWS, TableRow, drawn, stacked
 from memviz.trace.model import DeviceTrace, Trace, address_text
 from memviz.ui.html.markup import Html
 from memviz.units import bytes_text
@@ -100,7 +100,7 @@ class SegmentMap(Result):
         left = largest[MOST_ROWS:]
         if left:
             parts = [sum(part) for part in zip(*(_parts(segment) for segment in left), strict=True)]
-            rows.append(Row(tuple(map(bytes_text, (sum(parts), *parts))), f"(all {len(left):,} others)"))
+            rows.append(TableRow(tuple(map(bytes_text, (sum(parts), *parts))), f"(all {len(left):,} others)"))
         return drawn(str(self), ["bytes", "live", "waiting", "free", "segment"], rows)
 
 
@@ -108,9 +108,9 @@ def _parts(segment: SegmentUse) -> tuple[int, int, int]:
     return segment.live_bytes, segment.waiting_bytes, segment.free_bytes
 
 
-def _row(segment: SegmentUse, largest: int) -> Row:
+def _row(segment: SegmentUse, largest: int) -> TableRow:
     numbers = tuple(map(bytes_text, (segment.bytes, *_parts(segment))))
-    return Row(numbers, address_text(segment.address), stacked(_parts(segment), largest, _OPACITIES))
+    return TableRow(numbers, address_text(segment.address), stacked(_parts(segment), largest, _OPACITIES))
 
 
 def segment_map(trace: Trace, device: DeviceTrace, event: int) -> SegmentMap:

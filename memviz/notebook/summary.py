@@ -14,7 +14,7 @@ from memviz.headlines.as_json import summary_json
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
 from memviz.notebook.result import Result
-from memviz.notebook.table import Row, area, drawn
+from memviz.notebook.table import TableRow, area, drawn
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.units import bytes_text, count_text
@@ -85,9 +85,9 @@ class Summary(Result):
         return area(line.live_max.tolist(), line.reserved_max.tolist(), label=label)
 
 
-def _row(device: DeviceSummary) -> Row:
+def _row(device: DeviceSummary) -> TableRow:
     sizes = (device.start_bytes, device.peak_bytes, device.end_bytes, device.reserved_peak_bytes)
-    return Row((count_text(device.events), *map(bytes_text, sizes)), device.device)
+    return TableRow((count_text(device.events), *map(bytes_text, sizes)), device.device)
 
 
 def summary_result(trace: Trace, named: str | None) -> Summary:

@@ -28,13 +28,13 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     numbers: tuple[str, ...]
     label: str
     bars: tuple[Bar, ...] = ()
 
 
-def drawn(said: str, head: Sequence[str], rows: Sequence[Row], *, above: Html | None = None) -> Html:
+def drawn(said: str, head: Sequence[str], rows: Sequence[TableRow], *, above: Html | None = None) -> Html:
     """`head` names the numbers and then the label; `above` stands between the sentence and the table."""
     has_bars = any(row.bars for row in rows)
     names = [tag("th", name, style=_NUMBER if i < len(head) - 1 else _TEXT) for i, name in enumerate(head)]
@@ -44,7 +44,7 @@ def drawn(said: str, head: Sequence[str], rows: Sequence[Row], *, above: Html | 
     return tag("div", tag("p", tag("strong", said)), above or "", table)
 
 
-def _row(row: Row, *, has_bars: bool) -> Html:
+def _row(row: TableRow, *, has_bars: bool) -> Html:
     cells = [tag("td", number, style=_NUMBER) for number in row.numbers]
     label = row.label if len(row.label) <= _LONGEST else f"…{row.label[1 - _LONGEST :]}"
     bars = tag("td", _bars(row.bars), style=_BAR_CELL) if has_bars else ""

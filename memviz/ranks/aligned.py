@@ -16,7 +16,7 @@ NOTHING = -1
 
 
 @dataclass(frozen=True, eq=False)
-class Aligned:
+class AlignedRanks:
     ranks: tuple[Rank, ...]
     """In the order of the rows."""
     steps: tuple[tuple[int, str], ...]
@@ -27,7 +27,7 @@ class Aligned:
     """The highest of each column, or NOTHING."""
 
 
-def aligned(ranks: Sequence[Rank]) -> Aligned:
+def aligned(ranks: Sequence[Rank]) -> AlignedRanks:
     names: dict[int, str] = {}
     for rank in ranks:
         for part in rank.row.curve.parts:
@@ -44,7 +44,7 @@ def aligned(ranks: Sequence[Rank]) -> Aligned:
             if part.number in place_of:
                 begin = place_of[part.number] * columns
                 live[row, begin : begin + columns] = _spread(values, columns)
-    return Aligned(tuple(ranks), tuple((number, names[number]) for number in numbers), columns, live)
+    return AlignedRanks(tuple(ranks), tuple((number, names[number]) for number in numbers), columns, live)
 
 
 def _spread(values: npt.NDArray[np.int64], columns: int) -> npt.NDArray[np.int64]:

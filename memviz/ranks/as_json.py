@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memviz.ranks.differences import Difference
+from memviz.ranks.differences import NamedDelta
 from memviz.ranks.mesh import mesh_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.smaller_card import OnCard
@@ -50,7 +50,7 @@ def ranks_json(job: Ranks, card: OnCard | None = None) -> dict[str, Any]:
     }
 
 
-def _differences(rows: Iterable[Difference], name: str) -> list[dict[str, Any]]:
+def _differences(rows: Iterable[NamedDelta], name: str) -> list[dict[str, Any]]:
     return [{name: row.name, "delta_bytes": row.delta_bytes} for row in rows]
 
 

@@ -10,12 +10,12 @@ REST = "(all others)"
 
 
 @dataclass(frozen=True)
-class Difference:
+class NamedDelta:
     name: str
     delta_bytes: int
 
 
-def by_site(row: RankRow, other: RankRow, top: int | None = None) -> tuple[Difference, ...]:
+def by_site(row: RankRow, other: RankRow, top: int | None = None) -> tuple[NamedDelta, ...]:
     """The largest first, what is left as `REST`; together they are the difference of the peaks."""
     mine = {site.key: site for site in row.sites}
     theirs = {site.key: site for site in other.sites}
@@ -28,21 +28,21 @@ def by_site(row: RankRow, other: RankRow, top: int | None = None) -> tuple[Diffe
         name = same.get(key, key)
         deltas[name] = deltas.get(name, 0) - site.bytes
         labels.setdefault(name, site.label)
-    changed = [Difference(labels[key], delta) for key, delta in deltas.items() if delta]
+    changed = [NamedDelta(labels[key], delta) for key, delta in deltas.items() if delta]
     return _ranked(changed, row.other_sites_bytes - other.other_sites_bytes, top)
 
 
-def by_category(row: RankRow, other: RankRow) -> tuple[Difference, ...]:
+def by_category(row: RankRow, other: RankRow) -> tuple[NamedDelta, ...]:
     deltas = {part.kind: part.bytes for part in row.categories}
     for part in other.categories:
         deltas[part.kind] = deltas.get(part.kind, 0) - part.bytes
-    return _ranked([Difference(kind, delta) for kind, delta in deltas.items() if delta], 0, None)
+    return _ranked([NamedDelta(kind, delta) for kind, delta in deltas.items() if delta], 0, None)
 
 
-def _ranked(changed: list[Difference], rest: int, top: int | None) -> tuple[Difference, ...]:
+def _ranked(changed: list[NamedDelta], rest: int, top: int | None) -> tuple[NamedDelta, ...]:
     in_order = sorted(changed, key=lambda one: (-abs(one.delta_bytes), one.name))
     rest += sum(one.delta_bytes for one in in_order[len(in_order) if top is None else top :])
-    return (*in_order[:top], *([Difference(REST, rest)] if rest else []))
+    return (*in_order[:top], *([NamedDelta(REST, rest)] if rest else []))
 
 
 def bytes_apart(row: RankRow, other: RankRow) -> int:

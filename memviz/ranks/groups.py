@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.ranks.differences import Difference, by_site, bytes_apart
+from memviz.ranks.differences import NamedDelta, by_site, bytes_apart
 from memviz.ranks.numbers import Rank
 
 _LEAST_GAP, _MOST_GAP = 0.001, 0.02
@@ -34,7 +34,7 @@ _CAUSES = 8
 
 
 @dataclass(frozen=True)
-class Group:
+class RankGroup:
     ranks: tuple[int, ...]
     median_rank: int
     """One of them."""
@@ -50,17 +50,17 @@ class Outlier:
     against: int
     """The median rank of the group it is nearest to."""
     delta_bytes: int
-    because: tuple[Difference, ...]
+    because: tuple[NamedDelta, ...]
     """By site. They add up to the difference."""
 
     @property
-    def chief(self) -> Difference | None:
+    def chief(self) -> NamedDelta | None:
         """The largest that goes the way of the whole; others may go against it."""
         along = (one for one in self.because if (one.delta_bytes > 0) == (self.delta_bytes > 0) and one.delta_bytes)
         return max(along, key=lambda one: abs(one.delta_bytes), default=None)
 
 
-def grouped(ranks: Sequence[Rank]) -> tuple[tuple[Group, ...], tuple[Outlier, ...]]:
+def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:
     """Every rank is in one group, the largest group first; the outliers are those furthest out first."""
     parts = sorted((part for cluster in _clusters(ranks) for part in _alike(cluster)), key=len, reverse=True)
     usual = [part for part in parts if len(part) > 1][:_MOST_NORMS]
@@ -165,15 +165,15 @@ def _median(ranks: Sequence[Rank]) -> Rank:
     return in_order[(len(in_order) - 1) // 2]
 
 
-def _in_order(parts: Sequence[Sequence[Rank]]) -> tuple[Group, ...]:
+def _in_order(parts: Sequence[Sequence[Rank]]) -> tuple[RankGroup, ...]:
     groups = [_group(part) for part in parts]
     return tuple(sorted(groups, key=lambda group: (-len(group.ranks), -group.peak_bytes, group.ranks)))
 
 
-def _group(part: Sequence[Rank]) -> Group:
+def _group(part: Sequence[Rank]) -> RankGroup:
     median, peaks = _median(part), [rank.row.peak_bytes for rank in part]
     numbers = tuple(sorted(rank.number for rank in part))
-    return Group(numbers, median.number, median.row.peak_bytes, min(peaks), max(peaks))
+    return RankGroup(numbers, median.number, median.row.peak_bytes, min(peaks), max(peaks))
 
 
 def _ranked(outliers: Sequence[Outlier]) -> tuple[Outlier, ...]:

@@ -14,7 +14,7 @@ from typing import Any
 
 from memviz.errors import UsageError
 from memviz.ranks.numbers import numbered
-from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRow, RanOut, Reduced, SiteBytes, StepPart
+from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes, StepPart
 from memviz.trace.formats.replacing import replacing
 
 ENDING = ".parquet"
@@ -121,7 +121,7 @@ def _row(values: dict[str, Any]) -> Reduced:
     made: dict[str, Any] = {
         "categories": tuple(KindBytes(**part) for part in values["categories"]),
         "sites": tuple(SiteBytes(**site) for site in values["sites"]),
-        "ran_out": tuple(RanOut(**one) for one in values["ran_out"]),
+        "ran_out": tuple(RankRanOut(**one) for one in values["ran_out"]),
         "curve": Curve(parts, values["columns"], tuple(values["live"])),
     }
     plain = {field.name: values[field.name] for field in fields(RankRow) if field.name not in made}

@@ -17,7 +17,7 @@ from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.errors import MemvizError
 from memviz.ranks.places import Place, file_system, first_line, is_remote
-from memviz.ranks.row import FailedFile, KindBytes, RankRow, RanOut, Reduced, SiteBytes
+from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes
 from memviz.ranks.step_parts import curve
 from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT
 from memviz.trace.limits import Limits
@@ -127,10 +127,10 @@ def _sites(trace: Trace, device: DeviceTrace) -> tuple[tuple[SiteBytes, ...], in
     return kept, live.rest_bytes
 
 
-def _ran_out(trace: Trace, device: DeviceTrace, event: int) -> RanOut:
+def _ran_out(trace: Trace, device: DeviceTrace, event: int) -> RankRanOut:
     line = timeline(device)
     site = sites(trace).of(int(device.events.stack[event]))
-    return RanOut(
+    return RankRanOut(
         event=event,
         requested_bytes=int(device.events.size[event]),
         live_bytes=int(line.live[event + 1]),

@@ -24,7 +24,7 @@ class KindBytes:
 
 
 @dataclass(frozen=True)
-class RanOut:
+class RankRanOut:
     """One allocation that failed."""
 
     event: int
@@ -90,7 +90,7 @@ class RankRow:
     sites: tuple[SiteBytes, ...]
     """Of the peak, the largest first; with `other_sites_bytes` they add up to it."""
     other_sites_bytes: int
-    ran_out: tuple[RanOut, ...]
+    ran_out: tuple[RankRanOut, ...]
     ran_out_count: int
     """More than are kept, where a program tried again and again."""
     curve: Curve

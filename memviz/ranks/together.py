@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from memviz.errors import UsageError
-from memviz.ranks.differences import Difference, by_category, by_site
-from memviz.ranks.groups import Group, Outlier, grouped
+from memviz.ranks.differences import NamedDelta, by_category, by_site
+from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.mesh import told_apart
 from memviz.ranks.numbers import Rank, numbered
 from memviz.ranks.row import FailedFile, Reduced
@@ -22,9 +22,9 @@ class Imbalance:
     bytes: int
     highest: int
     lowest: int
-    categories: tuple[Difference, ...]
+    categories: tuple[NamedDelta, ...]
     """They add up to the bytes, as the sites do."""
-    sites: tuple[Difference, ...]
+    sites: tuple[NamedDelta, ...]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Ranks:
     ranks: tuple[Rank, ...]
     """By number; at least one."""
     failed: tuple[FailedFile, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     outliers: tuple[Outlier, ...]
     imbalance: Imbalance
 

@@ -11,14 +11,14 @@ from memviz.errors import UsageError
 from memviz.runner.measure.accelerator import find_accelerator
 from memviz.runner.predict.predicted_program import Predicting, predicting
 from memviz.runner.record.recording import Recording, recording
-from memviz.testing.limit import Limit, Used, used
+from memviz.testing.limit import MemoryLimit, Used, used
 from memviz.trace.model import DeviceTrace, Trace
 
 
 class GpuMemory:
     """What a test may ask for by the fixture `gpu_memory`."""
 
-    def __init__(self, name: str, limit: Limit, *, predicts: bool) -> None:
+    def __init__(self, name: str, limit: MemoryLimit, *, predicts: bool) -> None:
         self.limit = limit
         self.is_predicted = predicts or not _has_gpu()
         self._name = name

@@ -17,7 +17,7 @@ MOST_SITES = 5
 
 
 @dataclass(frozen=True)
-class Limit:
+class MemoryLimit:
     bytes: int | None = None
     """None where only the card limits the test."""
     card: str | None = None
@@ -34,7 +34,7 @@ def limit_of(
     card: str | None = None,
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
-) -> Limit:
+) -> MemoryLimit:
     """As `@pytest.mark.limit_gpu_memory` has it."""
     try:
         size = parse_bytes(limit) if isinstance(limit, str) else limit
@@ -42,7 +42,7 @@ def limit_of(
         raise UsageError(f"limit_gpu_memory: {error}.") from None
     if size is not None and size < 0:
         raise UsageError(f"limit_gpu_memory: {limit} is less than nothing.")
-    return Limit(size, card, settings, assume)
+    return MemoryLimit(size, card, settings, assume)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import memviz
 from memviz.analysis.annotations import annotated
 from memviz.errors import UsageError
 from memviz.integrations.steps import RecordedSteps
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.predicted_program import device_for
 from memviz.runner.record.memory_history import is_recording
 from memviz.trace.model import Trace
@@ -130,7 +130,7 @@ def test_every_rank_has_its_file(tmp_path, monkeypatch):
 
 
 def test_a_pretended_rank_has_its_labels_whatever_the_number_of_its_card(tmp_path, monkeypatch):
-    rank = Rank(3, 4)
+    rank = GroupRank(3, 4)
     for name, value in rank.environment.items():
         monkeypatch.setenv(name, value)
     with device_for("RTX 4090", rank=rank):

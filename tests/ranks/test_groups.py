@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.ranks.differences import Difference, by_category, by_site
-from memviz.ranks.groups import Group, Outlier, grouped
+from memviz.ranks.differences import NamedDelta, by_category, by_site
+from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
@@ -36,7 +36,7 @@ def of_peaks(peaks: object) -> list[Rank]:
 
 def test_equal_ranks_are_one_group_and_nobody_stands_out() -> None:
     groups, outliers = grouped(of_peaks([40 * GiB] * 1024))
-    assert groups == (Group(tuple(range(1024)), 511, 40 * GiB, 40 * GiB, 40 * GiB),)
+    assert groups == (RankGroup(tuple(range(1024)), 511, 40 * GiB, 40 * GiB, 40 * GiB),)
     assert outliers == ()
 
 
@@ -49,7 +49,7 @@ def test_a_planted_one_stands_out_with_its_cause(planted: int, more: int) -> Non
     assert [len(group.ranks) for group in groups] == [1023, 1]
     assert groups[1].ranks == (planted,)
     assert (outlier.rank, outlier.delta_bytes) == (planted, more)
-    assert outlier.because == (Difference("forward", more),)
+    assert outlier.because == (NamedDelta("forward", more),)
 
 
 def test_stages_are_groups_and_one_of_a_stage_is_held_against_its_own() -> None:
@@ -58,7 +58,7 @@ def test_stages_are_groups_and_one_of_a_stage_is_held_against_its_own() -> None:
     rows[70] = row(weights=18 * GiB, forward=18 * GiB, cache=GiB)
     groups, outliers = grouped(ranks(*rows))
     assert sorted(len(group.ranks) for group in groups) == [1, 31, *[32] * 7]
-    assert [(one.rank, one.against // 32, one.because) for one in outliers] == [(70, 2, (Difference("cache", GiB),))]
+    assert [(one.rank, one.against // 32, one.because) for one in outliers] == [(70, 2, (NamedDelta("cache", GiB),))]
 
 
 def test_eight_that_differ_from_a_thousand() -> None:
@@ -110,27 +110,27 @@ def test_every_rank_is_in_one_group_and_causes_add_up(peaks: list[int]) -> None:
 def test_differences_add_up_whatever_is_kept() -> None:
     one, other = row(a=5, b=7, c=1), replace(row(b=2, d=10), other_sites_bytes=3, peak_bytes=15)
     assert by_site(one, other) == (
-        Difference("d", -10),
-        Difference("a", 5),
-        Difference("b", 5),
-        Difference("c", 1),
-        Difference("(all others)", -3),
+        NamedDelta("d", -10),
+        NamedDelta("a", 5),
+        NamedDelta("b", 5),
+        NamedDelta("c", 1),
+        NamedDelta("(all others)", -3),
     )
-    assert by_site(one, other, 2) == (Difference("d", -10), Difference("a", 5), Difference("(all others)", 3))
+    assert by_site(one, other, 2) == (NamedDelta("d", -10), NamedDelta("a", 5), NamedDelta("(all others)", 3))
     assert by_category(one, one) == ()
 
 
 def test_the_same_line_in_another_folder_is_the_same_site() -> None:
     here = replace(EMPTY, peak_bytes=5, sites=(SiteBytes("/a/train.py:1 f", "train.py:1 f", 5),))
     there = replace(EMPTY, peak_bytes=7, sites=(SiteBytes("/b/train.py:1 f", "train.py:1 f", 7),))
-    assert by_site(here, there) == (Difference("train.py:1 f", -2),)
+    assert by_site(here, there) == (NamedDelta("train.py:1 f", -2),)
 
 
 def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
     """A rank that holds more may hold less of what is largest in it."""
-    causes = (Difference("a.py:1", -575), Difference("b.py:1", 288), Difference("c.py:1", 400))
+    causes = (NamedDelta("a.py:1", -575), NamedDelta("b.py:1", 288), NamedDelta("c.py:1", 400))
     assert Outlier(64, 5, 113, causes).chief == causes[2]
-    assert Outlier(64, 5, -113, (Difference("a.py:1", 3), Difference("b.py:1", -116))).chief == Difference(
+    assert Outlier(64, 5, -113, (NamedDelta("a.py:1", 3), NamedDelta("b.py:1", -116))).chief == NamedDelta(
         "b.py:1", -116
     )
     assert Outlier(64, 5, 0, ()).chief is None

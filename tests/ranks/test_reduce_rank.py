@@ -11,7 +11,7 @@ from memviz.analysis.summary import summary
 from memviz.analysis.which_device import chosen_device
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.reduce_rank import MOST_SITES, reduce_rank, row_of
-from memviz.ranks.row import FailedFile, KindBytes, RankRow, RanOut, SiteBytes, StepPart
+from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, SiteBytes, StepPart
 from memviz.trace.load import load_trace
 from tests.ranks.files import written
 from tests.real import real_files, requires_real
@@ -73,7 +73,7 @@ def test_a_rank_that_ran_out_says_where(tmp_path: Path) -> None:
     asked = [frame("forward", "model.py", 7)]
     oom = {"action": "oom", "device_free": 7, "size": 2**30, "stream": 0, "frames": asked}
     row = row_of(trace_of([alloc(0, 100), oom]), Place("here"))
-    assert row.ran_out == (RanOut(1, 2**30, 100, 0, "model.py:7 forward"),)
+    assert row.ran_out == (RankRanOut(1, 2**30, 100, 0, "model.py:7 forward"),)
     assert row.ran_out_count == 1
 
 

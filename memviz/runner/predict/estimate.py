@@ -17,7 +17,7 @@ from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.group.layout import Layout
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
 from memviz.runner.predict.predicted_trace import trains
@@ -52,7 +52,7 @@ class Estimate:
     """By the card's memory while it ran."""
     steps: int = 0
     """Of an optimizer."""
-    rank: Rank | None = None
+    rank: GroupRank | None = None
     """Which process of a group ran."""
     windows: tuple[HistoryWindow, ...] = ()
     assumed: tuple[Stated, ...] = ()

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.prediction_errors import card_of_another_rank, no_such_device
 
 META = torch.device("meta")
@@ -18,7 +18,7 @@ CUDA_0 = torch.device("cuda", 0)
 class NamedDevices:
     """`rank` is the process of a group that runs here, and has a card of its machine to itself."""
 
-    def __init__(self, card: str, rank: Rank | None = None) -> None:
+    def __init__(self, card: str, rank: GroupRank | None = None) -> None:
         self._card = card
         self._rank = rank
         self.count = 1 if rank is None else rank.cards

@@ -33,7 +33,7 @@ from memviz.runner.predict.evidence import Unproven
 from memviz.runner.predict.fake_cuda import FakeCuda
 from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.pretended_group import grouped
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
@@ -73,7 +73,7 @@ class PredictedDevice:
         facts: Mapping[str, str] | None = None,
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
-        rank: Rank | None = None,
+        rank: GroupRank | None = None,
     ) -> None:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 

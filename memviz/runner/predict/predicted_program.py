@@ -16,7 +16,7 @@ from memviz.allocator.settings import Settings, parse_settings, settings_from_en
 from memviz.errors import UsageError
 from memviz.runner.predict.cards import card_named
 from memviz.runner.predict.estimate import Estimate, estimate_of
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.optimizer_steps import EnoughSteps, OptimizerSteps
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.request import DEFAULT_CARD, release_of
@@ -92,7 +92,7 @@ def device_for(
     torch: str = "",
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
-    rank: Rank | None = None,
+    rank: GroupRank | None = None,
 ) -> PredictedDevice:
     return PredictedDevice(
         card_named(card or DEFAULT_CARD),

@@ -13,7 +13,7 @@ from typing import Any
 
 from memviz.runner.predict.assumptions import UnknownNumber
 from memviz.runner.predict.estimate import Estimate, estimate_of
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
@@ -37,7 +37,7 @@ class ScriptOrder:
     assume: Mapping[str, Any] = field(default_factory=dict)
     output: Path | None = None
     overwrite: bool = False
-    rank: Rank | None = None
+    rank: GroupRank | None = None
     """Which process of a group it runs as."""
     optimizations: tuple[Optimization, ...] = ()
     """Applied to the script's models as they reach the device."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.ranks.differences import Difference
-from memviz.ranks.groups import Group, Outlier
+from memviz.ranks.differences import NamedDelta
+from memviz.ranks.groups import Outlier, RankGroup
 from memviz.ranks.together import Ranks
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut, rounded
@@ -26,7 +26,7 @@ def groups_html(job: Ranks) -> Html:
     return tag("section", head, _table(("", "Ranks", "Peak", ""), rows), _more(len(usual), "groups"))
 
 
-def _group_row(job: Ranks, group: Group) -> Html:
+def _group_row(job: Ranks, group: RankGroup) -> Html:
     median = job.of(group.median_rank)
     spread = ""
     if group.least_bytes != group.most_bytes:
@@ -66,7 +66,7 @@ def _outlier_row(job: Ranks, one: Outlier) -> Html:
     )
 
 
-def cause_text(cause: Difference | None) -> str:
+def cause_text(cause: NamedDelta | None) -> str:
     return "" if cause is None else f"{cut(cause.name)} ({delta_text(cause.delta_bytes)})"
 
 

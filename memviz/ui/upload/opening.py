@@ -56,7 +56,7 @@ def _with_stored(store: TraceStore, session: Session, key: str) -> Session:
     trace = store.get(key)
     if trace is None or session.of(key):
         return session
-    still = tuple(each for each in session.refused if each.name != trace.about.source)
+    still = tuple(refusal for refusal in session.refused if refusal.name != trace.about.source)
     return replace(session, refused=still).with_opened(Opened.of(key, trace))
 
 

@@ -22,7 +22,7 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.collectives import Collectives
 from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
 from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
 from memviz.runner.predict.named_devices import META
@@ -74,7 +74,7 @@ class _Options(c10d.Backend.Options):
 
 
 @contextmanager
-def grouped(recorder: AllocationRecorder, rank: Rank | None, layout: Layout) -> Iterator[None]:
+def grouped(recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout) -> Iterator[None]:
     patches, collectives = Patches(), Collectives(recorder, layout)
     recorder.instead = collectives.treatments() if dist.is_available() else {}
     try:
@@ -84,7 +84,7 @@ def grouped(recorder: AllocationRecorder, rank: Rank | None, layout: Layout) -> 
         patches.undo()
 
 
-def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
+def follow_group(patches: Patches, rank: GroupRank | None, collectives: Collectives, layout: Layout) -> None:
     """`rank` is None where nobody said of how many; then only a script that says so itself goes on."""
     if not dist.is_available():
         return
@@ -126,7 +126,7 @@ def follow_group(patches: Patches, rank: Rank | None, collectives: Collectives, 
 
 
 class _Group:
-    def __init__(self, patches: Patches, rank: Rank | None, collectives: Collectives, layout: Layout) -> None:
+    def __init__(self, patches: Patches, rank: GroupRank | None, collectives: Collectives, layout: Layout) -> None:
         self._patches = patches
         self._rank = rank
         self._collectives = collectives
@@ -200,7 +200,7 @@ def _name_of(operation: Any) -> str:
     return str(getattr(operation, "op", operation)).rpartition(".")[2]
 
 
-def _follow_processes(patches: Patches, rank: Rank | None) -> None:
+def _follow_processes(patches: Patches, rank: GroupRank | None) -> None:
     from torch import multiprocessing
 
     def spawn(fn: Any, args: Any = (), nprocs: int = 1, *rest: Any, **named: Any) -> None:
@@ -214,7 +214,7 @@ def _follow_processes(patches: Patches, rank: Rank | None) -> None:
         patches.replace(owner, "start_processes", spawn)
 
 
-def _set_environment(patches: Patches, rank: Rank) -> None:
+def _set_environment(patches: Patches, rank: GroupRank) -> None:
     before = dict(os.environ)
 
     def put_back() -> None:

@@ -12,7 +12,7 @@ _PORT = "29500"
 
 
 @dataclass(frozen=True)
-class Rank:
+class GroupRank:
     """Machines are full: of world size 16, rank 9 is the second process of the second machine."""
 
     number: int
@@ -57,9 +57,9 @@ class Rank:
         }
 
 
-def rank_of_environment(environment: Mapping[str, str]) -> Rank | None:
+def rank_of_environment(environment: Mapping[str, str]) -> GroupRank | None:
     """Under `torchrun`, which has said it already."""
     world_size, rank = environment.get("WORLD_SIZE", ""), environment.get("RANK", "0")
     if not world_size.isdigit() or not rank.isdigit() or int(world_size) < 2:
         return None
-    return Rank(int(rank), int(world_size))
+    return GroupRank(int(rank), int(world_size))

@@ -10,14 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 
 @contextmanager
 def as_rank(number: int, world_size: int, *, begun: bool = True) -> Iterator[PredictedDevice]:
-    with PredictedDevice(A100, rank=Rank(number, world_size)) as device:
+    with PredictedDevice(A100, rank=GroupRank(number, world_size)) as device:
         if begun:
             dist.init_process_group("nccl")
         yield device

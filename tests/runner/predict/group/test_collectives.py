@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from memviz.errors import UsageError
 from memviz.runner.predict.group.pretended_group import GroupNeeded
-from memviz.runner.predict.group.rank import Rank, rank_of_environment
+from memviz.runner.predict.group.rank import GroupRank, rank_of_environment
 from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.group.ranks import as_rank, held
 from tests.runner.predict.rows import A100
@@ -24,7 +24,7 @@ reduce_scatter: Any = getattr(dist, "reduce_scatter_single", dist.reduce_scatter
 def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:
     before = dict(os.environ)
     with as_rank(9, 16) as device:
-        assert device.rank == Rank(9, 16)
+        assert device.rank == GroupRank(9, 16)
         names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
         assert [os.environ[name] for name in names] == ["9", "16", "1", "8", "1", "2"]
         assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (9, 16, "nccl")
@@ -35,16 +35,16 @@ def test_a_rank_finds_what_torchrun_would_have_told_it() -> None:
             torch.ones(3, device="cuda:2")
         with pytest.raises(UsageError, match="invalid device ordinal"):
             torch.ones(3, device="cuda:8")
-    assert {name: value for name, value in os.environ.items() if name in Rank(9, 16).environment} == {
-        name: value for name, value in before.items() if name in Rank(9, 16).environment
+    assert {name: value for name, value in os.environ.items() if name in GroupRank(9, 16).environment} == {
+        name: value for name, value in before.items() if name in GroupRank(9, 16).environment
     }
     assert not dist.is_initialized()
 
 
 def test_ranks_have_to_be_of_the_group() -> None:
     with pytest.raises(UsageError, match="the ranks are 0 to 7, not 8"):
-        Rank(8, 8)
-    assert rank_of_environment({"RANK": "3", "WORLD_SIZE": "4"}) == Rank(3, 4)
+        GroupRank(8, 8)
+    assert rank_of_environment({"RANK": "3", "WORLD_SIZE": "4"}) == GroupRank(3, 4)
     assert rank_of_environment({"WORLD_SIZE": "1", "RANK": "0"}) is rank_of_environment({}) is None
 
 

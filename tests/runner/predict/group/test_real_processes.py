@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from memviz.runner.predict.group.rank import Rank
+from memviz.runner.predict.group.rank import GroupRank
 from tests.second_process import predict
 
 PROGRAM = Path(__file__).parents[3] / "programs" / "parallel_step.py"
 ROUNDING = 1e-6
 
 
-def begun(rank: Rank, way: str, meet_at: Path) -> subprocess.Popen[str]:
+def begun(rank: GroupRank, way: str, meet_at: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, **rank.environment, "MEET_AT": meet_at.as_uri(), "CUDA_VISIBLE_DEVICES": ""}
     # A file is where they meet; and threads of two would wait for one another.
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
@@ -27,7 +27,7 @@ def begun(rank: Rank, way: str, meet_at: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize("way", ["data", "sharded", "tensor"])
 def test_gradients_and_outputs_are_those_of_one_process(way: str, tmp_path: Path) -> None:
-    ranks = [begun(Rank(number, 2), way, tmp_path / "meet") for number in range(2)]
+    ranks = [begun(GroupRank(number, 2), way, tmp_path / "meet") for number in range(2)]
     for process in ranks:
         out, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
