@@ -8,10 +8,8 @@ folder must be one that they see too.
 
 from __future__ import annotations
 
-import builtins
 import hashlib
 import tempfile
-import types
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -19,7 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from memviz.dask_client import dask_client
+from memviz.dask_client import by_value, dask_client
 from memviz.errors import UsageError
 from memviz.ranks.places import Place, first_line
 from memviz.ranks.row import FailedFile, Reduced
@@ -46,7 +44,7 @@ def reduced_there(
     if not places:
         return
     with dask_client(address) as client, _our_code(client):
-        yield from _handed_out(client, places, device, _by_value(task))
+        yield from _handed_out(client, places, device, by_value(task))
 
 
 @contextmanager
@@ -56,7 +54,7 @@ def _our_code(client: Any) -> Iterator[None]:
 
     files = _light_files()
     digest = _digest(files)
-    if all(client.run(_by_value(_installed), _PARTS, digest).values()):
+    if all(client.run(by_value(_installed), _PARTS, digest).values()):
         yield
         return
     name = f"memviz-{digest}"
@@ -104,13 +102,6 @@ def _pack(path: Path, files: Sequence[tuple[str, bytes]]) -> None:
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
         for name, content in files:
             packed.writestr(name, content)
-
-
-def _by_value(function: Any) -> Any:
-    """The same function as code alone: nobody has to import this file to have it."""
-    code = types.FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__)
-    code.__module__ = "__main__"
-    return code
 
 
 def _handed_out(client: Any, places: Sequence[Place], device: str | None, task: Any) -> Iterator[Reduced]:

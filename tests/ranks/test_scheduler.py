@@ -21,40 +21,29 @@ from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.places import places_of
 from memviz.ranks.row import FailedFile, RankRow, Reduced
 from memviz.ranks.scheduler import reduced_there
+from tests.dask_cluster import Cluster, dask_cluster
 from tests.ranks.files import read, write_ranks
-from tests.second_process import memviz
+from tests.second_process import ROOT, memviz
 from tests.traces import MiB
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Two processes, as on two machines: they share nothing with this one but its files."""
-    import dask
-
-    # Two workers may die of one file before it is given up: each takes seconds to come back.
-    with (
-        dask.config.set({"distributed.scheduler.allowed-failures": 1}),
-        distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
-        ) as made,
-    ):
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two processes, as on two machines: they share nothing with this one but its files. One may die of a file."""
+    with dask_cluster(tmp_path_factory.mktemp("cluster"), environment={"PYTHONPATH": str(ROOT)}) as made:
         yield made
 
 
 @pytest.fixture(scope="module")
-def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def other_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Of a worker in a folder of its own, where memviz is something else: another version, or none."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "memviz").mkdir()
     (folder / "memviz" / "__init__.py").write_text("")
-    with distributed.LocalCluster(n_workers=0, dashboard_address="127.0.0.1:0", host="127.0.0.1") as made:
-        environment = {**os.environ, "PYTHONPATH": str(folder)}
-        command = [sys.executable, "-m", "distributed.cli.dask_worker", made.scheduler_address, "--no-dashboard"]
-        with subprocess.Popen([*command, "--nworkers", "1"], cwd=folder, env=environment) as worker:
-            yield made
-            worker.terminate()
+    with dask_cluster(folder, workers=1, environment={"PYTHONPATH": str(folder)}) as made:
+        yield made
 
 
 @pytest.fixture
@@ -123,7 +112,7 @@ def test_a_place_that_fails_now_and_then(cluster: Any, tmp_path: Path) -> None:
     ]
 
 
-memviz_at = scheduler._by_value(lambda: __import__("memviz").__file__)
+memviz_at = dask_client.by_value(lambda: __import__("memviz").__file__)
 
 
 def _register(folder: str, name: str) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from memviz.dask_client import by_value
 from memviz.errors import UsageError
 from memviz.runner.fit.predictions import code_state
 from memviz.runner.jobs.worker_process import RunEvent, Worker, event_of
@@ -32,13 +33,20 @@ class FarWorker:
 
     def run(self, requests: Sequence[Request], *, figures_only: bool) -> Iterator[RunEvent]:
         assert figures_only
-        messages = self._client.submit(predicted_there, [one.as_json() for one in requests], pure=False).result()
+        messages = self._client.submit(by_value(_asked_there), [one.as_json() for one in requests], pure=False).result()
         yield from (event_of(message, Path()) for message in messages)
 
     def close(self) -> None:
         """Its processes end with the workers of Dask, or when they have nothing to do for long."""
 
     kill = close
+
+
+def _asked_there(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """It travels as code, since the scheduler in between need not have memviz."""
+    from memviz.runner.fit.far_predictions import predicted_there
+
+    return predicted_there(requests)
 
 
 def predicted_there(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from memviz.runner.fit import far_predictions
 from memviz.runner.fit.far_predictions import FarWorker, threads_of
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
 from memviz.runner.request import Request
-from tests.second_process import memviz
+from tests.dask_cluster import dask_cluster
+from tests.second_process import ROOT, memviz
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 REQUESTS = [Request("gpt2", {"layers": str(count), "sequence": "64"}, card="T4") for count in (1, 2)]
@@ -23,10 +24,8 @@ REFUSED = Request("gpt2", {"layers": "1"}, (("split_feed_forward", {"splits": "7
 
 
 @pytest.fixture(scope="module")
-def address() -> Iterator[str]:
-    with distributed.LocalCluster(
-        n_workers=2, threads_per_worker=1, processes=True, dashboard_address="127.0.0.1:0", host="127.0.0.1"
-    ) as made:
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with dask_cluster(tmp_path_factory.mktemp("cluster"), environment={"PYTHONPATH": str(ROOT)}) as made:
         yield made.scheduler_address
 
 

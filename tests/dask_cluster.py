@@ -1,0 +1,70 @@
+"""A cluster of Dask in processes of its own, which are ended for certain: one within the tests' own process can wait
+for ever for a worker that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_STARTS_WITHIN_SECONDS = 120
+_ENDS_WITHIN_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class Cluster:
+    scheduler_address: str
+
+
+@contextmanager
+def dask_cluster(folder: Path, *, workers: int = 2, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
+    """Workers of one thread each, as on machines of their own. They start in `folder`."""
+    told = folder / "scheduler.json"
+    scheduling = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
+    with ExitStack() as ends:
+        address = ("--host", "127.0.0.1", "--port", "0", "--no-dashboard", "--scheduler-file", str(told))
+        ends.enter_context(_running("dask_scheduler", *address, folder=folder, environment=scheduling))
+        until = time.monotonic() + _STARTS_WITHIN_SECONDS
+        while not (known := _address(told)):
+            assert time.monotonic() < until, "the scheduler did not start"
+            time.sleep(0.05)
+        for _ in range(workers):
+            options = (known, "--nworkers", "1", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1")
+            ends.enter_context(_running("dask_worker", *options, folder=folder, environment=environment or {}))
+        yield Cluster(known)
+
+
+def _address(told: Path) -> str:
+    with suppress(OSError, ValueError):
+        return str(json.loads(told.read_text())["address"])
+    return ""
+
+
+@contextmanager
+def _running(module: str, *options: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
+    command = [sys.executable, "-W", "ignore", "-m", f"distributed.cli.{module}", *options]
+    process = subprocess.Popen(
+        command,
+        cwd=folder,
+        env={**os.environ, **environment},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_ENDS_WITHIN_SECONDS)
+        # What it started is in its group, and ends with it.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
