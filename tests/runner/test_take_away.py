@@ -14,7 +14,7 @@ from memviz.runner.outcome import code_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
 from optimizations import OPTIMIZATIONS
-from tests.optimizations.tiny import llama
+from tests.optimizations.tiny import autoencoder, llama
 
 CHANGED: dict[str, dict[str, str]] = {
     "checkpointing": {"every": "2"},
@@ -22,6 +22,14 @@ CHANGED: dict[str, dict[str, str]] = {
     "flat_gradients": {"how": "flat"},
     "attention_backend": {"backend": "math"},
 }
+
+FOR: dict[str, tuple[str, Any, dict[str, str]]] = {
+    "vae_slicing": ("vae", autoencoder, {}),
+    "vae_tiling": ("vae", autoencoder, {}),
+    "kv_cache": ("llama", llama, {"cache": "true"}),
+    "gradient_accumulation": ("llama", llama, {"batch": "2"}),
+}
+"""What cannot be shown on any language model."""
 
 
 def parsed(line: str) -> Request:
@@ -59,12 +67,13 @@ def test_the_shown_code_runs_on_a_model(kind: Any, knobs: bool, monkeypatch: pyt
         monkeypatch.setenv(name, "")
     knobs_on = CHANGED.get(kind.name, {}) if knobs else {}
     training = kind.needs != "inference"
-    settings = {"mode": "training" if training else "inference"}
+    workload, tiny, settings = FOR.get(kind.name, ("llama", llama, {}))
+    settings = {"mode": "training" if training else "inference", **settings}
     optimizer: Any = "adamw" if training else "none"
-    request = Request("llama", settings, ((kind.name, knobs_on),), optimizer=optimizer)
+    request = Request(workload, settings, ((kind.name, knobs_on),), optimizer=optimizer)
     code = code_of(plan_of(request).optimizations)
-    case = llama()
-    names: dict[str, Any] = {"model": case.model, "torch": torch}
+    model, inputs = tiny().model, {"input_ids": torch.arange(8).reshape(2, 4)}
+    names: dict[str, Any] = {"model": model, "torch": torch, "inputs": inputs, "loss": lambda output: output[0].sum()}
     exec(compile(code, kind.name, "exec"), names)
     names.get("undo", lambda: None)()
 
