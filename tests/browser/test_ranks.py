@@ -24,7 +24,7 @@ from memviz.ui.app import build_app, launch_options
 build_app(ranks_given=gathered(Gathering((sys.argv[1],), processes=1))).launch(**launch_options())
 """
 ROW = """(rank) => {
-  const map = document.querySelector("#ranks-map .mvr").parentElement.memviz
+  const map = document.querySelector("#ranks-map .mvn").parentElement.memviz
     || [...document.querySelectorAll("#ranks-map *")].find((node) => node.memviz).memviz;
   const box = map.plot.getBoundingClientRect();
   const row = map.value.ranks.indexOf(rank);
@@ -46,7 +46,7 @@ def given(folder: Path) -> Iterator[str]:
 @pytest.fixture
 def drawn(page: Any, given: str) -> Any:
     page.goto(given)
-    page.locator("#ranks-map .mvr[data-drawn]").wait_for()
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     return page
 
 
@@ -68,7 +68,7 @@ def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:
     drawn.locator("#ranks-map .mvt-tip", has_text=re.compile("rank 2.*peak 120 MiB.*about", re.DOTALL)).wait_for()
     drawn.mouse.click(**at)
     heading(drawn, 2).wait_for()
-    drawn.locator("#ranks-map .mvr-plot").focus()
+    drawn.locator("#ranks-map .mvn-plot").focus()
     drawn.keyboard.press("ArrowDown")
     drawn.keyboard.press("Enter")
     heading(drawn, 3).wait_for()
@@ -99,7 +99,7 @@ def test_files_dropped_together_stay_at_the_first_and_make_the_tab(page: Any, se
     assert names == [f"run.rank{number}" for number in range(6)]
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith("run.rank0")
     page.get_by_role("tab", name="Ranks").click()
-    page.locator("#ranks-map .mvr[data-drawn]").wait_for()
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
     heading(page, 4).wait_for()
     page.get_by_role("button", name="Open in Explore").click()
     page.locator(".mv-trace.mv-chosen", has_text="run.rank4").wait_for()

@@ -191,16 +191,17 @@ def test_streams_that_are_full_or_closed_leave_no_traceback(small: Path, line: s
     assert "Exception ignored" not in done.stdout + done.stderr
 
 
-def test_ctrl_c_while_importing_is_no_traceback(tmp_path: Path) -> None:
-    """A module of that name interrupts where the command line would import its own."""
-    (tmp_path / "numpy.py").write_text(
+@pytest.mark.parametrize(("module", "status"), [("argparse", -signal.SIGINT), ("numpy", 130)])
+def test_ctrl_c_while_importing_is_no_traceback(tmp_path: Path, module: str, status: int) -> None:
+    """A module of that name interrupts where the command line, or one command, would import its own."""
+    (tmp_path / f"{module}.py").write_text(
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nimport time\ntime.sleep(60)\n"
     )
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     done = subprocess.run(
         [sys.executable, "-m", "memviz", "summary", "x"], cwd=ROOT, env=environment, capture_output=True, check=False
     )
-    assert (done.returncode, done.stderr) == (-signal.SIGINT, b"")
+    assert (done.returncode, done.stderr) == (status, b"")
 
 
 @pytest.mark.parametrize(

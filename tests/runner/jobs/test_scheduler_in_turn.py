@@ -164,9 +164,9 @@ def test_a_process_that_dies_as_it_is_asked_again_is_no_loss_either(
     assert spare is not None
     ask = spare._send
 
-    def dies_first(requests: Any, numbers: list[int]) -> None:
+    def dies_first(requests: Any, numbers: list[int], **more: Any) -> None:
         spare.kill()
-        ask(requests, numbers)
+        ask(requests, numbers, **more)
 
     monkeypatch.setattr(spare, "_send", dies_first)
     assert over(scheduler, scheduler.submit([DONE], ["b"])).variants[0].state == "done"

@@ -23,15 +23,15 @@ class RankMap extends Component {
   constructor(host, gradio) {
     super(host, gradio);
     this.choose = inTurn(gradio.tell.select);
-    this.picture = el("canvas", { class: "mvr-picture" });
-    this.mark = el("i", { class: "mvr-mark", hidden: "" });
+    this.picture = el("canvas", { class: "mvn-picture" });
+    this.mark = el("i", { class: "mvn-mark", hidden: "" });
     this.tip = newTip();
-    this.steps = el("div", { class: "mvr-steps", "aria-hidden": "true" });
-    this.names = el("div", { class: "mvr-names", "aria-hidden": "true" });
-    this.bars = el("canvas", { class: "mvr-bars" });
-    this.plot = el("div", { class: "mvr-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
-    this.beside = el("div", { class: "mvr-beside" }, this.bars);
-    this.root = el("div", { class: "mvr", hidden: "" }, this.steps, this.names, this.plot, this.beside, this.scale());
+    this.steps = el("div", { class: "mvn-steps", "aria-hidden": "true" });
+    this.names = el("div", { class: "mvn-names", "aria-hidden": "true" });
+    this.bars = el("canvas", { class: "mvn-bars" });
+    this.plot = el("div", { class: "mvn-plot", tabindex: "0", role: "slider", "aria-orientation": "vertical" }, this.picture, this.mark, this.tip);
+    this.beside = el("div", { class: "mvn-beside" }, this.bars);
+    this.root = el("div", { class: "mvn", hidden: "" }, this.steps, this.names, this.plot, this.beside, this.scale());
     for (const area of [this.plot, this.beside]) {
       area.addEventListener("pointermove", (event) => this.point(event, area));
       area.addEventListener("pointerleave", () => (this.tip.hidden = true));
@@ -45,8 +45,8 @@ class RankMap extends Component {
 
   scale() {
     this.most = el("span");
-    this.ramp = el("canvas", { class: "mvr-ramp", width: 255, height: 1 });
-    return el("div", { class: "mvr-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
+    this.ramp = el("canvas", { class: "mvn-ramp", width: 255, height: 1 });
+    return el("div", { class: "mvn-scale", "aria-hidden": "true" }, el("span", {}, "0"), this.ramp, this.most);
   }
 
   /** @override @param {Value | null} value */
@@ -75,7 +75,7 @@ class RankMap extends Component {
     const colours = shadesOf(isDark(), parseInt(token(this.root, "--mv-fill-2").slice(1), 16));
     this.paint(this.picture, value.steps.length * value.columns, this.shades, colours);
     if (this.ramp) this.paint(this.ramp, 255, Uint8Array.from({ length: 255 }, (_, i) => i + 1), colours);
-    this.root.style.setProperty("--mvr-high", `${value.ranks.length * this.height}px`);
+    this.root.style.setProperty("--mvn-high", `${value.ranks.length * this.height}px`);
     this.drawBars(value);
     this.label(value);
     this.showMark();
@@ -126,7 +126,7 @@ class RankMap extends Component {
     const marked = isKeyed ? this.row : row;
     // A frame around a thin row would hide it, so that one has a mark at each end.
     const isThin = this.height < THIN;
-    this.mark.classList.toggle("mvr-thin", isThin);
+    this.mark.classList.toggle("mvn-thin", isThin);
     this.mark.style.top = `${marked * this.height + (isThin ? this.height / 2 - 4 : -1)}px`;
     this.mark.style.height = isThin ? "" : `${this.height + 2}px`;
   }
