@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from memviz.errors import UsageError
+from memviz.errors import UsageError, first_line
 
 _ANSWERS_WITHIN_SECONDS = 20
 _WORKERS_WITHIN_SECONDS = 60
@@ -24,8 +24,7 @@ def dask_client(address: str) -> Iterator[Any]:
     try:
         client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        words = (str(error) or type(error).__name__).splitlines()[0][:200]
-        raise UsageError(f"No scheduler answers at {address} ({words}).") from None
+        raise UsageError(f"No scheduler answers at {address} ({first_line(error)}).") from None
     try:
         try:
             client.wait_for_workers(1, timeout=_WORKERS_WITHIN_SECONDS)

@@ -60,3 +60,8 @@ def needed_library(name: str) -> LibraryNeeded:
         f"This needs {name}, which is not installed here. `pip install 'memviz[{_EXTRA_OF[name]}]'` brings it, and in "
         "a checkout `pip install -r requirements.txt`."
     )
+
+
+def first_line(error: BaseException) -> str:
+    """What somebody else's error says, as part of a sentence of ours."""
+    return (str(error) or type(error).__name__).splitlines()[0][:200]

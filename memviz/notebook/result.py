@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,21 @@ if TYPE_CHECKING:
     import pandas
 
 
-class Result:
+class Result(ABC):
     """Prints as a sentence; a notebook shows its table."""
 
     @property
+    @abstractmethod
     def headline(self) -> Headline:
         """An answer and its reason, with texts from the trace as they stand there."""
-        raise NotImplementedError
 
+    @abstractmethod
     def as_json(self) -> dict[str, Any]:
         """Plain values, under the names that `--json` of the command line has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def columns(self) -> Mapping[str, list[Any]]:
         """Every row of the table, by column, in plain values: bytes are whole numbers."""
-        raise NotImplementedError
 
     def to_frame(self) -> pandas.DataFrame:
         """`columns` as a pandas frame.
@@ -42,8 +43,8 @@ class Result:
             raise (library_needed(error) or error) from None
         return pandas.DataFrame(dict(self.columns()))
 
-    def _html(self) -> Html:
-        raise NotImplementedError
+    @abstractmethod
+    def _html(self) -> Html: ...
 
     def __str__(self) -> str:
         return harmless(str(self.headline), keep="")

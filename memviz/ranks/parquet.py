@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from memviz.errors import UsageError
+from memviz.errors import UsageError, first_line
 from memviz.ranks.numbers import numbered
 from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes, StepPart
 from memviz.trace.formats.replacing import replacing
@@ -75,7 +75,7 @@ def read_rows(path: Path) -> tuple[list[Reduced], str | None]:
     except FileNotFoundError:
         raise UsageError(f"{path.name}: There is no such file.") from None
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
-        raise UsageError(f"{path.name} is damaged, or no parquet file ({str(error).splitlines()[0][:200]}).") from None
+        raise UsageError(f"{path.name} is damaged, or no parquet file ({first_line(error)}).") from None
     return rows, said[_DEVICE].decode() if _DEVICE in said else None
 
 

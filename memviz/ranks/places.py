@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from memviz.errors import UsageError
+from memviz.errors import UsageError, first_line
 
 MOST = 100_000
 """Files of one question."""
@@ -145,7 +145,3 @@ def file_system(address: str) -> tuple[Any, str]:
 
 def _tag(row: Mapping[str, Any]) -> str:
     return next((str(row[name]) for name in _TAGS if row.get(name)), "")
-
-
-def first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]

@@ -15,8 +15,8 @@ from memviz.analysis.health import history
 from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
-from memviz.errors import MemvizError
-from memviz.ranks.places import Place, file_system, first_line, is_remote
+from memviz.errors import MemvizError, first_line
+from memviz.ranks.places import Place, file_system, is_remote
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes
 from memviz.ranks.step_parts import curve
 from memviz.trace.formats.own_labels import MESH_FACT, RANK_FACT

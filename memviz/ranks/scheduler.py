@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from memviz.dask_client import by_value, dask_client
-from memviz.errors import UsageError
-from memviz.ranks.places import Place, first_line
+from memviz.errors import UsageError, first_line
+from memviz.ranks.places import Place
 from memviz.ranks.row import FailedFile, Reduced
 
 Task = Callable[[str, str, int, str | None], Reduced]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.dask_client import by_value
-from memviz.errors import UsageError
+from memviz.errors import UsageError, first_line
 from memviz.runner.fit.predictions import code_state
 from memviz.runner.jobs.worker_process import RunEvent, Worker, event_of
 from memviz.runner.request import Request
@@ -37,7 +37,7 @@ class FarWorker:
         yield from (event_of(message, Path()) for message in messages)
 
     def close(self) -> None:
-        """Its processes end with the workers of Dask, or when they have nothing to do for long."""
+        """Its processes are kept for the next question, and end with the workers of Dask."""
 
     kill = close
 
@@ -69,12 +69,12 @@ def threads_of(client: Any, address: str) -> int:
     try:
         states = client.run(code_state)
     except Exception as error:
-        words = (str(error) or type(error).__name__).splitlines()[0][:200]
         raise UsageError(
-            f"The workers of {address} cannot predict ({words}). They need what this machine has: memviz with "
-            "what runs models, as in pip install 'memviz[run]'."
+            f"The workers of {address} cannot predict ({first_line(error)}). They need what this machine has: "
+            "memviz with what runs models, as in pip install 'memviz[run]'."
         ) from None
-    other = [worker for worker, state in states.items() if state != code_state()]
+    ours = code_state()
+    other = [worker for worker, state in states.items() if state != ours]
     if other:
         raise UsageError(
             f"{len(other)} of {len(states)} workers of {address} have another memviz, torch, diffusers or "
