@@ -23,6 +23,8 @@ def compared(same_page: Any, server: str) -> Any:
     page.mouse.move(0, 0)
     at_home(page, server)
     page.locator("[data-sample=checkpointing]").click()
+    # How one looks at a comparison stays when its traces are closed.
+    page.get_by_role("button", name="Side by side").click()
     for letter in "AB":
         page.locator(f"#compare-{letter} .mvt[data-drawn]").wait_for()
     _wait_until_it_rests(page)

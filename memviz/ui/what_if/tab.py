@@ -171,7 +171,8 @@ class _WhatIfEvents:
 
     def wire(self, session: gr.State, tabs: gr.Tabs) -> None:
         parts = self.parts
-        parts.trace.change(self._follow, [parts.trace, parts.state, parts.looked_at], parts.answer, **IN_PARTS)
+        followed = [parts.trace, parts.state, parts.looked_at]
+        parts.trace.change(self._follow, followed, [parts.looked_at, *parts.answer], **IN_PARTS)
         tabs.select(self._turn, [parts.trace, parts.state], [parts.looked_at, *parts.answer], **IN_PARTS)
         parts.form.input(self._changed, parts.state, parts.answer, **IN_PARTS)
         parts.form.click(self._pressed, parts.state, parts.answer, **IN_PARTS)
@@ -184,12 +185,15 @@ class _WhatIfEvents:
     def _follow(
         self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
-        """Not looked at it is emptied: nobody who comes to the tab shall see another trace's answer."""
-        if looked_at:
-            yield _skipped()
-            yield from self._opened(trace.key, state, request)
+        """Not looked at it is emptied: nobody who comes to the tab shall see another trace's answer.
+
+        The page may have turned to it while the visitor's own turn to another tab was still on its way.
+        """
+        if looked_at or trace.is_turned_to:
+            yield [True, *_skipped()]
+            yield from ([gr.skip(), *values] for values in self._opened(trace.key, state, request))
         else:
-            yield _skipped() if trace.key == state.key else _emptied(state)
+            yield [gr.skip(), *(_skipped() if trace.key == state.key else _emptied(state))]
 
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
