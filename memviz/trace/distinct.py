@@ -20,5 +20,6 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return numbers.ravel()
     if numbers.dtype.kind != "b" and numbers.min() >= 0 and numbers.max() < _FEW:
         return np.flatnonzero(np.bincount(numbers.ravel())).astype(numbers.dtype)
-    ordered = np.sort(numbers, axis=None)
-    return ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    ordered: npt.NDArray[Any] = np.sort(numbers, axis=None)
+    different: npt.NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return different
