@@ -5,12 +5,13 @@ records one on a GPU, and `with memviz.predicting(card="RTX 4090") as predicted:
 `memviz.figures` draws what they come to.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
+TYPE_CHECKING = False
+"""As `typing` has it, which would take longer to load than all that `--help` needs."""
 if TYPE_CHECKING:
+    from typing import Any
+
     from memviz import figures
     from memviz.notebook.open_trace import open
     from memviz.runner.predict.predicted_program import predict, predicting
@@ -25,7 +26,7 @@ _LIVES_IN = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     """Only when asked for: the command line starts before torch could be imported."""
     if name == "figures":
         return import_module("memviz.figures")

@@ -95,7 +95,7 @@ class Forked(subprocess.Popen[Any]):
 @cache
 def light() -> ForkServer:
     """With what every command needs."""
-    return ForkServer("memviz.commands, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
+    return ForkServer("memviz.commands.command_line, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
 
 
 @cache

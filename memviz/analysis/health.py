@@ -14,6 +14,7 @@ import numpy as np
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.analysis.timeline import timeline
+from memviz.trace.distinct import distinct
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, percent_text
@@ -159,7 +160,7 @@ def _maps_pages(device: DeviceTrace) -> bool:
 
 def _private_pools(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     segments = device.segments
-    numbers = np.unique(segments.pool[segments.pool != 0]).tolist()
+    numbers = distinct(segments.pool[segments.pool != 0]).tolist()
     if not numbers:
         return
     held = sorted(((int(segments.size[segments.pool == number].sum()), number) for number in numbers), reverse=True)

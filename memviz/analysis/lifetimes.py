@@ -93,7 +93,7 @@ def matched(device: DeviceTrace) -> Matched:
 
     started = runs.start >= 0
     source = np.where(started, runs.start, runs.first)
-    rest = np.setdiff1d(blocks, block[block >= 0])
+    rest = np.setdiff1d(blocks, block[block >= 0], assume_unique=True)
     requested = np.minimum(runs.requested, end)
     if (events.action == Action.FREE_REQUESTED).any() or count == 1:
         # Its free was completed here and asked for nowhere here: so it was asked for before.

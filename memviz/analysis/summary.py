@@ -8,6 +8,7 @@ import numpy as np
 
 from memviz.analysis.health import health, history
 from memviz.analysis.timeline import timeline
+from memviz.trace.distinct import distinct
 from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free
 
 
@@ -42,7 +43,7 @@ def _device(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         "oom": [_oom(device, int(event)) for event in np.flatnonzero(events.action == Action.OOM)],
         "streams": sorted(trace.streams[code] for code in _used(events.stream, device.segments.stream)),
         "pools": sorted(list(trace.pools[code]) for code in _used(events.pool, device.segments.pool)),
-        "annotations": sorted({trace.strings[code] for code in np.unique(device.annotations.name)}),
+        "annotations": sorted({trace.strings[code] for code in distinct(device.annotations.name)}),
     }
 
 
@@ -51,7 +52,7 @@ def _counts(column: Any) -> Any:
 
 
 def _used(first: Any, second: Any) -> list[int]:
-    return [int(code) for code in np.union1d(np.unique(first), np.unique(second))]
+    return [int(code) for code in distinct(np.append(distinct(first), distinct(second)))]
 
 
 def _oom(device: DeviceTrace, event: int) -> dict[str, int | None]:

@@ -8,7 +8,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from memviz.analysis.comparing.changes import Changes, changes, letter, telling
+from memviz.analysis.comparing.changes import Changes, changes, telling
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import GROUPINGS, Pair
 from memviz.analysis.comparing.setting_differences import setting_differences
 from memviz.analysis.which_device import chosen_device
@@ -25,8 +26,8 @@ from memviz.commands.command import (
 )
 from memviz.commands.diff_markdown import markdown
 from memviz.errors import UsageError
-from memviz.headlines.as_json import compared_json
 from memviz.headlines.compare import compare
+from memviz.headlines.diff_as_json import compared_json
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, delta_text, parse_bytes, percent_text
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from memviz.analysis.comparing.changes import Changes, letter, telling
+from memviz.analysis.comparing.changes import Changes, telling
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.headlines.compare import compare
 from memviz.headlines.harmless import harmless

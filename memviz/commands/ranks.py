@@ -21,7 +21,7 @@ from memviz.commands.command import (
 )
 from memviz.commands.terminal import progress
 from memviz.headlines import ranks as headlines
-from memviz.headlines.as_json import headline_json
+from memviz.headlines.headline import headline_json
 from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered

@@ -15,8 +15,8 @@ from memviz.commands.command import (
     print_json,
     printable,
 )
-from memviz.headlines.as_json import summary_json
 from memviz.headlines.names import counted
+from memviz.headlines.summary_as_json import summary_json
 from memviz.trace.model import Trace
 from memviz.units import bytes_text, count_text
 
@@ -27,9 +27,9 @@ _HISTORY = {
 }
 
 
-def summary(trace: Trace, device: str | None = None) -> dict[str, Any]:
-    """As `python -m memviz summary --json` writes it."""
-    return summary_json(trace, None if device is None else [chosen_device(trace, device)])
+def summary(trace: Trace, device: str | None = None, *, findings: bool = True) -> dict[str, Any]:
+    """As `python -m memviz summary --json` writes it; what is printed for people needs no findings."""
+    return summary_json(trace, None if device is None else [chosen_device(trace, device)], findings=findings)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(args: argparse.Namespace) -> int:
-    result = summary(open_trace(args.file), args.device)
+    result = summary(open_trace(args.file), args.device, findings=args.json)
     print_json(result) if args.json else _print(result)
     return 0
 

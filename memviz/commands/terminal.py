@@ -11,7 +11,6 @@ import errno
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from types import FrameType
@@ -128,6 +127,8 @@ def status_of(work: Callable[[], int]) -> int:
 
 
 def _broken() -> int:
+    import traceback
+
     _say("This is a fault of memviz, and not of your file. Please report what follows.")
     traceback.print_exc()
     return BROKEN

@@ -16,3 +16,7 @@ class Headline:
 
     def __str__(self) -> str:
         return f"{self.answer} {self.reason}".strip()
+
+
+def headline_json(headline: Headline) -> dict[str, str]:
+    return {"answer": headline.answer, "reason": headline.reason}

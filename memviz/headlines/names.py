@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from memviz.analysis.comparing.changes import letter
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.which_device import Which, others_out_of_memory
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import count_text

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from memviz.analysis.comparing.changes import Change, Changes, changes, letter, telling
+from memviz.analysis.comparing.changes import Change, Changes, changes, telling
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import Pair
-from memviz.headlines.as_json import compared_json
 from memviz.headlines.compare import compare
+from memviz.headlines.diff_as_json import compared_json
 from memviz.headlines.headline import Headline
 from memviz.notebook.result import Result
 from memviz.notebook.table import MOST_ROWS, Bar, TableRow, drawn, share

@@ -7,7 +7,6 @@ import gzip
 import json
 import os
 import sys
-import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -267,6 +266,9 @@ def _no_constant(name: str) -> None:
 
 def _zip_error(file: BinaryIO) -> TraceError:
     """torch.save writes zip files."""
+    # Nothing that is read needs it, nor the compressors that it loads.
+    import zipfile
+
     try:
         names = zipfile.ZipFile(file).namelist()
     except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):

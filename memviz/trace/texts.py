@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from hashlib import blake2b
-
 MOST_TEXT = 4096
 """Characters. Paths end there on Linux, and demangled C++ names stay below it but for a few."""
 _TAIL = 1024
@@ -22,6 +20,9 @@ def bounded(text: str, most: int = MOST_TEXT) -> str:
     """Its begin and its end, where it is too long. Different texts stay different, and equal ones equal."""
     if len(text) <= most:
         return text
+    # Few files have such a text, and OpenSSL takes its time to load.
+    from hashlib import blake2b
+
     digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
     cut = f" … [cut from {len(text):,} characters, {digest}] … "
     return text[: most - _TAIL - len(cut)] + cut + text[-_TAIL:]

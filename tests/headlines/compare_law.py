@@ -6,7 +6,8 @@ import re
 from collections.abc import Sequence
 
 from memviz.analysis.callstacks.sites import NO_SITE
-from memviz.analysis.comparing.changes import Change, changes, letter
+from memviz.analysis.comparing.changes import Change, changes
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline

@@ -12,6 +12,7 @@ from enum import IntEnum
 import numpy as np
 
 from memviz.analysis.cache import kept
+from memviz.trace.distinct import distinct
 from memviz.trace.model import Bytes1, Trace
 
 
@@ -133,7 +134,7 @@ def frame_kinds(trace: Trace, rule: SiteRule = DEFAULT_RULE) -> Bytes1:
 
 def _judged(trace: Trace, rule: SiteRule) -> Bytes1:
     frames, strings = trace.stacks.frames, trace.strings
-    of_file = {int(code): _file_kind(path_of(strings[code]), rule) for code in np.unique(frames.filename)}
+    of_file = {int(code): _file_kind(path_of(strings[code]), rule) for code in distinct(frames.filename)}
     kinds = np.empty(len(frames), dtype=np.uint8)
     for i, (name, filename) in enumerate(zip(frames.name.tolist(), frames.filename.tolist(), strict=True)):
         kind = of_file[filename]

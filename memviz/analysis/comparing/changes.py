@@ -23,11 +23,6 @@ from memviz.analysis.which_device import Which, which
 from memviz.trace.model import Ints8
 
 
-def letter(number: int) -> str:
-    """What a trace of a comparison is called in short; A is the baseline."""
-    return chr(ord("A") + number) if number < 26 else f"#{number + 1}"
-
-
 @dataclass(frozen=True)
 class Moment:
     """A trace's peak."""

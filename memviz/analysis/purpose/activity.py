@@ -14,6 +14,7 @@ import numpy as np
 from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
 from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack, only_places
+from memviz.trace.distinct import distinct
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 
 
@@ -143,7 +144,7 @@ def _module_calls(trace: Trace) -> ModuleCalls:
 
 def _frames_of(trace: Trace, part: str) -> Ints8:
     files = trace.stacks.frames.filename
-    hit = [code for code in np.unique(files) if part in path_of(trace.strings[code])]
+    hit = [code for code in distinct(files) if part in path_of(trace.strings[code])]
     return np.flatnonzero(np.isin(files, hit))
 
 
@@ -153,7 +154,7 @@ def _frame_signs(trace: Trace) -> Bytes1:
     calls = module_calls(trace)
     for kind, doing in _NATIVE_SIGNS.items():
         signs[kinds == kind] = doing
-    for filename in np.unique(frames.filename):
+    for filename in distinct(frames.filename):
         path = path_of(strings[filename])
         of_file = [sign for sign in _SIGNS if sign.path in path]
         for frame in np.flatnonzero(frames.filename == filename) if of_file else ():
@@ -174,8 +175,10 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     optimizers = _files_called(trace, "step", signs == Doing.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
     init = _named_exactly(trace, "__init__")
-    of_frame[init & np.isin(frames.filename, np.setdiff1d(modules, optimizers))] = Doing.BUILD
-    of_frame[init & np.isin(frames.filename, np.setdiff1d(optimizers, modules))] = Doing.BUILD_OPTIMIZER
+    of_frame[init & np.isin(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Doing.BUILD
+    of_frame[init & np.isin(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
+        Doing.BUILD_OPTIMIZER
+    )
     first = first_in_stack(trace.stacks, of_frame != Doing.NOTHING)
     return np.where(first >= 0, _at(of_frame[trace.stacks.indices], first), Doing.NOTHING).astype(np.uint8)
 
@@ -190,18 +193,18 @@ def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
     ends = python.offsets[1:-1]
     same_stack[ends[(ends > 0) & (ends <= len(called))] - 1] = False
     hit = same_stack & caller[by] & _named_exactly(trace, function)[called] & (kinds[called] != FrameKind.TORCH)
-    return np.unique(trace.stacks.frames.filename[called[hit]])
+    return distinct(trace.stacks.frames.filename[called[hit]])
 
 
 def _named(trace: Trace, starts: tuple[str, ...]) -> Bools:
     names = trace.stacks.frames.name
-    hit = {int(code) for code in np.unique(names) if trace.strings[code].startswith(starts)}
+    hit = {int(code) for code in distinct(names) if trace.strings[code].startswith(starts)}
     return np.isin(names, list(hit))
 
 
 def _named_exactly(trace: Trace, function: str) -> Bools:
     names = trace.stacks.frames.name
-    return np.isin(names, [code for code in np.unique(names) if trace.strings[code] == function])
+    return np.isin(names, [code for code in distinct(names) if trace.strings[code] == function])
 
 
 def _at(values: Bytes1, place: Ints8) -> Bytes1:

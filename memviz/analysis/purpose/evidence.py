@@ -20,6 +20,7 @@ from memviz.analysis.purpose.named_frames import named
 from memviz.analysis.purpose.phases import doing_of_allocs, doing_of_rows
 from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
 from memviz.analysis.purpose.replacements import stack_of_frees
+from memviz.trace.distinct import distinct
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints4, Ints8, Trace
 
 _MOST_OUTPUTS = 4
@@ -288,8 +289,8 @@ class Evidence:
     @cached_property
     def _optimizer_steps(self) -> Ints8:
         names = annotated(self._device).intervals.name
-        codes = [code for code in np.unique(names) if self._trace.strings[code].startswith("Optimizer.step#")]
-        return np.flatnonzero(np.isin(names, codes))
+        codes = [code for code in distinct(names) if self._trace.strings[code].startswith("Optimizer.step#")]
+        return np.flatnonzero(np.isin(names, codes)) if codes else np.zeros(0, dtype=np.int64)
 
     @cached_property
     def _annotated_starts(self) -> Ints8:

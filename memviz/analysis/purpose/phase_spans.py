@@ -15,6 +15,7 @@ from memviz.analysis.cache import kept
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.forward_passes import forward_passes
 from memviz.analysis.purpose.phases import doing_of_allocs
+from memviz.trace.distinct import distinct
 from memviz.trace.model import Action, Bytes1, DeviceTrace, Ints8, Trace
 
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
@@ -78,7 +79,7 @@ def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints8, Bytes1]:
     doing = doing_of_allocs(trace, device)[allocs]
     tells = np.isin(doing, _WORK)
     intervals = annotated(device).intervals
-    codes = [code for code in np.unique(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
+    codes = [code for code in distinct(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
     # A fused optimizer allocates nothing.
     noted = intervals.start_event[np.isin(intervals.name, codes)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.cache import remembered
+from memviz.trace.distinct import distinct
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Segments
 from memviz.trace.rounding import SMALL_SEGMENT, large_segment_of
 
@@ -79,7 +80,7 @@ def range_history(device: DeviceTrace) -> RangeHistory:
     sources = _sources(device, index)
     low = in_order(sources.address)
     high = upto(low, sources.size)
-    bounds = np.unique(np.concatenate([low, high]))
+    bounds = distinct(np.concatenate([low, high]))
     count = max(len(bounds) - 1, 0)
     first, last = np.searchsorted(bounds, low), np.searchsorted(bounds, high)
     final = _earliest(count, first[: len(segments)], last[: len(segments)])

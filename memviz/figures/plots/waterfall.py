@@ -7,7 +7,8 @@ from itertools import accumulate
 
 import plotly.graph_objects as go
 
-from memviz.analysis.comparing.changes import Change, Changes, letter
+from memviz.analysis.comparing.changes import Change, Changes
+from memviz.analysis.comparing.letters import letter
 from memviz.figures.text import byte_axis, lines, plain, rows_axis
 from memviz.figures.theme import MONO, Palette, figure, nothing_to_show, palette
 from memviz.units import bytes_text, count_text, delta_text

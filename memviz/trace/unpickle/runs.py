@@ -20,6 +20,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from memviz.errors import TraceError
+from memviz.trace.distinct import distinct
 from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
 from memviz.trace.model import Columns, Events, Ints4, Ints8
 from memviz.trace.unpickle.rows import EVENT, ROW_KINDS, Kind, RowKind, kind_of, translated
@@ -248,7 +249,7 @@ class _Run:
         memo.reserve(self.owner.reader.memo_length() + 1)
         known = places < len(memo.kind)
         inside = np.where(known, places, 0)
-        for place in np.unique(inside[memo.kind[inside] != kind]).tolist():
+        for place in distinct(inside[memo.kind[inside] != kind]).tolist():
             self._look_up(place, kind)
         bad = ~known | (memo.kind[inside] != kind)
         if bad.any():

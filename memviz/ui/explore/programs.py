@@ -10,7 +10,7 @@ from memviz.analysis import peak as peaks
 from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.errors import UsageError
-from memviz.headlines.as_json import summary_json
+from memviz.headlines.summary_as_json import summary_json
 from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.exports import page_file
 from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer

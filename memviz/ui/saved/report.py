@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from memviz.analysis.comparing.changes import letter, telling
+from memviz.analysis.comparing.changes import telling
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.health import health
 from memviz.analysis.overview import overview
 from memviz.errors import UsageError

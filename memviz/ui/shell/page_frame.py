@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from memviz.analysis.comparing.changes import letter
+from memviz.analysis.comparing.letters import letter
 from memviz.analysis.timeline import timeline
 from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.model import DeviceTrace, Trace

@@ -1,0 +1,89 @@
+"""Arguments read, a command chosen and run, and its errors shown in one place."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from memviz.commands.help_text import columns_of_terminal
+from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM
+from memviz.commands.terminal import (
+    FAILED,
+    INTERRUPTED,
+    NOBODY_READS,
+    NOT_WRITTEN,
+    harmless_streams,
+    let_go_of_output,
+    open_streams,
+    status_of,
+)
+from memviz.errors import MemvizError, library_needed
+from memviz.headlines.harmless import harmless
+
+if TYPE_CHECKING:
+    from memviz.commands.command import Command
+
+
+class _Help(argparse.HelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, width=columns_of_terminal() - 2)
+
+
+def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
+    """With the arguments of the command that is given; of every one where none is."""
+    top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
+    choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
+    for name, words in COMMANDS.items():
+        child = choices.add_parser(name, help=words, description=words, formatter_class=_Help)
+        if given is None or name == next((word for word in given if not word.startswith("-")), ""):
+            command = command_named(name)
+            command.add_arguments(child)
+            child.set_defaults(run=command.run, takes_over=command.takes_over)
+    return top
+
+
+def command_named(name: str) -> Command:
+    command: Command = import_module(f"memviz.commands.{name}").COMMAND
+    return command
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = sys.stdout
+    open_streams()
+    args = argparse.Namespace()
+    with harmless_streams():
+        status = status_of(lambda: _parsed_and_run(arguments, args))
+        if status in (NOBODY_READS, NOT_WRITTEN):
+            let_go_of_output()
+    if getattr(args, "takes_over", False) and not status:
+        # The script's output, its signals and its exit status are its own.
+        sys.stdout = given
+        return _taken_over(args)
+    return status
+
+
+def _parsed_and_run(arguments: Sequence[str] | None, args: argparse.Namespace) -> int:
+    given = sys.argv[1:] if arguments is None else arguments
+    parser(given).parse_args(given, args)
+    status: int = 0 if args.takes_over else args.run(args)
+    return status
+
+
+def _taken_over(args: argparse.Namespace) -> int:
+    try:
+        status: int = args.run(args)
+    except MemvizError as error:
+        print(f"memviz: {harmless(str(error))}", file=sys.stderr)
+        return FAILED
+    except ModuleNotFoundError as error:
+        needed = library_needed(error)
+        if needed is None:
+            raise
+        print(f"memviz: {needed}", file=sys.stderr)
+        return FAILED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    return status

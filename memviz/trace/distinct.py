@@ -1,0 +1,25 @@
+"""The different numbers in a column."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_FEW = 1 << 12
+"""Codes up to here are counted, which reads a column once and moves nothing."""
+
+
+def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What `np.unique` gives for integers and truths, in rising order.
+
+    That loads all of numpy's masked arrays when it is first called: a seventh of the time in which numpy itself loads.
+    """
+    if not numbers.size:
+        return numbers.ravel()
+    if numbers.dtype.kind != "b" and numbers.min() >= 0 and numbers.max() < _FEW:
+        return np.flatnonzero(np.bincount(numbers.ravel())).astype(numbers.dtype)
+    ordered: npt.NDArray[Any] = np.sort(numbers, axis=None)
+    different: npt.NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
+    return different

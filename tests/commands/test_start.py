@@ -1,0 +1,76 @@
+"""What is loaded before a command begins, and what never: nobody waits for what another command needs."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from memviz.commands import COMMANDS, parser
+from memviz.commands.help_text import columns_of_terminal, help_text
+
+ROOT = Path(__file__).parents[2]
+SAMPLE = ROOT / "sample_traces" / "training.pickle.gz"
+STARTED = """
+import atexit, os, sys
+atexit.register(lambda: print(*sorted(sys.modules), file=sys.stderr))
+sys.argv = ["memviz", *sys.argv[1:]]
+from memviz.__main__ import run
+run()
+"""
+
+
+def loaded_by(*arguments: object) -> set[str]:
+    """Modules that stand in a process which has just begun, when the command is done."""
+    command = [sys.executable, "-c", STARTED, *map(str, arguments)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout
+    return set(done.stderr.split())
+
+
+def ours(modules: set[str], *parts: str) -> set[str]:
+    return {name for name in modules if name.startswith(tuple(f"memviz.{part}" for part in parts))}
+
+
+def test_help_loads_little_more_than_python() -> None:
+    loaded = loaded_by("--help")
+    assert not loaded & {"argparse", "re", "typing", "enum", "signal", "shutil", "numpy"}
+    assert ours(loaded, "") == {
+        "memviz.__main__",
+        "memviz.commands",
+        "memviz.commands.help_text",
+        "memviz.commands.listed",
+    }
+
+
+def test_a_summary_loads_what_it_needs() -> None:
+    loaded = loaded_by("summary", SAMPLE)
+    assert "numpy" in loaded
+    assert not loaded & {"numpy.ma", "zipfile", "lzma", "hashlib", "shutil", "traceback", "threading"}
+    assert ours(loaded, "analysis.comparing") == {"memviz.analysis.comparing", "memviz.analysis.comparing.letters"}
+    assert not ours(loaded, "allocator", "analysis.findings", "analysis.actions", "figures", "ui", "runner", "ranks")
+
+
+@pytest.mark.parametrize("columns", [47, 48, 60, 61, 72, 80, 81, 100, 200])
+def test_help_says_word_for_word_what_argparse_would(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    assert help_text(columns) == parser([]).format_help()
+
+
+def test_where_there_is_no_room_for_it_argparse_says_it() -> None:
+    for columns in (20, 46):
+        assert help_text(columns) == ""
+    asked = [sys.executable, "-m", "memviz", "--help"]
+    done = subprocess.run(asked, cwd=ROOT, env={**os.environ, "COLUMNS": "40"}, capture_output=True, text=True)
+    assert all(name in done.stdout for name in COMMANDS) and done.returncode == 0
+    assert max(map(len, done.stdout.splitlines())) <= 38
+
+
+@pytest.mark.parametrize("columns", ["", "0", "-3", "many", "44", "132"])
+def test_the_terminal_is_as_wide_as_python_finds_it(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert columns_of_terminal() == shutil.get_terminal_size().columns

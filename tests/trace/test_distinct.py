@@ -1,0 +1,24 @@
+"""The different numbers of a column, against numpy's own."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from memviz.trace.distinct import distinct
+
+
+@given(st.lists(st.integers(-5, 5) | st.sampled_from([4095, 4096, 2**62, -(2**63)]), max_size=12))
+def test_integers_are_as_numpy_finds_them(numbers):
+    column = np.array(numbers, dtype=np.int64)
+    assert distinct(column).tolist() == sorted(set(numbers))
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.int32, np.int64, np.bool_])
+@pytest.mark.parametrize("count", [0, 1, 9])
+def test_the_kind_of_number_stays(kind, count):
+    column = (np.arange(count) % 3).astype(kind)
+    assert distinct(column).dtype == np.unique(column).dtype
+    assert distinct(column).tolist() == np.unique(column).tolist()
