@@ -57,10 +57,27 @@ def count(text: str) -> int:
     return number
 
 
-def pair(text: str) -> tuple[str, str]:
+def add_parallel(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--gpus", type=positive, default=1, metavar="N",
+        help="predict one rank of each class among N GPUs, sharded unless --parallel says otherwise (default: 1)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--parallel", action="append", default=[], metavar="AXIS=N",
+        help="along data, shard, tensor or pipeline; may be given several times",
+    )  # fmt: skip
+
+
+def parallel_texts(args: argparse.Namespace) -> dict[str, str]:
+    """As a request has them; nothing of one GPU."""
+    axes = dict(pair(text, "--parallel takes AXIS=N, as in --parallel tensor=2") for text in args.parallel)
+    return {**({"gpus": str(args.gpus)} if args.gpus > 1 else {}), **axes}
+
+
+def pair(text: str, how: str = "--set takes KNOB=VALUE, as in --set batch=2") -> tuple[str, str]:
     knob, equals, value = text.partition("=")
     if not equals:
-        raise UsageError(f"--set takes KNOB=VALUE, as in --set batch=2; not {text}.")
+        raise UsageError(f"{how}; not {text}.")
     return knob.strip(), value.strip()
 
 

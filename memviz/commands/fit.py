@@ -7,7 +7,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
+from memviz.commands.command import (
+    Command,
+    add_json,
+    add_parallel,
+    pair,
+    parallel_texts,
+    print_json,
+    print_table,
+    printable,
+)
 from memviz.commands.terminal import progress
 from memviz.units import bytes_text, count_text, duration_text
 
@@ -40,6 +49,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--optimizer", choices=("none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"), default="none",
         help="that steps after backward (default: %(default)s, gradients add up)",
     )  # fmt: skip
+    add_parallel(parser)
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict; they need the same memviz and PyTorch"
     )
@@ -105,6 +115,7 @@ def _request(args: argparse.Namespace) -> Request:
         optimizations=tuple(parse_named(text) for text in args.optimizations),
         card=args.card or DEFAULT_CARD,
         optimizer=args.optimizer,
+        parallel=parallel_texts(args),
     )
     return with_config(request)
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import printable
 from memviz.errors import UsageError
+from memviz.headlines.rank_classes import ranks_text
 from memviz.runner.record.recording import free_path
 from memviz.units import bytes_text
 
@@ -144,23 +145,6 @@ def _sentence(ranks: Sequence[int], figures: dict[str, Any], file: str | None) -
     live, reserved = (bytes_text(figures[name]) for name in ("peak_requested_bytes", "peak_reserved_bytes"))
     where = f", in {file}" if file else ""
     return f"{ranks_text(ranks)}: live {live}, reserved {reserved} at most{where}"
-
-
-def ranks_text(ranks: Sequence[int]) -> str:
-    """'ranks 0 to 6, 8', or with a distance: 'ranks 0, 4, ... 28'."""
-    if len(ranks) == 1:
-        return f"rank {ranks[0]}"
-    runs: list[list[int]] = []
-    for rank in ranks:
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    distances = {after - before for before, after in zip(ranks, ranks[1:], strict=False)}
-    if len(runs) > 3 and len(distances) == 1:
-        return f"ranks {ranks[0]}, {ranks[1]}, ... {ranks[-1]}"
-    parts = [f"{run[0]} to {run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs]
-    return f"ranks {', '.join(parts)}"
 
 
 def _line(text: str) -> None:

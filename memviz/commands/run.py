@@ -11,7 +11,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from memviz.allocator.context import context_on
-from memviz.commands.command import Command, add_json, pair, print_json, print_table, printable
+from memviz.commands.command import (
+    Command,
+    add_json,
+    add_parallel,
+    pair,
+    parallel_texts,
+    print_json,
+    print_table,
+    printable,
+)
 from memviz.commands.terminal import progress
 from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text, percent_text
@@ -46,6 +55,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--torch", default="", metavar="RELEASE",
         help="predict with the kernels of another release, as in 2.6 (default: those of the installed one)",
     )  # fmt: skip
+    add_parallel(parser)
     parser.add_argument("--keep-output", action="store_true", help="the warm-up's output stays alive")
     parser.add_argument("--no-numerics", action="store_true", help="do not compare outputs on a small twin")
     parser.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="(default: MEMVIZ_MAX_RUN_SECONDS, or 900)")
@@ -88,6 +98,7 @@ def _request(args: argparse.Namespace) -> Request:
         keep_output=args.keep_output,
         numerics=not args.no_numerics,
         torch=args.torch,
+        parallel=parallel_texts(args),
     )
     return with_config(request)
 
@@ -148,6 +159,7 @@ def _move(made: Path, wanted: Path) -> None:
 
 
 def _print(run: Run, path: Path | None) -> None:
+    from memviz.headlines.rank_classes import class_words
     from memviz.headlines.run import is_training, optimizer_words, reserved_on_card
 
     print(
@@ -164,6 +176,8 @@ def _print(run: Run, path: Path | None) -> None:
         context = context_on(run.device)
         print(f"  beside it  {context.interval} for the CUDA context, {context.source}")
     print(f"  counted    {run.window}")
+    for ranks in run.classes:
+        print(f"  {class_words(ranks, run.rank)}")
     if is_training(run):
         print(f"  optimizer  {optimizer_words(run)}")
     if run.flops:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from memviz.headlines.headline import Headline
+from memviz.headlines.rank_classes import where_words
 from memviz.runner.jobs.order import Variant
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.units import bytes_text, percent_text
@@ -75,7 +76,8 @@ def _best_of(pairs: Sequence[_Pair]) -> RunHeadline:
         reserves = f"the baseline reserves {bytes_text(best.base.peak_reserved_bytes)}"
         return RunHeadline(Headline(f"Nothing here saves memory: {reserves}{_stepping(best.base)}."), best.base_number)
     share = percent_text(best.saved, best.base.peak_reserved_bytes)
-    answer = f"{best.label} saves {bytes_text(best.saved)}, {share} of what is reserved{_stepping(best.base)}."
+    of = f"of what is reserved{where_words(best.run)}{_stepping(best.base)}"
+    answer = f"{best.label} saves {bytes_text(best.saved)}, {share} {of}."
     return RunHeadline(Headline(answer, _cost(best.base, best.run)), best.number)
 
 
@@ -132,7 +134,8 @@ def step_word(run: Run) -> str:
 
 
 def _alone(run: Run) -> Headline:
-    first = f"This {step_word(run)} reserves {bytes_text(run.peak_reserved_bytes)} at its peak{_stepping(run)}."
+    where = where_words(run)
+    first = f"This {step_word(run)} reserves {bytes_text(run.peak_reserved_bytes)} at its peak{where}{_stepping(run)}."
     if run.fit is None:
         return Headline(first)
     usable, squeezed = bytes_text(run.fit.usable_bytes), reserved_on_card(run)
@@ -162,7 +165,7 @@ def _made_to_fit(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     sure = [pair for pair in fitting if pair.run.fit is not None and pair.run.fit.word == "yes"]
     best = min(sure or fitting, key=lambda option: (option.run.flops or 0, option.run.peak_reserved_bytes))
     doubt = "" if sure else ", but it is close"
-    answer = f"{best.label} makes the {step} fit{with_optimizer(best.base)}{doubt}."
+    answer = f"{best.label} makes the {step} fit{where_words(best.run)}{with_optimizer(best.base)}{doubt}."
     saves = f"It saves {bytes_text(abs(best.saved))}" if best.saved >= 0 else f"It takes {bytes_text(-best.saved)} more"
     return RunHeadline(Headline(answer, f"{saves}{_for(best.base, best.run)}."), best.number)
 
@@ -172,7 +175,7 @@ def _nearly(pairs: Sequence[_Pair]) -> RunHeadline:
     best = min(pairs, key=lambda option: option.run.peak_reserved_bytes)
     step, fit = step_word(best.base), best.run.fit
     assert fit is not None
-    answer = f"{best.label} may make the {step} fit{with_optimizer(best.base)}: it is close."
+    answer = f"{best.label} may make the {step} fit{where_words(best.run)}{with_optimizer(best.base)}: it is close."
     return RunHeadline(
         Headline(answer, f"It reserves {bytes_text(best.run.peak_reserved_bytes)} of {usable_words(fit)}."), best.number
     )
@@ -186,7 +189,8 @@ def _nothing_fits(pairs: Sequence[_Pair], *, others_fit: bool) -> RunHeadline:
     least = min(tried, key=lambda number: tried[number].peak_reserved_bytes)
     words = bytes_text(first.base.fit.usable_bytes) if first.base.fit else "this card"
     what = first.base_label.removesuffix(": Baseline") if others_fit else f"the {step_word(first.base)}"
-    answer = f"Nothing here makes {what} fit in {words}{with_optimizer(first.base)}."
+    where = where_words(tried[least])
+    answer = f"Nothing here makes {what} fit in {words}{where}{with_optimizer(first.base)}."
     reserves = bytes_text(tried[least].peak_reserved_bytes)
     return RunHeadline(
         Headline(answer, f"The least that any variant{' of it' if others_fit else ''} reserves is {reserves}."), least

@@ -11,8 +11,8 @@ from memviz.runner.measure.disturbances import Disturbances
 from memviz.runner.measure.measured_run import measure
 from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.outcome import Outcome
+from memviz.runner.parallel.predicted_ranks import predict_plan
 from memviz.runner.plan import Plan
-from memviz.runner.predict.predicted_run import predict
 from memviz.runner.step import Tell
 
 _NOT_HERE = "Predicted, because nothing can be measured here."
@@ -27,8 +27,8 @@ def execute(
         until: By `time.monotonic()`, when whoever waits gives up. What is not needed is left out in time.
         recorded: Called with the memory of a measured run before its seconds are measured, which may fail.
     """
-    if plan.request.on == "predict":
-        return predict(plan, tell)
+    if plan.request.on == "predict" or plan.parallel.gpus > 1:
+        return predict_plan(plan, tell)
     try:
         accelerator = find_accelerator()
     except UsageError as error:
@@ -55,7 +55,7 @@ def execute(
 
 
 def _instead(plan: Plan, tell: Tell, why: str, *notes: str) -> Outcome:
-    done = predict(plan, tell)
+    done = predict_plan(plan, tell)
     return _because(replace(done, run=replace(done.run, notes=(*notes, *done.run.notes))), why)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -16,6 +16,7 @@ from memviz.allocator.replayer import SaidBetween
 from memviz.errors import UsageError
 from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
+from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
@@ -31,6 +32,10 @@ class Outcome:
     trace: Trace
     said: SaidBetween | None = None
     """Of a prediction, what its events do not tell."""
+    layout: Layout | None = None
+    """Of one rank of many, what it is made of."""
+    others: Mapping[int, Outcome] = field(default_factory=dict)
+    """Of many ranks, one of each other class, by its number."""
 
 
 class Interrupted(Exception):
@@ -87,11 +92,17 @@ def check(plan: Plan, model: nn.Module) -> None:
                 undo.callback(optimization.apply(model))
 
 
+def own_bytes(model: nn.Module) -> int:
+    """Of the weights that a rank holds: of sharded ones its parts."""
+    own = [getattr(weight, "_local_tensor", weight) for weight in model.parameters()]
+    return sum(weight.numel() * weight.element_size() for weight in own)
+
+
 def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
     return Run(
         request=plan.request,
         label=plan.label,
-        describes=plan.workload.describe(),
+        describes=plan.describes,
         mode=mode,
         device=device,
         why="",

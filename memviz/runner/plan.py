@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from memviz.errors import UsageError
 from memviz.runner.knobs import as_text, nearest, with_knobs
+from memviz.runner.parallel.parallel import ALONE, GPUS, Parallel, parallel_of
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.request import Request
 from memviz.runner.workloads import Workload, workload_named
@@ -20,6 +21,11 @@ Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
 
 
+ACROSS_STAGES = frozenset({"checkpointing", "allocator_settings", "attention_backend"})
+ACROSS_GPUS = ACROSS_STAGES | {"gradient_accumulation"}
+"""Optimizations that a test tries on a model that is parted."""
+
+
 @dataclass(frozen=True)
 class Plan:
     request: Request
@@ -27,6 +33,7 @@ class Plan:
     optimizations: tuple[Optimization, ...]
     """In the order in which they are applied."""
     card: KnownCard
+    parallel: Parallel = ALONE
 
     @property
     def label(self) -> str:
@@ -49,6 +56,11 @@ class Plan:
         return passes_of(self.workload, self.optimizations)
 
     @property
+    def describes(self) -> str:
+        words = self.workload.describe()
+        return f"{words}, on {self.parallel.words}" if self.parallel.gpus > 1 else words
+
+    @property
     def window(self) -> str:
         """What the peaks count, in a sentence."""
         request = self.request
@@ -62,7 +74,8 @@ class Plan:
 
 
 def plan_of(request: Request) -> Plan:
-    workload = workload_of(request)
+    parallel = parallel_of(request.parallel)
+    workload = _filled(workload_of(request), parallel)
     chosen = {name: optimization_named(name, knobs) for name, knobs in request.optimizations}
     if len(chosen) != len(request.optimizations):
         raise UsageError(
@@ -82,7 +95,8 @@ def plan_of(request: Request) -> Plan:
     if request.optimizer != "none" and not workload.training:
         raise UsageError(f"An optimizer steps only in training; {workload.name} runs inference. Set mode=training.")
     _check_optimizer(request, ordered)
-    return Plan(request, workload, ordered, card_named(request.card))
+    _check_parallel(request, parallel, ordered)
+    return Plan(request, workload, ordered, card_named(request.card), parallel)
 
 
 def workload_of(request: Request) -> Workload:
@@ -153,6 +167,28 @@ def _check_optimizer(request: Request, chosen: tuple[Optimization, ...]) -> None
             raise UsageError(f"{optimization.name} changes how an optimizer steps; add one, as in --optimizer adamw.")
 
 
+def _filled(workload: Workload, parallel: Parallel) -> Workload:
+    """All stages of a pipeline have work from as many microbatches as there are stages."""
+    if not workload.training or workload.micro_batches >= parallel.pipeline:
+        return workload
+    made: Workload = replace(workload, micro_batches=parallel.pipeline)  # type: ignore[type-var]
+    return made
+
+
+def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimization, ...]) -> None:
+    if parallel.gpus == 1:
+        return
+    if request.on == "cuda":
+        raise UsageError(f"{parallel.words} are predicted and not measured here. Choose --on predict, or one GPU.")
+    for optimization in chosen:
+        if optimization.name not in ACROSS_GPUS:
+            raise UsageError(f"{optimization.name} is tried on one GPU only: leave it out, or choose one GPU.")
+        if parallel.pipeline > 1 and optimization.name not in ACROSS_STAGES:
+            raise UsageError(f"{optimization.name} changes what a pipeline cuts: leave it out, or pipeline=1.")
+    if parallel.data > 1 and parallel.shard == 1 and parallel.tensor > 1:
+        raise UsageError("Copies of parted matrices are sharded here: give shard 2 or more beside data and tensor.")
+
+
 def label_of(optimizations: tuple[Optimization, ...]) -> str:
     """ "checkpointing every=2 + split_feed_forward", or "baseline"."""
     return " + ".join(map(_with_its_knobs, optimizations)) or "baseline"
@@ -179,6 +215,8 @@ def command_of(request: Request) -> str:
     for flag in ("warmup", "steps", "conversion", "torch"):
         if getattr(request, flag) != getattr(plain, flag):
             words += [f"--{flag}", str(getattr(request, flag))]
+    for key, text in request.parallel.items():
+        words += ["--gpus", text] if key == GPUS else ["--parallel", f"{key}={text}"]
     words += ["--keep-output"] if request.keep_output else []
     words += [] if request.numerics else ["--no-numerics"]
     return shlex.join(words)

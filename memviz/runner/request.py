@@ -48,6 +48,8 @@ class Request:
     """Of a prediction: the release whose choices of kernels are followed, as in 2.6; empty for the installed one."""
     config: str = ""
     """What stands in the config.json that `workload` names; empty for every other workload."""
+    parallel: Mapping[str, str] = field(default_factory=dict)
+    """Of a prediction: among how many GPUs, as in {"gpus": "8", "tensor": "2"}; empty for one."""
     label: str = ""
     """What people call this variant; made from the optimizations where empty."""
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from memviz.errors import TraceError
 from memviz.runner.expected_error import ExpectedError
+from memviz.runner.parallel.rank_class import RankClass
 from memviz.runner.request import Request
 from memviz.trace.formats.replacing import replacing
 from memviz.trace.formats.write_snapshot import write_pickle
@@ -117,6 +118,10 @@ class Run:
     """Of one step, between the device and the host; None where nobody counted."""
     expected_error: ExpectedError | None = None
     """Of a prediction."""
+    rank: int | None = None
+    """Of many GPUs, the process that these figures are of: the one that reserves most."""
+    classes: tuple[RankClass, ...] = ()
+    """All ranks then, by what they take."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error
@@ -130,6 +135,7 @@ class Run:
         known["fit"] = Fit(**known["fit"]) if known.get("fit") else None
         error = known.get("expected_error")
         known["expected_error"] = ExpectedError.from_json(error) if error else None
+        known["classes"] = tuple(map(RankClass.from_json, known.get("classes", ())))
         known["notes"] = tuple(str(note) for note in known.get("notes", ()))
         return _checked(cls(**known))
 
@@ -150,7 +156,7 @@ def _checked(run: Run) -> Run:
             kind = kinds.get(str(attribute.type))
             if kind is not None and not isinstance(getattr(part, attribute.name), kind):
                 raise TypeError(f"{attribute.name} is not {attribute.type}")
-    texts = [*run.provenance.items(), *run.request.settings.items()]
+    texts = [*run.provenance.items(), *run.request.settings.items(), *run.request.parallel.items()]
     texts += [pair for _, knobs in run.request.optimizations for pair in knobs.items()]
     if run.mode not in ("predicted", "measured") or not all(type(one) is str for pair in texts for one in pair):
         raise TypeError("not a run")

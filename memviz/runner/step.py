@@ -50,17 +50,29 @@ def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.M
     return model
 
 
+MakePasses = Callable[[nn.Module], Callable[[], Any]]
+"""Of a model, what makes all passes of a step."""
+
+
 def take_steps(
-    plan: Plan, device: RunDevice, model: nn.Module, tell: Tell, *, warmed: Callable[[], None] = lambda: None
+    plan: Plan,
+    device: RunDevice,
+    model: nn.Module,
+    tell: Tell,
+    *,
+    warmed: Callable[[], None] = lambda: None,
+    make_passes: MakePasses | None = None,
 ) -> Trace:
     """`warmed` is called between the warm-up and the steps that are asked about.
 
     The trace is read while everything is still alive: what a program takes down at its end is nobody's question.
     """
     request, workload = plan.request, plan.workload
-    inputs = device.inputs(workload)
+    passes = make_passes(model) if make_passes else None
+    inputs = device.inputs(workload) if passes is None else {}
     optimizer = make_optimizer(request.optimizer, model)
-    step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces_of(plan.optimizations))
+    pieces = pieces_of(plan.optimizations)
+    step = RunStep(workload, device, model, inputs, optimizer, pieces=pieces, passes=passes)
     kept = None
     for number in range(request.warmup):
         tell(f"warm-up {number + 1} of {request.warmup}")
@@ -91,6 +103,7 @@ class RunStep:
         optimizer: torch.optim.Optimizer | None,
         *,
         pieces: GradientAccumulation | None = None,
+        passes: Callable[[], Any] | None = None,
     ) -> None:
         self.workload = workload
         self.device = device
@@ -98,18 +111,23 @@ class RunStep:
         self.inputs = inputs
         self.optimizer = optimizer
         self.pieces = pieces
+        self.passes = passes or self._all_batches
         self.model.train(workload.training)
 
     def __call__(self) -> Any:
         if not self.workload.training:
             with self.device.phase("forward"), torch.no_grad():
                 return self.model(**self.inputs)
-        for _ in range(self.workload.micro_batches):
-            output = self._whole_batch()
+        output = self.passes()
         if self.optimizer is not None:
             with self.device.phase("optimizer step"):
                 self.optimizer.step()
                 self.optimizer.zero_grad(set_to_none=True)
+        return output
+
+    def _all_batches(self) -> Any:
+        for _ in range(self.workload.micro_batches):
+            output = self._whole_batch()
         return output
 
     def _whole_batch(self) -> Any:

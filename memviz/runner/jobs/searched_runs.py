@@ -26,8 +26,9 @@ class SearchedRuns:
 
     def run(self, number: int, request: Request) -> None:
         from memviz.runner.jobs.size_estimate import refuse_if_too_large
+        from memviz.runner.parallel.predicted_ranks import predict_plan
         from memviz.runner.plan import plan_of
-        from memviz.runner.predict.predicted_run import predict, predict_again
+        from memviz.runner.predict.predicted_run import predict_again
 
         plan = plan_of(request)
         if self._done is not None and without_settings(request) == without_settings(self._done[0]):
@@ -35,7 +36,7 @@ class SearchedRuns:
         else:
             self._done = None
             refuse_if_too_large(plan, most_bytes())
-            outcome = predict(plan, lambda phase: self._send("phase", number, phase=phase))
+            outcome = predict_plan(plan, lambda phase: self._send("phase", number, phase=phase))
             self._done, run = (request, outcome), outcome.run
         self._send("done", number, run=run.as_json())
 

@@ -119,6 +119,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     from memviz.runner.measure.torch_warnings import hearing_torch
     from memviz.runner.outcome import Outcome
     from memviz.runner.output_check.small_twin import numerics_of
+    from memviz.runner.parallel.rank_files import file_of_rank
     from memviz.runner.plan import plan_of
 
     def tell(phase: str) -> None:
@@ -133,6 +134,8 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
     path = folder / f"run-{number}.pickle"
     done = execute(plan, tell, until=until, recorded=show)
     written = _written(done.trace, done.run, path)
+    for rank, other in done.others.items():
+        _written(other.trace, other.run, file_of_rank(path, rank, done.run.rank))
     if not request.numerics or not plan.optimizations:
         send("done", number, run=done.run.as_json(), **written)
         return

@@ -87,8 +87,7 @@ class Estimate:
     @property
     def fingerprint(self) -> str:
         """The same for ranks that took and gave back the same bytes in the same order."""
-        events = self.trace.devices[0].events
-        return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
+        return fingerprint_of(self.trace)
 
     @property
     def context(self) -> CudaContext:
@@ -123,6 +122,11 @@ class Estimate:
     def by_category(self) -> dict[str, int]:
         """Bytes that the program held at its highest moment, by what they were for; their sum is `peak_requested`."""
         return _by_category(self.trace.devices[0])
+
+
+def fingerprint_of(trace: Trace) -> str:
+    events = trace.devices[0].events
+    return hashlib.sha256(events.action.tobytes() + events.size.tobytes()).hexdigest()
 
 
 def estimate_of(device: PredictedDevice, trace: Trace, *, steps: int = 0) -> Estimate:

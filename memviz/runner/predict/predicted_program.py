@@ -45,6 +45,8 @@ def predicting(
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
     steps: int | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
 ) -> Iterator[Predicting]:
     """Runs what is inside with a CUDA device that is pretended: nothing is computed there, and its memory is counted.
 
@@ -55,11 +57,13 @@ def predicting(
         settings: As in PYTORCH_CUDA_ALLOC_CONF, which holds by default.
         assume: Answers where the program asks for values that nobody computes, by line: {"train.py:12": 3.0}.
         steps: After so many steps of an optimizer the block is over.
+        world_size: Of a group of processes, as `torchrun` would say; the others are pretended.
+        rank: Which of them runs here.
 
     Raises:
         DataNeeded: The program asks for values that nobody computes, and no natural answer is known.
     """
-    device = device_for(card, torch=torch, settings=settings, assume=assume)
+    device = device_for(card, torch=torch, settings=settings, assume=assume, rank=_rank(world_size, rank))
     done = Predicting(device)
     with device, OptimizerSteps(steps) as counted:
         try:
@@ -77,10 +81,13 @@ def predict(
     torch: str = "",
     settings: str | None = None,
     assume: Mapping[str, Any] | None = None,
+    world_size: int | None = None,
+    rank: int = 0,
     **kwargs: Any,
 ) -> Estimate:
     """What `function(*args, **kwargs)` would take on a card; what it returns is let go."""
-    with predicting(card, torch=torch, settings=settings, assume=assume) as predicted:
+    within = predicting(card, torch=torch, settings=settings, assume=assume, world_size=world_size, rank=rank)
+    with within as predicted:
         function(*args, **kwargs)
     assert predicted.estimate is not None
     return predicted.estimate
@@ -102,6 +109,14 @@ def device_for(
         limited=card is not None,
         rank=rank,
     )
+
+
+def _rank(world_size: int | None, rank: int) -> GroupRank | None:
+    if world_size is None:
+        if rank:
+            raise UsageError("rank says which process of a group; say of how many with world_size.")
+        return None
+    return GroupRank(rank, world_size)
 
 
 def _settings(text: str | None) -> Settings:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from torch import nn
 
 from memviz.allocator import what_if
 from memviz.allocator.context import context_on
@@ -14,9 +16,10 @@ from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings, settings_from_environment
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
+from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
 from memviz.runner.predict.cards import KnownCard
+from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
@@ -31,19 +34,20 @@ _OF_WHAT_IT_DOES = (
 """Figures in which allocator settings have no part."""
 
 
-def predict(plan: Plan, tell: Tell) -> Outcome:
-    """The steps on tensors without data, as they would be on the plan's card."""
+def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None) -> Outcome:
+    """The steps on tensors without data, as they would be on the plan's card; of several cards, on that of `rank`."""
     begun = time.perf_counter()
     tell("building the model")
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
+    sizes = sizes_of(model)
     settings = settings_from_environment(plan.environment)
-    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release)
+    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release, rank=rank)
     with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
-            trace = take_steps(plan, device, prepare(plan, device, model, tell), tell, warmed=totals.begin)
+            trace, weights_bytes = _taken(plan, device, model, tell, totals.begin)
         known = {
             **peaks_of(device),
             **totals.of_one_step(plan.request.steps),
@@ -52,8 +56,25 @@ def predict(plan: Plan, tell: Tell) -> Outcome:
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
-    known |= {**sizes_of(model), "seconds": None, "fit": fit, "took_seconds": took, "expected_error": error}
-    return Outcome(run_with(plan, "predicted", plan.card.name, known), trace, device.said_between)
+    sizes["weights_bytes"] = weights_bytes
+    known |= {**sizes, "seconds": None, "fit": fit, "took_seconds": took, "expected_error": error}
+    run = run_with(plan, "predicted", plan.card.name, known)
+    return Outcome(run, trace, device.said_between, device.layout)
+
+
+def _taken(
+    plan: Plan, device: PredictedDevice, model: nn.Module, tell: Tell, warmed: Callable[[], None]
+) -> tuple[Trace, int]:
+    """The trace, and the bytes of the weights on the card."""
+    if device.rank is None:
+        model, passes = prepare(plan, device, model, tell), None
+    else:
+        # The libraries of many GPUs take a second to import.
+        from memviz.runner.parallel.prepare_rank import prepare_rank
+
+        model, passes = prepare_rank(plan, device, model, tell)
+    weights_bytes = own_bytes(model)
+    return take_steps(plan, device, model, tell, warmed=warmed, make_passes=passes), weights_bytes
 
 
 def predict_again(plan: Plan, done: Outcome) -> Run:

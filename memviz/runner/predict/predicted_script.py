@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from memviz.runner.predict.assumptions import UnknownNumber
 from memviz.runner.predict.estimate import Estimate, estimate_of
+from memviz.runner.predict.exit_functions import ExitFunctions, exit_functions
 from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
@@ -70,8 +69,13 @@ def predict_script(
     )
     changes = ModelChanges(order.optimizations, device.recorder.assumptions)
     process = os.getpid()
-    with device, changes.following(), OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps:
-        status, stopped = _run(script)
+    with (
+        device,
+        exit_functions() as at_exit,
+        changes.following(),
+        OptimizerSteps(order.steps, lambda taken: tell(_steps(taken))) as steps,
+    ):
+        status, stopped = _run(script, at_exit)
         if os.getpid() != process:
             # One that the program forked, at its own end.
             sys.stdout.flush()
@@ -88,7 +92,7 @@ def _steps(count: int) -> str:
     return f"{count} steps" if count > 1 else "1 step"
 
 
-def _run(script: Script) -> tuple[int, Stopped | None]:
+def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
     try:
         script.run_to_its_end()
         status = 0
@@ -103,8 +107,7 @@ def _run(script: Script) -> tuple[int, Stopped | None]:
             return STOPPED, stopped
         script.show(error)
         status = 1
-    with suppress(Exception):
-        atexit._run_exitfuncs()
+    at_exit.run()
     return status, None
 
 

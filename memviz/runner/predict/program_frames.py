@@ -68,7 +68,7 @@ def place_of(traceback: TracebackType | None) -> str:
     place = ""
     while traceback is not None:
         filename = traceback.tb_frame.f_code.co_filename
-        if not _is_installed(filename) and not filename.startswith(_RUNNER):
+        if not is_installed(filename) and not filename.startswith(_RUNNER):
             place = f"{short_path(filename)}:{traceback.tb_lineno}"
         traceback = traceback.tb_next
     return place
@@ -89,7 +89,7 @@ def _callers() -> tuple[FrameType | None, FrameType | None]:
             continue
         if _is_driver(name):
             break
-        if not _is_installed(name):
+        if not is_installed(name):
             return frame, library
         library = library or frame
     return None, library
@@ -107,14 +107,20 @@ def _is_driver(filename: str) -> bool:
     return filename.startswith(_RUNNER) and not filename.startswith(_WORKLOADS)
 
 
-def _is_installed(filename: str) -> bool:
-    return any(folder in filename for folder in _INSTALLED) or filename.startswith((_PYTHON, "<frozen "))
+def is_installed(filename: str) -> bool:
+    return any(folder in filename for folder in _INSTALLED) or is_of_python(filename)
+
+
+def is_of_python(filename: str) -> bool:
+    """Of its standard library."""
+    in_packages = any(folder in filename for folder in _INSTALLED)
+    return filename.startswith((_PYTHON, "<frozen ")) and not in_packages
 
 
 def first_of_library() -> FrameType | None:
     """The frame that calls the operator, if it is a library's: torch's own, or one that calls it for a program."""
     frame = next(frames(), None)
-    return frame if frame is not None and _is_installed(frame.f_code.co_filename) else None
+    return frame if frame is not None and is_installed(frame.f_code.co_filename) else None
 
 
 class StackTable:

@@ -19,6 +19,7 @@ from memviz.runner.jobs.scheduler import Scheduler
 from memviz.runner.jobs.searches import Searches, SearchOrder, SearchStatus
 from memviz.runner.jobs.worker_process import listing
 from memviz.runner.jobs.zero_gpu import LENT_DEVICE, is_zero_gpu
+from memviz.runner.parallel.rank_files import file_of_rank
 from memviz.runner.run import load_run
 from memviz.trace.load import load_trace
 from memviz.trace.model import Trace
@@ -205,6 +206,17 @@ class RunAnswers:
             session, is_open = self._read(session, pictured.file, pictured.label)
             keys += [session.chosen] if is_open else []
         return replace(session, compared=tuple(keys)) if numbers is None and len(keys) > 1 else session
+
+    def opened_rank(self, session: Session, order: str, number: int, rank: int) -> Session:
+        """The trace of one rank of a variant on many GPUs."""
+        status = self.status(order)
+        variant = status.variants[number] if status is not None and number < len(status.variants) else None
+        if variant is None or variant.run is None or variant.file is None:
+            return session
+        if rank not in [one.shown for one in variant.run.classes]:
+            return session
+        path = file_of_rank(variant.file, rank, variant.run.rank)
+        return self._read(session, path, f"{variant.label}, rank {rank}")[0]
 
     def _read(self, session: Session, path: Path, name: str) -> tuple[Session, bool]:
         """Files of runs go after some hours; what was kept is still there."""

@@ -8,11 +8,12 @@ from typing import Any
 from memviz.runner.jobs.order import Variant
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut
+from memviz.ui.run.rank_classes import rank_classes_html
 
 
 def below_html(variants: Sequence[Variant], chosen: int) -> Html:
     parts = tag("div", _outputs(variants), _unseen(variants), class_="mv-run-below")
-    return joined(parts, _take_away(variants, chosen))
+    return joined(rank_classes_html(variants[chosen], chosen), parts, _take_away(variants, chosen))
 
 
 def verdict_of(numerics: Mapping[str, Any] | None) -> Mapping[str, Any] | None:

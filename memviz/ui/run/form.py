@@ -16,6 +16,7 @@ from memviz.errors import UsageError
 from memviz.runner.request import Request
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
+from memviz.ui.run.parallel_form import asked_of, parallel_faults, place_of_refusal, texts_of
 
 MOST_UNASKED = 8
 """More variants than these are asked about first."""
@@ -42,6 +43,8 @@ class FormFields:
     options: Mapping[str, str] = field(default_factory=dict)
     keep_output: bool = False
     numerics: bool = True
+    parallel: Mapping[str, str] = field(default_factory=dict)
+    """How many GPUs, and along which axes; as it stands in the form."""
     search: Mapping[str, str | bool] = field(default_factory=dict)
     """What is said of a search for the way that fits."""
 
@@ -79,6 +82,7 @@ def form_fields_of(fields: Mapping[str, Any], listing: Mapping[str, Any]) -> For
         options={name: str(fields[name]) for name in _OPTIONS if name in fields},
         keep_output=fields.get("keep_output") is True,
         numerics=fields.get("numerics", True) is True,
+        parallel=texts_of(fields),
         search={key: value for key, value in fields.items() if key.startswith("fit:")},
     )
 
@@ -103,8 +107,9 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     config, wrong = config_of(form.config) if form.workload == CONFIG else ("", "")
     if wrong:
         return RunRequests(faults={**faults, "config": wrong})
-    if step_faults_of := dict(step_faults(form.options)):
-        return RunRequests(faults={**faults, **step_faults_of})
+    parallel = asked_of(form.parallel, form.on)
+    if wrong_numbers := dict([*step_faults(form.options), *parallel_faults(parallel)]):
+        return RunRequests(faults={**faults, **wrong_numbers})
     count = _count(form, workload, listing)
     if count > most:
         words = f"These would be {count:,} variants, and {most} are the most at once. Give fewer values."
@@ -112,7 +117,7 @@ def requests_of(form: FormFields, listing: Mapping[str, Any], most: int = MOST_V
     try:
         sizes = list(_combinations(workload, form.knobs))
         changed = list(_changes(form, listing))
-        base = replace(_request(form), config=config)
+        base = replace(_request(form), config=config, parallel=parallel)
     except UsageError as error:
         return RunRequests(faults={**faults, "run": str(error)})
     varied = [knob for knob in workload["knobs"] if len({size.get(knob["name"]) for size in sizes}) > 1]
@@ -278,6 +283,8 @@ def _with_choices(form: FormFields, listing: Mapping[str, Any]) -> Iterator[str]
 
 def place_of(refusal: str, requests: RunRequests) -> str:
     """The field of the form at which a refusal belongs: it begins with what refused, as in `ltx_video: frames ...`."""
+    if place := place_of_refusal(refusal):
+        return place
     name, colon, said = refusal.partition(":")
     if not colon or not requests.count:
         return "run"

@@ -11,6 +11,7 @@ from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
 from memviz.ui.run.fit_form import fit_fields_html
 from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
+from memviz.ui.run.parallel_form import asked_of, parallel_fields_html, parallel_words
 from memviz.units import bytes_text, count_text
 
 _FIRST = ("batch", "frames", "height", "width", "sequence", "tokens", "dtype", "mode", "size", "activation", "layers")
@@ -48,6 +49,7 @@ def form_value(
         "faults": dict(requests.faults),
         "parts": {
             "count": count_words(requests),
+            "parallel": parallel_words(asked_of(form.parallel, form.on)),
             "buttons": joined(_said(requests, said), buttons_html(form, requests)),
         },
     }
@@ -177,11 +179,13 @@ def _where(form: FormFields, listing: Mapping[str, Any]) -> Html:
     ]
     card = tag("label", tag("span", "Card"), _cards(form, listing["cards"]), class_="mv-wide")
     why = tag("p", NO_DEVICE, class_="mv-soft") if not can else Html("")
+    count, axes = parallel_fields_html(form.parallel)
+    cards = joined(tag("div", card, count, class_="mv-card-count"), axes)
     return joined(
         tag("p", "Device", class_="mv-device", id="run-device"),
         tag("div", *switch, class_="mv-way", role="radiogroup", aria_labelledby="run-device"),
         why,
-        card if form.on != "cuda" else Html(""),
+        cards if form.on != "cuda" else Html(""),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from memviz.headlines.rank_classes import rank_words
 from memviz.headlines.run import (
     base_of,
     change_words,
@@ -149,7 +150,9 @@ def _row(variants: Sequence[Variant], number: int, scale: _ByteScale, *, is_chos
     each, at = variants[number], base_of(variants, number)
     run, base = each.run, None if at == number else variants[at].run
     saving = "baseline" if at == number else _saving(run, base)
-    name = tag("div", _chooser(each, number, is_chosen), tag("small", saving), class_="mv-variant-name")
+    rank = "" if run is None else rank_words(run)
+    said = [tag("small", words) for words in (saving, rank) if words]
+    name = tag("div", _chooser(each, number, is_chosen), *said, class_="mv-variant-name")
     limit = _limit(scale) if scale.usable else Html("")
     bar = tag("div", _bar(run, scale) if run else Html(""), _whisker(each, scale), limit, class_="mv-variant-bar")
     figures = _figures(run) if run else Html("")

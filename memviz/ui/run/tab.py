@@ -318,6 +318,9 @@ def pressed(parts: RunTab, session: Session, state: RunState, event: gr.EventDat
     if act == "compare":
         return parts.answers.opened(session, state.order), "compare"
     if act == "open" and number.isdigit():
+        rank = data.get("rank", "")
+        if rank.isdigit():
+            return parts.answers.opened_rank(session, state.order, int(number), int(rank)), "explore"
         return parts.answers.opened(session, state.order, [int(number)]), "explore"
     return session, ID
 

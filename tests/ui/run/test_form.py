@@ -301,3 +301,26 @@ def test_a_story_leaves_where_it_runs_as_it_was_chosen() -> None:
         "ltx_video",
         False,
     )
+
+
+def test_many_gpus_are_asked_of_a_prediction_alone() -> None:
+    def parallel(**fields: Any) -> list[dict[str, str]]:
+        return [dict(each.parallel) for each in asked(**fields).requests]
+
+    assert parallel(p__gpus="8", p__tensor="2", p__shard="") == [{"gpus": "8", "tensor": "2"}]
+    assert parallel(p__gpus="1", p__tensor="2") == [{}] == parallel(p__gpus="8", on="cuda") == parallel()
+    variants = parallel(p__gpus="8", o__split=True)
+    assert variants == [{"gpus": "8"}] * 2
+
+
+def test_what_is_wrong_with_an_axis_stands_at_its_field() -> None:
+    faults = {"p:gpus": {"p__gpus": "8", "p__tensor": "3"}, "p:tensor": {"p__gpus": "8", "p__tensor": "x"}}
+    html = form_html(form_fields_of({"workload": "tiny"}, LISTING), LISTING)
+    for place, fields in faults.items():
+        wrong = asked(**fields)
+        assert list(wrong.faults) == [place] and not wrong.count
+        assert f'data-fault="{place}"' in html
+    requests = asked(p__gpus="8", p__tensor="2")
+    assert place_of("tensor is 2, and this model's heads are 3: it must divide.", requests) == "p:tensor"
+    value = form_value(form_fields_of({"workload": "tiny", "p:gpus": "8"}, LISTING), requests, LISTING, version="1")
+    assert value["parts"]["parallel"] == "8 GPUs: 8 shard"

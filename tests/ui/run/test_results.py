@@ -14,6 +14,7 @@ from memviz.headlines.run import run as headline
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.jobs.kept_runs import KeptRun
 from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.parallel.rank_class import RankClass
 from memviz.runner.request import Request
 from memviz.runner.run import Fit, Run, Seconds
 from memviz.ui.run.form_html import estimate_html, refused_html
@@ -369,3 +370,22 @@ def test_the_spread_stands_beside_the_seconds() -> None:
     seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
     html = results_html(OrderStatus("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
     assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)
+
+
+def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: Path) -> None:
+    classes = (RankClass((0, 1), 2 * GIB, 3 * GIB, GIB, 5, "yes"), RankClass((2, 3), 4 * GIB, 5 * GIB, GIB, 7, "no"))
+    found = predicted(5, 100, rank=2, classes=classes)
+    own = tmp_path / "run-0.pickle"
+    for name in ("run-0.pickle", "run-0.rank0.pickle"):
+        (tmp_path / name).touch()
+    status = OrderStatus("order", (variant("Baseline", found, file=own),))
+    html = results_html(status)
+    answer = headline(status.variants).answer
+    assert answer == "This step reserves 5,120 MiB at its peak on rank 2, the fullest of 4 GPUs."
+    assert "rank 2 of 4, the fullest" in words(html)
+    assert [row[:5] for row in rows(html) if row[0].startswith("Ranks ")] == [
+        ["Ranks 2, 3", "4,096 MiB", "5,120 MiB", "7 B", "✗ does not fit"],
+        ["Ranks 0, 1", "2,048 MiB", "3,072 MiB", "5 B", "✓ fits"],
+    ]
+    assert re.findall(r'data-rank="(\d)"', html) == ["2", "0"]
+    assert "mv-rank-classes" not in results_html(OrderStatus("order", LTX))

@@ -29,15 +29,18 @@ Run = Callable[[Sequence[int]], Sequence[Any]]
 """Predicts ranks."""
 
 
-def classes_of(world_size: int, run: Run) -> list[tuple[list[int], Any]]:
-    """Ranks and what was predicted of one of them, its first; in order of the ranks."""
+def classes_of(world_size: int, run: Run, *, same_program: bool = False) -> list[tuple[list[int], Any]]:
+    """Ranks and what was predicted of one of them, its first; in order of the ranks.
+
+    `same_program`: no rank does what others do not, such as writing down a loss, so what is even is equal.
+    """
     known = _Known(run)
     layout = known[0].layout
     if layout.unlike:
         stand_ins = {rank: ranks[0] for ranks in layout.unlike for rank in ranks}
     else:
         grid = grid_of(layout.dimensions, world_size)
-        stand_ins = _stand_ins(world_size, grid, _places_that_count(layout, grid, known))
+        stand_ins = _stand_ins(world_size, grid, _places_that_count(layout, grid, known, same_program=same_program))
     known.run(sorted(set(stand_ins.values())))
     found: dict[str, list[int]] = {}
     for rank in range(world_size):
@@ -60,9 +63,11 @@ class _Known:
         return self._known[rank]
 
 
-def _places_that_count(layout: Layout, grid: tuple[Dimension, ...], known: _Known) -> list[list[int]]:
+def _places_that_count(
+    layout: Layout, grid: tuple[Dimension, ...], known: _Known, *, same_program: bool
+) -> list[list[int]]:
     """For each dimension, where what is taken changes; the first place alone where it never does."""
-    places = [places_of(layout, dimension) for dimension in grid]
+    places = [places_of(layout, dimension, same_program=same_program) for dimension in grid]
     known.run(sorted({place * stride for (stride, _), own in zip(grid, places, strict=True) for place in own}))
     counting = []
     for (stride, _), own in zip(grid, places, strict=True):

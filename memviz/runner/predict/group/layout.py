@@ -76,16 +76,16 @@ def grid_of(dimensions: Iterable[Dimension], world_size: int) -> tuple[Dimension
     return tuple(grid)
 
 
-def places_of(layout: Layout, dimension: Dimension) -> tuple[int, ...]:
+def places_of(layout: Layout, dimension: Dimension, *, same_program: bool = False) -> tuple[int, ...]:
     """Coordinates along a dimension that stand for those between them.
 
     The first, which often writes down what the others do not; the second; the last; where a length that does not
-    divide comes to its end; and all of a chain.
+    divide comes to its end; and all of a chain. Where all do the same, an even dimension has one for all.
     """
     _, size = dimension
     if dimension in layout.chains:
         return tuple(range(size))
-    places = {0, 1, size - 1}
+    places = {0} if same_program else {0, 1, size - 1}
     for length, parts in layout.uneven:
         if parts == size:
             full = length // -(-length // parts)

@@ -24,7 +24,7 @@ from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.pipelines import follow_pipelines, no_message
 from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimizers
-from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors
+from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors, forget_meshes
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
 from memviz.runner.predict.torch_patches import Patches
@@ -232,5 +232,6 @@ def _leave(hook: Any) -> None:
     """A program often leaves its group to the end of its process."""
     if dist.is_initialized():
         dist.destroy_process_group()
+    forget_meshes()
     sys.excepthook = hook
     _silent.clear()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
-from functools import wraps
+from functools import _lru_cache_wrapper, wraps
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from memviz.runner.predict.torch_patches import Patches
 
 _SHAPES = "_propagate_tensor_meta_non_cached"
 """torch finds them with tensors that pretend to be of the card."""
+_DTENSOR = "torch.distributed.tensor"
 
 
 def follow_sharded_tensors(patches: Patches, layout: Layout) -> None:
@@ -38,6 +39,20 @@ def follow_sharded_tensors(patches: Patches, layout: Layout) -> None:
     parameters: Any = sys.modules.get(f"{sharded.__name__}._fully_shard._fsdp_param")
     if parameters is not None and hasattr(parameters, "_chunk_with_empty"):
         patches.replace(parameters, "_chunk_with_empty", _noted_chunks(parameters._chunk_with_empty, layout))
+
+
+def forget_meshes() -> None:
+    """Meshes of two ranks may be equal while their groups have other names, and DTensor keeps what it decided."""
+    ours = [module for name, module in list(sys.modules.items()) if name.startswith(_DTENSOR)]
+    for value in [value for module in ours for value in vars(module).values()]:
+        for kept in (value, *(vars(value).values() if isinstance(value, type) else ())):
+            if isinstance(kept, _lru_cache_wrapper):
+                kept.cache_clear()
+    whole: Any = getattr(sys.modules.get(_DTENSOR), "DTensor", None)
+    if whole is not None:
+        whole._op_dispatcher.sharding_propagator.propagate_op_sharding.cache_clear()
+    # Newer releases have one in C++ too.
+    getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", lambda: None)()
 
 
 def _noted(run: Callable[..., Any], layout: Layout) -> Callable[..., Any]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from memviz.commands.predict_ranks import ranks_text
+from memviz.headlines.rank_classes import ranks_text
 from memviz.runner.predict.group.classes import classes_of
 from memviz.runner.predict.group.layout import Layout, dimension_of, grid_of, places_of
 

@@ -1,0 +1,124 @@
+"""A workload on several GPUs: what each rank holds, which are equal, and the one that speaks for all."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.errors import UsageError
+from memviz.runner.jobs.worker import answer
+from memviz.runner.outcome import Outcome
+from memviz.runner.parallel.parallel import parallel_of
+from memviz.runner.parallel.predicted_ranks import predict_plan
+from memviz.runner.parallel.rank_files import file_of_rank
+from memviz.runner.plan import plan_of
+from memviz.runner.predict.estimate import fingerprint_of
+from memviz.runner.predict.group.rank import GroupRank
+from memviz.runner.predict.predicted_run import predict
+from memviz.runner.request import Request
+from memviz.runner.run import Run, load_run
+
+pytestmark = pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+LLAMA = {"size": "8b", "layers": "3", "narrow": "4", "sequence": "64"}
+SHARDED_UNEVENLY = (("shard", "3"),)
+STAGES = (("pipeline", "2"), ("shard", "2"))
+ALL_AXES = (("pipeline", "2"), ("shard", "2"), ("tensor", "2"))
+
+
+def request(axes: tuple[tuple[str, str], ...], workload: str = "llama", **more: Any) -> Request:
+    return Request(workload, LLAMA, optimizer="adamw", numerics=False, parallel=dict(axes), **more)
+
+
+@cache
+def done(axes: tuple[tuple[str, str], ...], optimization: str = "") -> Outcome:
+    chosen = ((optimization, {}),) if optimization else ()
+    return predict_plan(plan_of(request(axes, optimizations=chosen)), lambda phase: None)
+
+
+@cache
+def alone() -> Run:
+    return predict(plan_of(request(())), lambda phase: None).run
+
+
+@pytest.mark.parametrize("axes", [SHARDED_UNEVENLY, STAGES, ALL_AXES, (("tensor", "2"),), (("data", "2"),)])
+def test_ranks_together_hold_the_model(axes: tuple[tuple[str, str], ...]) -> None:
+    """Copies hold all of it each; norms are on every rank that parts its matrices."""
+    run, parallel = done(axes).run, parallel_of(dict(axes))
+    held = sum(len(one.ranks) * one.weights_bytes for one in run.classes)
+    norms = (parallel.tensor - 1) * (2 * 3 + 1) * 1024 * 2
+    assert held == alone().weights_bytes * parallel.data + norms
+    assert run.parameters == alone().parameters
+    assert sorted(rank for one in run.classes for rank in one.ranks) == list(range(parallel.gpus))
+
+
+@pytest.mark.parametrize("axes", [SHARDED_UNEVENLY, STAGES])
+def test_equal_ranks_are_equal(axes: tuple[tuple[str, str], ...]) -> None:
+    """Found without running them all; here they all run."""
+    outcome, plan = done(axes), plan_of(request(axes))
+    whole = outcome.run
+    traces = {whole.rank: outcome.trace, **{rank: other.trace for rank, other in outcome.others.items()}}
+    assert len(traces) == len(whole.classes) == 2
+    for one in whole.classes:
+        for rank in one.ranks:
+            mine = predict(plan, lambda phase: None, GroupRank(rank, plan.parallel.gpus))
+            assert fingerprint_of(mine.trace) == fingerprint_of(traces[one.shown])
+            assert mine.run.peak_reserved_bytes == one.peak_reserved_bytes
+
+
+def test_the_fullest_rank_speaks_for_all() -> None:
+    run = done(STAGES).run
+    fullest = max(run.classes, key=lambda one: one.peak_reserved_bytes)
+    assert (run.rank, run.peak_reserved_bytes) == (fullest.shown, fullest.peak_reserved_bytes)
+    assert Run.from_json(json.loads(json.dumps(run.as_json()))) == run
+    assert any("No recording of a rank" in note for note in run.notes)
+
+
+def test_states_are_sharded_with_the_weights() -> None:
+    """AdamW's two are as large as the weights; what is live after a step falls with their number."""
+    eight, two = (done((("shard", str(count)),)).run for count in (8, 2))
+    saved = alone().weights_bytes * (1 / 2 - 1 / 8)
+    # Weights and two states; gradients are gone by the optimizer's phase in neither.
+    assert two.peak_requested_bytes - eight.peak_requested_bytes >= 3 * saved
+
+
+def test_checkpointing_saves_on_every_rank() -> None:
+    plain, less = done(STAGES).run, done(STAGES, "checkpointing").run
+    for before, after in zip(plain.classes, less.classes, strict=True):
+        assert after.peak_requested_bytes < before.peak_requested_bytes
+
+
+@pytest.mark.parametrize(
+    ("workload", "axes", "words"),
+    [
+        ("feed_forward", {"tensor": "2"}, "tensor parts decoders"),
+        ("feed_forward", {"pipeline": "2"}, "pipeline cuts decoders"),
+        ("mixtral", {"tensor": "2"}, "tensor cannot part this model: .*moe"),
+        ("llama", {"tensor": "3"}, "tensor is 3, and this model's num_attention_heads are 8"),
+        ("llama", {"pipeline": "4"}, "pipeline has 4 stages, and this model has 3 blocks"),
+    ],
+)
+def test_a_model_that_cannot_be_parted_so_says_why(workload: str, axes: dict[str, str], words: str) -> None:
+    settings = {
+        "llama": LLAMA,
+        "mixtral": {"layers": "2", "narrow": "8", "sequence": "64"},
+        "feed_forward": {"mode": "training"},
+    }
+    with pytest.raises(UsageError, match=words):
+        predict_plan(plan_of(Request(workload, settings[workload], parallel=axes)), lambda phase: None)
+
+
+def test_each_class_has_a_file(tmp_path: Path) -> None:
+    said: list[tuple[str, dict[str, Any]]] = []
+    answer(0, request(STAGES), tmp_path, lambda kind, number, **rest: said.append((kind, rest)))
+    kind, rest = said[-1]
+    assert kind == "done", rest
+    own, run = tmp_path / rest["file"], Run.from_json(rest["run"])
+    for one in run.classes:
+        trace, of_rank = load_run(file_of_rank(own, one.shown, run.rank))
+        assert of_rank.rank == one.shown and of_rank.peak_reserved_bytes == one.peak_reserved_bytes
+        assert trace.about.facts["rank"] == str(one.shown)
+    assert len(list(tmp_path.iterdir())) == len(run.classes) == 2

@@ -1,0 +1,30 @@
+"""What is predicted of several GPUs is a step that is right: on two real processes its gradients are those of one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from memviz.runner.predict.group.rank import GroupRank
+from tests import forked
+
+ROUNDING = 1e-4
+WAYS = ("tensor", "pipeline", "shard")
+
+
+def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:
+    ranks = [_begun(GroupRank(number, 2), tmp_path / "meet") for number in range(2)]
+    for process in ranks:
+        out, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        off = dict(line.split() for line in out.splitlines())
+        assert tuple(off) == WAYS and all(float(share) < ROUNDING for share in off.values()), out
+
+
+def _begun(rank: GroupRank, meet_at: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, **rank.environment, "MEET_AT": meet_at.as_uri(), "CUDA_VISIBLE_DEVICES": ""}
+    environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONPATH": str(forked.ROOT)}
+    program = ["-W", "ignore", "-m", "tests.runner.parallel.two_processes", *WAYS]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return forked.start(program, of=forked.with_torch, cwd=forked.ROOT, env=environment, **streams)
