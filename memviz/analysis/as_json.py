@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from memviz.analysis.live import live_rows
 from memviz.analysis.peak import LiveSet
@@ -11,6 +11,9 @@ from memviz.analysis.purpose.dominant import dominant_by_group
 from memviz.analysis.purpose.told import told
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
+
+if TYPE_CHECKING:
+    from memviz.analysis.find import FindResult
 
 _MOST_OF_STACKS = 64 << 20
 """Characters in one answer. Few frames with long names, in many orders, would become gigabytes of text."""
@@ -61,6 +64,31 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
             for purpose in told(trace, device, rows)
         ],
         **({"stacks_left_out": left_out} if left_out else {}),
+    }
+
+
+def found_json(device: DeviceTrace, result: FindResult, top: int | None = None) -> dict[str, Any]:
+    """The rows and the rest add up."""
+    shown, rest = result.sites[:top], result.sites[len(result.sites[:top]) :]
+    return {
+        "device": device_number(device),
+        "event": result.event,
+        "count": result.count,
+        "live_bytes": result.live_bytes,
+        "live_count": result.live_count,
+        "rows": [
+            {
+                "site": site.label,
+                "live_bytes": site.live_bytes,
+                "live_count": site.live_count,
+                "all_bytes": site.bytes,
+                "all_count": site.count,
+            }
+            for site in shown
+        ],
+        "rest_sites": len(rest),
+        "rest_live_bytes": sum(site.live_bytes for site in rest),
+        "rest_count": sum(site.count for site in rest),
     }
 
 

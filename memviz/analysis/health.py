@@ -15,6 +15,7 @@ from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct
+from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
 from memviz.trace.rounding import LARGE_SEGMENT
 from memviz.units import bytes_text, count_text, percent_text
@@ -48,7 +49,17 @@ def health(trace: Trace) -> tuple[Note, ...]:
     return (*_on_trace(trace), *(note for device in trace.devices for note in _on_device(trace, device)))
 
 
+_PROFILED = (
+    "It is a trace of torch's profiler: sizes are those of blocks (rounded up to 512 bytes on a GPU), and streams, "
+    "segments and what tensors are for are not in it. How much is reserved is; where it lies is not: segments are "
+    "placeholders, maps of them say nothing, and no replay can be held against them."
+)
+
+
 def _on_trace(trace: Trace) -> Iterator[Note]:
+    if is_profiled(trace):
+        remedy = "For all of it record a snapshot: torch.cuda.memory._record_memory_history(), or `memviz record`."
+        yield Note("profiler_trace", _PROFILED, remedy, "warning")
     if trace.event_count and not len(trace.stacks):
         text = "No stacks were recorded, so nothing says where memory was allocated."
         yield Note("no_stacks", text, f'Record with context="all" and stacks="all". {_RECORD}', "warning")
@@ -98,6 +109,8 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 def _why_late(trace: Trace, device: DeviceTrace) -> tuple[str, str]:
     """What the file tells of the cause, and the remedy that fits."""
+    if is_profiled(trace):
+        return "The profile began later than the program.", "Profile from the first step on, or record a snapshot."
     count, action = len(device.events), device.events.action
     larger = "Record with a larger max_entries, or record fewer steps."
     if count == 1:
@@ -275,6 +288,8 @@ def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     bytes_over_time = timeline(device)
+    if is_profiled(trace):
+        return
     if not len(device.segments) and bytes_over_time.end_bytes:
         text = "It has no segments, so reserved bytes and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")

@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget, IsWanted
+from memviz.trace.formats.profiler_trace import is_profile, read_profile
 from memviz.trace.formats.torch_snapshot import read_snapshot
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits, MiB
@@ -96,7 +97,8 @@ def read_trace(
         source = _Source(file, size or 0, Budget(limits, size, is_wanted), progress, watch)
         root, format, interner = source.read()
         del source
-        return read_snapshot(root, About("measured", source=name, format=format), interner)
+        about = About("measured", source=name, format=format)
+        return read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
 
 
 @contextmanager

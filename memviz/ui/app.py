@@ -40,6 +40,7 @@ from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
+from memviz.ui.shell.agents import serve_agents
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.doorway import Doorway
 from memviz.ui.shell.exports import Exports, not_kept
@@ -68,6 +69,7 @@ from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.samples import OFFERED_SAMPLES
 from memviz.ui.upload.welcome import record_html, samples_html, welcome_html
+from memviz.ui.what_if import programs as what_if_programs
 from memviz.ui.what_if import tab as what_if
 from memviz.ui.what_if.state import WhatIfState
 
@@ -156,6 +158,7 @@ class _Page:
             explore_programs.build()
             compare_programs.build()
             run_programs.build(self.run.answers)
+            what_if_programs.build()
         self._wire(page)
 
     def _sidebar(self) -> None:
@@ -376,7 +379,9 @@ def launch_options() -> dict[str, Any]:
 
 @asynccontextmanager
 async def _while_up(app: Any) -> AsyncIterator[None]:
-    async with app.get_blocks().housekeeping.while_up():
+    page = app.get_blocks()
+    serve_agents(page)
+    async with page.housekeeping.while_up():
         yield
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -143,8 +144,9 @@ def reload(page: Any) -> None:
 
 @pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the page, started as people start it."""
-    with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs"))}) as found:
+    """The address of the page, started as people start it; for agents too where that can be."""
+    agents = {"GRADIO_MCP_SERVER": "True"} if find_spec("mcp") else {}
+    with started({"MEMVIZ_RUNS": str(tmp_path_factory.mktemp("runs")), **agents}) as found:
         yield found.address
 
 

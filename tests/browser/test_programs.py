@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.commands.at import at
 from memviz.commands.diff import diff
+from memviz.commands.findings import findings
 from memviz.commands.peak import peak
+from memviz.commands.replay import replay
 from memviz.commands.summary import summary
 from memviz.trace.load import load_trace
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 TRAINING, CHECKPOINTED = SAMPLES / "training.pickle.gz", SAMPLES / "training-checkpointed.pickle.gz"
+SMALL = {"sequence": 64, "layers": 1, "mode": "training"}
 gradio_client = pytest.importorskip("gradio_client")
 
 
@@ -22,22 +27,48 @@ def client(server: str) -> Any:
     return gradio_client.Client(server, verbose=False)
 
 
-def test_public_endpoints_are_named_and_nothing_else_is_public(client: Any) -> None:
-    named = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
-    assert set(named) == {"/summary", "/peak", "/diff", "/report", "/run"}
+def named(client: Any) -> dict[str, Any]:
+    endpoints: dict[str, Any] = client.view_api(return_format="dict", print_info=False)["named_endpoints"]
+    return endpoints
 
 
-def test_answers_are_those_of_the_command_line(client: Any) -> None:
+def test_every_public_function_answers(client: Any) -> None:
+    """One question for whatever the running page names: who adds a function adds its question here."""
     file, other = gradio_client.handle_file(TRAINING), gradio_client.handle_file(CHECKPOINTED)
     traces = [load_trace(TRAINING), load_trace(CHECKPOINTED)]
-    assert client.predict(file, api_name="/summary")["devices"] == summary(traces[0])["devices"]
-    assert client.predict(file, "category", 3, api_name="/peak") == peak(traces[0], by="category", top=3)
-    assert client.predict(file, other, "site", 5, api_name="/diff") == diff(traces, top=5)
+    trace = traces[0]
+    asked = {
+        "/open": ([file], lambda told: told["headline"]["answer"].startswith("The peak is 1,960 MiB")),
+        "/summary": ([file], lambda told: told["devices"] == summary(trace)["devices"]),
+        "/peak": ([file, "category", 3], lambda told: told == peak(trace, by="category", top=3)),
+        "/at": ([file, 100, "site", 5], lambda told: told == at(trace, 100, top=5)),
+        "/find": ([file, "gpt.py >1MiB", 2], lambda told: len(told["rows"]) == 2 and told["rest_sites"] > 0),
+        "/findings": ([file], lambda told: told == findings(trace)),
+        "/diff": ([file, other, "site", 5], lambda told: told == diff(traces, top=5)),
+        "/replay": ([file, "", "2GiB", False], lambda told: told == replay(trace, memory=2 << 30)),
+        "/report": ([[file]], lambda told: Path(told).read_text(encoding="utf-8").startswith("<!doctype html>")),
+        "/run": (["feed_forward", SMALL, [], "T4"], lambda told: told["workload"] == "feed_forward" and told["fits"]),
+    }
+    assert set(asked) == set(named(client))
+    for name, (values, is_right) in asked.items():
+        assert is_right(client.predict(*values, api_name=name)), name
 
 
-def test_a_report_is_one_file(client: Any) -> None:
-    page = client.predict([gradio_client.handle_file(TRAINING)], api_name="/report")
-    assert Path(page).read_text(encoding="utf-8").startswith("<!doctype html>")
+def test_what_a_question_takes_is_a_sound_schema(client: Any) -> None:
+    """Agents check what they call: one unsound schema, and they refuse the whole server."""
+    jsonschema = pytest.importorskip("jsonschema")
+    for name, about in named(client).items():
+        for parameter in about["parameters"]:
+            jsonschema.Draft202012Validator.check_schema(parameter["type"])
+            assert '"$ref"' not in json.dumps(parameter["type"]), (name, parameter["parameter_name"])
+
+
+def test_a_file_is_named_by_its_address_here_and_no_other(client: Any, server: str) -> None:
+    opened = client.predict(gradio_client.handle_file(TRAINING), api_name="/open")
+    assert client.predict(gradio_client.handle_file(opened["file"]), api_name="/findings")["findings"]
+    for address in (f"{server}gradio_api/file=/etc/passwd", f"{server}config", "http://169.254.169.254/latest"):
+        with pytest.raises(Exception, match="fetches nothing from other addresses"):
+            client.predict(gradio_client.handle_file(address), api_name="/summary")
 
 
 def test_a_broken_file_is_an_error_in_words(client: Any, tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import gradio as gr
 from memviz.analysis.comparing.changes import changes
 from memviz.analysis.groups import GROUPINGS
 from memviz.headlines.diff_as_json import compared_json
-from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.programs import grouping_of, in_words, one_file, open_upload, row_count, sound_answer
 from memviz.ui.shell.turns import IN_TURN, in_turn
 
 
 def build() -> None:
     """Endpoints need components for what goes in and out; people never see these."""
-    file, other = gr.File(label="file"), gr.File(label="other")
+    file, other = one_file("file"), one_file("other")
     by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
     top = gr.Number(20, precision=0, label="top")
     gr.Button().click(in_turn(diff), [file, other, by, top], gr.JSON(label="answer"), api_name="diff", **IN_TURN)

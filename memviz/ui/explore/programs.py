@@ -1,31 +1,85 @@
-"""One snapshot as programs ask for it: `/summary` and `/peak`, and `/report` of one or more."""
+"""One snapshot as programs ask for it: `/open`, `/summary`, `/peak`, `/at`, `/find`, `/findings`; `/report` of more."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import gradio as gr
+from gradio.route_utils import get_root_url
 
 from memviz.analysis import peak as peaks
-from memviz.analysis.as_json import live_json
+from memviz.analysis.as_json import found_json, live_json
+from memviz.analysis.find import sites_found
+from memviz.analysis.findings.as_json import findings_json
 from memviz.analysis.groups import GROUPINGS
+from memviz.analysis.overview import overview
+from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.headlines.explore import explore
+from memviz.headlines.headline import headline_json
 from memviz.headlines.summary_as_json import summary_json
 from memviz.ui.saved.report import check_count, report_page
 from memviz.ui.shell.exports import page_file
-from memviz.ui.shell.programs import grouping_of, in_words, open_upload, row_count, sound_answer
+from memviz.ui.shell.given_files import address_of
+from memviz.ui.shell.programs import (
+    grouping_of,
+    in_words,
+    many_files,
+    one_file,
+    open_upload,
+    row_count,
+    sound_answer,
+)
 from memviz.ui.shell.turns import IN_TURN, in_turn
+
+_QUEUE = "/gradio_api/queue/join"
+"""Where every question of a program comes in."""
+_LONGEST_QUERY = 400
+_MOST_DEVICES = 64
 
 
 def build() -> None:
     """Endpoints need components for what goes in and out; people never see these."""
-    file, files = gr.File(label="file"), gr.File(label="files", file_count="multiple")
+    file, files = one_file("file"), many_files("files")
     by = gr.Dropdown(list(GROUPINGS), value="site", label="by")
     top = gr.Number(20, precision=0, label="top")
     answer, page = gr.JSON(label="answer"), gr.File(label="page")
     gr.Button().click(in_turn(summary), [file], answer, api_name="summary", **IN_TURN)
     gr.Button().click(in_turn(peak), [file, by, top], answer, api_name="peak", **IN_TURN)
+    event, query = gr.Number(-1, precision=0, label="event"), gr.Textbox(label="query")
+    gr.Button().click(in_turn(open_snapshot), [file], answer, api_name="open", **IN_TURN)
+    gr.Button().click(in_turn(at), [file, event, by, top], answer, api_name="at", **IN_TURN)
+    gr.Button().click(in_turn(find), [file, query, top], answer, api_name="find", **IN_TURN)
+    gr.Button().click(in_turn(findings), [file], answer, api_name="findings", **IN_TURN)
     gr.Button().click(in_turn(report), [files], page, api_name="report", **IN_TURN)
+
+
+def open_snapshot(file: str, request: gr.Request) -> dict[str, Any]:
+    """Begin here: takes a PyTorch memory snapshot and says in a sentence what it shows.
+
+    The answer's `file` names it in every other question, for an hour, without sending it again. A file is named by an
+    address: of an upload to this server (POST it as `files` to /gradio_api/upload, and put /gradio_api/file= before the
+    path that it answers); a small one may stand in it (data:application/octet-stream;base64,...); others are fetched
+    where the owner of this server allows it.
+
+    Args:
+        file: A snapshot, by its address.
+    """
+    with in_words():
+        trace, device = open_upload(file)
+        root = get_root_url(request=request.request, route_path=_QUEUE, root_path=None)
+        return sound_answer(
+            {
+                "file": address_of(file, root),
+                "name": trace.about.source,
+                "provenance": trace.about.label,
+                "device": device.name,
+                "devices": [other.name for other in trace.devices][:_MOST_DEVICES],
+                "events": len(device.events),
+                "peak_bytes": int(timeline(device).peak_bytes),
+                "headline": headline_json(explore(overview(trace, device))),
+            }
+        )
 
 
 def summary(file: str) -> dict[str, Any]:
@@ -50,6 +104,49 @@ def peak(file: str, by: str = "site", top: int = 20) -> dict[str, Any]:
         grouping, rows = grouping_of(by), row_count(top)
         trace, device = open_upload(file)
         return sound_answer(live_json(trace, device, peaks.peak(trace, device, grouping, top=rows), "peak_bytes"))
+
+
+def at(file: str, event: int, by: str = "site", top: int = 20) -> dict[str, Any]:
+    """What is live after one event, largest first; rows and rest add up to the byte.
+
+    Args:
+        file: A snapshot.
+        event: Its number; -1 is before the first.
+        by: What a row is: site, line, stack, category, module, phase, annotation, stream, pool or size.
+        top: How many rows.
+    """
+    with in_words():
+        grouping, rows = grouping_of(by), row_count(top)
+        if isinstance(event, bool) or not isinstance(event, int):
+            raise UsageError("event is a whole number.")
+        trace, device = open_upload(file)
+        return sound_answer(live_json(trace, device, peaks.at(trace, device, event, grouping, top=rows), "live_bytes"))
+
+
+def find(file: str, query: str, top: int = 20) -> dict[str, Any]:
+    """Call sites whose allocations match: how often, and how many bytes of them are live at the peak.
+
+    Args:
+        file: A snapshot.
+        query: Words of a file, function, module or category, and limits, such as `attention >10MiB <1s`.
+        top: How many sites.
+    """
+    with in_words():
+        rows = row_count(top)
+        if not isinstance(query, str) or not 0 < len(query.strip()) <= _LONGEST_QUERY:
+            raise UsageError(f"query is a text of at most {_LONGEST_QUERY} characters, such as attention >10MiB.")
+        trace, device = open_upload(file)
+        return sound_answer(found_json(device, sites_found(trace, device, query, timeline(device).peak_event), rows))
+
+
+def findings(file: str) -> dict[str, Any]:
+    """What is worth knowing about a snapshot, ranked by bytes, with what helps: leaks, spikes, fragmentation, copies.
+
+    Args:
+        file: A snapshot.
+    """
+    with in_words():
+        return sound_answer(findings_json(*open_upload(file)))
 
 
 def report(files: list[str]) -> str:

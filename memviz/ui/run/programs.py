@@ -16,7 +16,7 @@ from memviz.runner.request import DEFAULT_CARD, Request
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.shell.presence import presence
-from memviz.ui.shell.programs import in_words, sound_answer
+from memviz.ui.shell.programs import in_words, sound_answer, with_schema
 
 MOST_WAITING = 96
 """Runs that programs wait for at once. Each takes one of the places that `launch_options` makes, and no thread."""
@@ -24,12 +24,16 @@ _MOST_TEXTS = 100
 _LONGEST_TEXT = 200
 _LARGEST = 1 << 63
 _LOOK_SECONDS = 0.1
+_KNOBS = {"type": "object", "additionalProperties": {}, "description": "names and values"}
+_CHOSEN = {"type": "array", "items": {"type": "object"}, "description": "objects with a name and knobs"}
+"""Gradio says of JSON a type that no schema knows; whoever checks what it calls, as agents do, then refuses it."""
 
 
 def build(answers: RunAnswers) -> None:
     """Endpoints need components for what goes in and out; people never see these."""
     workload, card = gr.Textbox(label="workload"), gr.Textbox("", label="card")
-    settings, optimizations = gr.JSON({}, label="settings"), gr.JSON([], label="optimizations")
+    settings = with_schema(gr.JSON({}, label="settings"), _KNOBS)
+    optimizations = with_schema(gr.JSON([], label="optimizations"), _CHOSEN)
     inputs = [workload, settings, optimizations, card]
     # Runs wait for each other in a line of their own, which is fair; Gradio's is not.
     predict = RunEndpoint(answers).run

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import gradio as gr
 from gradio.exceptions import InvalidPathError
@@ -21,9 +21,11 @@ from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.exports import not_kept
+from memviz.ui.shell.given_files import files_here
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.sound import sound, sound_text
 
+_Made = TypeVar("_Made", bound=gr.components.Component)
 _MOST_ROWS = 10_000
 _MOST_WORDS = 1000
 _KINDS = {
@@ -32,7 +34,20 @@ _KINDS = {
     "files": "a list of uploaded files",
     "by": "a text",
     "top": "a whole number",
+    "event": "a whole number",
+    "query": "a text",
+    "memory": "a text",
+    "search": "true or false",
 }
+
+_META = {"type": "object", "properties": {"_type": {"type": "string", "const": "gradio.FileData"}}}
+_FILE = {
+    "title": "FileData",
+    "type": "object",
+    "properties": {"path": {"type": "string"}, "meta": _META},
+    "required": ["path"],
+}
+"""Gradio's own refers to places that are elsewhere once it is a part of a larger schema."""
 
 
 class ExplainingBlocks(gr.Blocks):
@@ -40,10 +55,13 @@ class ExplainingBlocks(gr.Blocks):
 
     async def preprocess_data(self, block_fn: Any, inputs: list[Any], *more: Any, **options: Any) -> Any:
         try:
-            return await super().preprocess_data(block_fn, inputs, *more, **options)
+            async with files_here(block_fn.inputs, inputs, getattr(self, "max_file_size", None)) as here:
+                return await super().preprocess_data(block_fn, here, *more, **options)
         except gr.Error as error:
             error.print_exception = False
             raise
+        except MemvizError as error:
+            raise _refused(str(error)) from None
         except Exception as error:
             raise _refused(_words_for(block_fn, inputs, error)) from None
 
@@ -61,6 +79,20 @@ def _words_for(block_fn: Any, inputs: list[Any], error: Exception) -> str:
 
 def _refused(words: str) -> gr.Error:
     return gr.Error(sound_text(words)[:_MOST_WORDS], print_exception=False)
+
+
+def with_schema(component: _Made, schema: dict[str, Any]) -> _Made:
+    """Told to programs in the place of Gradio's own. A class of our own would have Gradio write files beside ours."""
+    vars(component)["api_info"] = lambda: schema
+    return component
+
+
+def one_file(label: str) -> gr.File:
+    return with_schema(gr.File(label=label), _FILE)
+
+
+def many_files(label: str) -> gr.File:
+    return with_schema(gr.File(label=label, file_count="multiple"), {"type": "array", "items": _FILE})
 
 
 @contextmanager
