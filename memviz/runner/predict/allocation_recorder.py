@@ -20,6 +20,7 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
 from memviz.runner.predict.evidence import CUBLAS_NUMBER, NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
+from memviz.runner.predict.known_results import Shapes
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
@@ -138,7 +139,8 @@ class AllocationRecorder:
             if type(argument) is Parameter:
                 self._uses(argument)
 
-    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None = None) -> None:
+        """`shapes` are those of the arguments, where the operator's work follows from them."""
         self.operators.add(treatment.name)
         if treatment.gives_new:
             there = [arg for arg in tensors_in(args) if arg.is_meta]
@@ -155,8 +157,7 @@ class AllocationRecorder:
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
             self._misses(treatment.rule, args, out)
         if treatment.gives_new or treatment.writes:
-            met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
-            self.totals.add(treatment.formula, args, kwargs, met, out)
+            self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):

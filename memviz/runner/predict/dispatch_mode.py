@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.group.shards import on_shards
+from memviz.runner.predict.known_results import shapes_of
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
@@ -78,10 +79,14 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if treatment.parts_in is not None:
             with self, self.autocast.below(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
+        shapes = None if treatment.is_view or treatment.resizes else shapes_of(args, kwargs)
         out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
         if out is NotImplemented:
-            out = self._run(func, args, kwargs)
-        self.recorder.ran(treatment, args, kwargs, out)
+            if treatment.results is None or shapes is None:
+                out = self._run(func, args, kwargs)
+            else:
+                out = treatment.results.of(func, args, kwargs, shapes, self._run)
+        self.recorder.ran(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
             self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
             self.recorder.choices.follow(func, args, out)
