@@ -27,7 +27,7 @@ from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import not_predicted
-from memviz.runner.predict.program_frames import StackTable
+from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
 from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
@@ -94,14 +94,16 @@ class AllocationRecorder:
         memory: DeviceMemory | None = None,
         *,
         release: tuple[int, int] = _NEWEST,
+        figures_only: bool = False,
     ) -> None:
         self.card = card
         self.release = release
-        self.stacks = StackTable(interner)
+        self.stacks: StackTable | NoStacks = NoStacks() if figures_only else StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        self.ledger = Ledger(settings, self._stack_of_free, memory)
+        stack_of_free = self.stacks.here if figures_only else self._stack_of_free
+        self.ledger = Ledger(settings, stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
         self.choices = Choices()
@@ -145,7 +147,7 @@ class AllocationRecorder:
         if treatment.gives_new:
             there = [arg for arg in tensors_in(args) if arg.is_meta]
             known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
-            for number, tensor in enumerate(tensors_in(out)):
+            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
                 if tensor.is_meta:
                     self._rule = _rule_of_result(treatment.rule, number)
                     self._has(tensor, treatment, there, known, kwargs)

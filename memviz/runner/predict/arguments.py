@@ -32,10 +32,15 @@ def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The arguments that an operator writes to."""
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            name = argument.name
-            yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+    for at, name in _written_arguments(func):
+        yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+
+
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names; torch makes its schema anew for whoever looks."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
 
 def fills_its_storage(tensor: Tensor) -> bool:

@@ -68,9 +68,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             out = self.looks.instead(func, treatment, args, kwargs)
             if out is not NotImplemented:
                 return out
-        out = self.recorder.host.instead(func, args, kwargs)
+        out = self.recorder.host.instead(func, args, kwargs, moves=treatment.moves)
         if out is not NotImplemented:
-            self.recorder.choices.follow(func, args, out)
+            if treatment.may_choose:
+                self.recorder.choices.follow(func, args, out)
             return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
@@ -88,8 +89,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 out = treatment.results.of(func, args, kwargs, shapes, self._run)
         self.recorder.ran(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
-            self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
-            self.recorder.choices.follow(func, args, out)
+            writes, may_say = treatment.writes, treatment.may_say
+            self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
+            if treatment.may_choose:
+                self.recorder.choices.follow(func, args, out)
         return out
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -21,7 +21,7 @@ from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_
 from memviz.runner.predict.cuda_streams import follow_streams
 from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
-from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.named_devices import META, NAMES_NO_DEVICE, NamedDevices
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
 from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
@@ -70,11 +70,13 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
-        nowhere = self._named.means_nowhere
-        if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
-            return self._tensors.made_nowhere(func, args, kwargs)
+        names_one = bool(kwargs) or not NAMES_NO_DEVICE.issuperset(map(type, args))
+        if names_one:
+            nowhere = self._named.means_nowhere
+            if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
+                return self._tensors.made_nowhere(func, args, kwargs)
         try:
-            out = self._called(func, args, kwargs)
+            out = self._called(func, args, kwargs) if names_one or func is Tensor.to else func(*args)
         except TypeError:
             # A size, and torch only says that it is of a wrong type.
             stop_at_unknown_numbers(args, kwargs)
@@ -251,8 +253,9 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
 
 def _within(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(entered, FakeCudaMode) for entered in _modes()):
-            return run(*args, **kwargs)
+        for entered in _modes():
+            if isinstance(entered, FakeCudaMode):
+                return run(*args, **kwargs)
         with mode():
             return run(*args, **kwargs)
 

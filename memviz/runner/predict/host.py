@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from memviz.runner.predict import known_values, stand_ins
 from memviz.runner.predict.arguments import fills_its_storage, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
@@ -35,6 +36,7 @@ _FILLERS = {
 _PACK = aten._pack_padded_sequence.default
 _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
 """Their number may lie on the device, though the rest lies on the host."""
+_PLAIN = (Tensor, torch.nn.Parameter)
 _WHOLE = (torch.long, torch.int)
 
 
@@ -105,8 +107,19 @@ class Host:
             return self.known.of(tensor)
         return None if tensor in self.unknown else tensor
 
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
-        """After an operator of the device: what is known of what it made and wrote."""
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
+        """After an operator of the device: what is known of what it made and wrote.
+
+        `may_say` is what `may_say_of_unknown` answers, for whoever asked already.
+        """
+        if may_say and func is aten.mul.Tensor:
+            # Nothing times a whole number is nothing; of others a product says no more than a sum.
+            may_say = not out.is_floating_point()
+        if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
+            # Nearly all: numbers that nobody knows become others.
+            if writes:
+                self.known.forget_written(func, args, kwargs)
+            return
         self.known.follow(func, args, kwargs, out, writes=writes)
         self.stand_ins.follow(func, args, out)
 
@@ -114,9 +127,16 @@ class Host:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
         return isinstance(value, Tensor) and not self.known.is_known(value)
 
-    def instead(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right."""
-        moved = MOVES.get(func)
+    def instead(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
+        """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right.
+
+        `moves`: whether it may be one of `MOVES`.
+        """
+        first = args[0] if args else None
+        if not moves and type(first) in _PLAIN and first.is_meta and not len(self.unknown):
+            # Nearly all: an operator of the device's own.
+            return NotImplemented
+        moved = MOVES.get(func) if moves else None
         if moved is not None:
             out = moved(self, func, args, kwargs)
             if out is not NotImplemented:
@@ -287,6 +307,11 @@ _LARGE_FROM_NOTHING = {
     *(aten.randn_like.default, aten.rand_like.default, aten.ones_like.default, aten.zeros_like.default),
     *(aten.full_like.default, aten.new_zeros.default, aten.new_ones.default, aten.new_full.default),
 }
+
+
+def may_say_of_unknown(func: Any) -> bool:
+    """Whether something may be known of an operator's result where nothing is of what it is given."""
+    return known_values.says_of_unknown(func) or stand_ins.says_of_unknown(func)
 
 
 def _bytes(tensor: Tensor) -> int:

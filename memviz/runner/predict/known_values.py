@@ -28,6 +28,7 @@ _MOST_ELEMENTS = 1 << 22
 _MOST_SPELLED_OUT = 1 << 12
 """Elements that are all alike; of more the number is kept alone, until some of them differ."""
 _HOST = torch.device("cpu")
+_PLAIN = (Tensor, torch.nn.Parameter)
 _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
@@ -41,6 +42,18 @@ _ABSORBING = {
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Values of the argument do not."""
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+_QUESTIONS = {
+    *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
+}
+"""About numbers, with an answer where these are finite."""
+
+
+def says_of_unknown(func: Any) -> bool:
+    """Whether an operator's result may be known where what it is given is not."""
+    named = func.overloadpacket.__name__ in _SHAPE_COUNTS
+    return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
 
 
 class _Entry(weakref.ref["torch.UntypedStorage"]):
@@ -100,6 +113,14 @@ class KnownValues:
         assert isinstance(entry, _Entry)
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+
+    def is_unknown_first(self, args: Any) -> bool:
+        """Quickly: whether the first argument is a tensor of the device that nobody knows. Often it is."""
+        first = args[0] if args else None
+        return type(first) in _PLAIN and first.is_meta and _key(first) not in self._entries
+
+    def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        self._forget_written(func, args, kwargs, True)
 
     def all_known(self, args: Any, kwargs: Any) -> bool:
         return all(map(self.is_known, tensors_of((args, kwargs))))

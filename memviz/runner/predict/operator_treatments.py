@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict import in_place
+from memviz.runner.predict import choices, in_place
 from memviz.runner.predict.attention import seeds_on_host
 from memviz.runner.predict.evidence import rule_of
+from memviz.runner.predict.host import MOVES, may_say_of_unknown
 from memviz.runner.predict.known_results import KnownResults, Shapes
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
@@ -62,6 +63,12 @@ class Treatment:
     formula: Formula | None
     rule: int
     """The number of what stands behind its memory, in `evidence`."""
+    moves: bool
+    """Between the host and the device, perhaps."""
+    may_say: bool
+    """Of values that nobody knows."""
+    may_choose: bool
+    """One of several places."""
     results: KnownResults | None
     """Where the same shapes make the same result."""
     work: dict[Shapes, tuple[int, int]]
@@ -87,6 +94,9 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
         formula=_formula_of(product),
         rule=rule_of(packet.__name__),
+        moves=func in MOVES,
+        may_say=may_say_of_unknown(func),
+        may_choose=choices.concerns(func),
         results=KnownResults() if new and not schema.is_mutable and _repeats(func) else None,
         work={},
     )

@@ -31,15 +31,20 @@ _OF_WHAT_IT_DOES = (
 """Figures in which allocator settings have no part."""
 
 
-def predict(plan: Plan, tell: Tell) -> Outcome:
-    """The steps on tensors without data, as they would be on the plan's card."""
+def predict(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
+    """The steps on tensors without data, as they would be on the plan's card.
+
+    With `figures_only` the trace has no stacks, and the figures are the same.
+    """
     begun = time.perf_counter()
     tell("building the model")
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
     settings = settings_from_environment(plan.environment)
-    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release)
+    predicted = PredictedDevice(
+        plan.card, settings=settings, release=plan.request.release, figures_only=figures_only
+    )
     with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
