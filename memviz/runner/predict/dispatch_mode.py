@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.group.shards import on_shards
-from memviz.runner.predict.known_results import shapes_of
+from memviz.runner.predict.known_results import PLAIN_TENSORS, shapes_of
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
@@ -101,8 +101,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
             # C++ code of torch's that no word of ours is heard in.
             kwargs = {**kwargs, "device": META}
-        on_device = any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
-        if on_device:
+        first = args[0] if args else None
+        at_once = type(first) in PLAIN_TENSORS and first.is_meta
+        on_device = at_once or any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
+        if on_device and not at_once:
             out = self.recorder.host.meets_device(func, args)
             if out is not NotImplemented:
                 return out

@@ -21,7 +21,7 @@ from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_
 from memviz.runner.predict.cuda_streams import follow_streams
 from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
-from memviz.runner.predict.named_devices import META, NAMES_NO_DEVICE, NamedDevices
+from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
 from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
@@ -36,6 +36,8 @@ _HOST_WAITS = {
 }
 """The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
 Mode = Callable[[], AbstractContextManager[Any]]
+_NAME_NO_DEVICE = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
+"""Types of arguments that are no device, and hold no number that nobody knows."""
 
 
 class FakeCudaMode(TorchFunctionMode):
@@ -57,6 +59,10 @@ class FakeCudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if not kwargs and not self._waiting and _NAME_NO_DEVICE.issuperset(map(type, args)):
+                # Nearly all.
+                if func not in self._answers and func is not Tensor.to:
+                    return func(*args)
             return self._answered(func, args, kwargs or {})
         except OutOfMemoryError as error:
             args = kwargs = None
@@ -70,13 +76,11 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
-        names_one = bool(kwargs) or not NAMES_NO_DEVICE.issuperset(map(type, args))
-        if names_one:
-            nowhere = self._named.means_nowhere
-            if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
-                return self._tensors.made_nowhere(func, args, kwargs)
+        nowhere = self._named.means_nowhere
+        if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
+            return self._tensors.made_nowhere(func, args, kwargs)
         try:
-            out = self._called(func, args, kwargs) if names_one or func is Tensor.to else func(*args)
+            out = self._called(func, args, kwargs)
         except TypeError:
             # A size, and torch only says that it is of a wrong type.
             stop_at_unknown_numbers(args, kwargs)

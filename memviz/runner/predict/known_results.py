@@ -16,7 +16,7 @@ from torch.nn import Parameter
 from memviz.runner.predict.arguments import tensors_of
 from memviz.runner.predict.named_devices import META
 
-_PLAIN_TENSORS = (Tensor, Parameter)
+PLAIN_TENSORS = (Tensor, Parameter)
 _PLAIN_VALUES = (
     *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
     torch.Size,
@@ -24,7 +24,8 @@ _PLAIN_VALUES = (
 _MOST = 1 << 14
 """Of a program that never asks for the same twice; then all is forgotten."""
 Shapes = tuple[Hashable, ...]
-Make = Callable[[], Any]
+Make = Callable[[Any], Any]
+"""From the arguments."""
 
 
 def shapes_of(args: Any, kwargs: Any) -> Shapes | None:
@@ -42,7 +43,7 @@ def shapes_of(args: Any, kwargs: Any) -> Shapes | None:
 def _add(parts: list[Hashable], values: Iterable[Any]) -> bool:
     for value in values:
         kind = type(value)
-        if kind in _PLAIN_TENSORS:
+        if kind in PLAIN_TENSORS:
             if not value.is_meta or value.layout is not torch.strided or value.is_complex() or value.is_neg():
                 return False
             parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
@@ -68,7 +69,7 @@ class KnownResults:
         """`run` gives it where it is not known yet."""
         make = self._known.get(shapes)
         if make is not None:
-            return make()
+            return make(args)
         out = run(func, args, kwargs)
         if shapes not in self._known:
             if len(self._known) >= _MOST:
@@ -78,7 +79,14 @@ class KnownResults:
 
 
 def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
-    """How to make such a result anew; None where it is more than new tensors, each with its memory to itself."""
+    """How to make such a result anew; None where it is more than new tensors, each with its memory to itself.
+
+    What is written in place is the argument as it was, as no operator comes here that changes shapes.
+    """
+    if out is None:
+        return _nothing
+    if args and out is args[0]:
+        return _first
     taken = {tensor.untyped_storage()._cdata for tensor in tensors_of((args, kwargs))}
     if type(out) is Tensor:
         return _maker_of_one(out, taken)
@@ -90,11 +98,19 @@ def _maker(out: Any, args: Any, kwargs: Any) -> Make | None:
         if makers[-1] is None:
             return None
     kind, known = type(out), [make for make in makers if make is not None]
-    return lambda: kind([make() for make in known])
+    return lambda args: kind([make(args) for make in known])
+
+
+def _nothing(args: Any) -> None:
+    return None
+
+
+def _first(args: Any) -> Any:
+    return args[0]
 
 
 def _same(item: Any) -> Make | None:
-    return (lambda: item) if type(item) in (int, float, bool, type(None)) else None
+    return (lambda args: item) if type(item) in (int, float, bool, type(None)) else None
 
 
 def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
@@ -106,7 +122,7 @@ def _maker_of_one(tensor: Tensor, taken: set[int]) -> Make | None:
     taken.add(storage._cdata)
     size, stride, dtype = tensor.shape, tensor.stride(), tensor.dtype
 
-    def make() -> Tensor:
+    def make(args: Any) -> Tensor:
         return torch.empty_strided(size, stride, dtype=dtype, device=META)
 
-    return make if make().untyped_storage().nbytes() == storage.nbytes() else None
+    return make if make(()).untyped_storage().nbytes() == storage.nbytes() else None

@@ -15,10 +15,6 @@ CUDA_0 = torch.device("cuda", 0)
 """What the program is told that they lie on."""
 
 
-NAMES_NO_DEVICE = frozenset((torch.Tensor, torch.nn.Parameter, int, float, bool, type(None), tuple, list, torch.dtype))
-"""Types of what nearly all functions of torch are given."""
-
-
 class NamedDevices:
     """`rank` is the process of a group that runs here, and has a card of its machine to itself."""
 

@@ -84,7 +84,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         name=_name(func),
         gives_new=new,
         writes=schema.is_mutable,
-        resizes=packet.__name__ in _RESIZING or any(argument.is_out for argument in schema.arguments),
+        resizes=_resizes(func),
         uses_cublas=product in USES_CUBLAS,
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
@@ -97,7 +97,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         moves=func in MOVES,
         may_say=may_say_of_unknown(func),
         may_choose=choices.concerns(func),
-        results=KnownResults() if new and not schema.is_mutable and _repeats(func) else None,
+        results=KnownResults() if (new or schema.is_mutable) and _repeats(func) else None,
         work={},
     )
 
@@ -108,13 +108,18 @@ def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
     return SHAPES.get(func) or seeds_on_host(func, release)
 
 
+def _resizes(func: Operator) -> bool:
+    return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
+
+
 def _looks(func: Operator) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
 
 
 def _repeats(func: Operator) -> bool:
     """Whether nothing but its arguments' shapes, and plain numbers, decides what it gives."""
-    return func.namespace == "aten" and (not _looks(func) or func is aten.index.Tensor)
+    changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
+    return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
 
 
 def _product_of(packet: Any) -> Any:

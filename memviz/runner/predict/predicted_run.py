@@ -73,13 +73,12 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     source.said = done.said
     figures = what_if.figures_on(source, settings)
     source.said = replace(done.said, reset=0)
-    whole = what_if.figures_on(source, settings)
     run, error = done.run, done.run.expected_error
     known = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
-        "fit": _fit_of(source, settings, plan.card, whole.peak_reserved_bytes, error),
+        "fit": _fit_of(source, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
     return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
@@ -111,13 +110,21 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
 
 
 def _fit_of(
-    source: Source, settings: Settings | None, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None
+    source: Source,
+    settings: Settings | None,
+    card: KnownCard,
+    peak_reserved_bytes: int | None,
+    error: ExpectedError | None,
 ) -> Fit:
+    """`peak_reserved_bytes` is None where a replay is to find it."""
     context = context_on(card.name)
     limited = what_if.CardMemory(card.memory_bytes, context.most_bytes)
     usable = limited.usable_bytes
     replayed = what_if.figures_on(source, settings, limited)
     out = replayed.oom
+    if peak_reserved_bytes is None:
+        free = replayed if what_if.never_short(replayed) else what_if.figures_on(source, settings)
+        peak_reserved_bytes = free.peak_reserved_bytes
     return Fit(
         usable_bytes=usable,
         fits=out is None,
