@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+"""Of which nothing else is made."""
+
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
@@ -45,6 +48,11 @@ def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
 
 def fills_its_storage(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def is_on_device(value: Any) -> bool:
+    """Of an argument: a plain tensor of the device's."""
+    return type(value) in PLAIN_TENSORS and value.is_meta
 
 
 @cache

@@ -59,14 +59,16 @@ class FakeCudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
-            if not kwargs and not self._waiting and _NAME_NO_DEVICE.issuperset(map(type, args)):
+            if not kwargs and _NAME_NO_DEVICE.issuperset(map(type, args)) and self._is_plain(func):
                 # Nearly all.
-                if func not in self._answers and func is not Tensor.to:
-                    return func(*args)
+                return func(*args)
             return self._answered(func, args, kwargs or {})
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_our_frames(error) from None
+
+    def _is_plain(self, func: Any) -> bool:
+        return func not in self._answers and func is not Tensor.to and not self._waiting
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._waiting:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict import known_values, stand_ins
-from memviz.runner.predict.arguments import fills_its_storage, tensors_of, with_each, written_by
+from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 from memviz.runner.predict.stand_ins import StandIns
@@ -36,7 +36,6 @@ _FILLERS = {
 _PACK = aten._pack_padded_sequence.default
 _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
 """Their number may lie on the device, though the rest lies on the host."""
-_PLAIN = (Tensor, torch.nn.Parameter)
 _WHOLE = (torch.long, torch.int)
 
 
@@ -132,8 +131,7 @@ class Host:
 
         `moves`: whether it may be one of `MOVES`.
         """
-        first = args[0] if args else None
-        if not moves and type(first) in _PLAIN and first.is_meta and not len(self.unknown):
+        if not moves and not len(self.unknown) and args and is_on_device(args[0]):
             # Nearly all: an operator of the device's own.
             return NotImplemented
         moved = MOVES.get(func) if moves else None
@@ -262,7 +260,7 @@ class Host:
     def to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.to("cpu")`."""
         device = kwargs.get("device")
-        if device is None or device.type != "cpu" or not is_on_device(args[0]):
+        if device is None or device.type != "cpu" or not _lies_there(args[0]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[0])
         values = self.known.of(args[0])
@@ -274,7 +272,7 @@ class Host:
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""
-        if is_on_device(args[0]) or not is_on_device(args[1]):
+        if _lies_there(args[0]) or not _lies_there(args[1]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[1])
         values = self.known.of(args[1])
@@ -287,7 +285,7 @@ class Host:
 
     def all_into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`torch._foreach_copy_(host_tensors, device_tensors)`."""
-        if not args[0] or is_on_device(args[0][0]) or not is_on_device(args[1][0]):
+        if not args[0] or _lies_there(args[0][0]) or not _lies_there(args[1][0]):
             return NotImplemented
         self.arrived_bytes += sum(map(_bytes, args[1]))
         for tensor in args[0]:
@@ -326,7 +324,7 @@ def _makes_anew(func: Any) -> bool:
     return all(returned.alias_info is None for returned in func._schema.returns)
 
 
-def is_on_device(value: Any) -> bool:
+def _lies_there(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from memviz.runner.predict.arguments import tensors_of
+from memviz.runner.predict.arguments import PLAIN_TENSORS, tensors_of
 from memviz.runner.predict.named_devices import META
 
-PLAIN_TENSORS = (Tensor, Parameter)
 _PLAIN_VALUES = (
     *(int, float, bool, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format),
     torch.Size,
@@ -48,12 +46,12 @@ def _add(parts: list[Hashable], values: Iterable[Any]) -> bool:
                 return False
             parts += (value.shape, value.stride(), value.storage_offset(), value.dtype)
         elif kind is list or kind is tuple:
-            parts += (kind, len(value))
+            parts.append((kind, len(value)))
             if not _add(parts, value):
                 return False
         elif kind in _PLAIN_VALUES:
             # 1, 1.0 and True are equal, and make different types.
-            parts += (kind, value)
+            parts.append((kind, value))
         else:
             return False
     return True

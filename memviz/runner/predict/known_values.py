@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import draws, fills_its_storage, tensors_of, with_each, written_by
+from memviz.runner.predict.arguments import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
 aten = torch.ops.aten
 MOST_BYTES = 1 << 20
@@ -28,7 +28,6 @@ _MOST_ELEMENTS = 1 << 22
 _MOST_SPELLED_OUT = 1 << 12
 """Elements that are all alike; of more the number is kept alone, until some of them differ."""
 _HOST = torch.device("cpu")
-_PLAIN = (Tensor, torch.nn.Parameter)
 _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
@@ -116,8 +115,7 @@ class KnownValues:
 
     def is_unknown_first(self, args: Any) -> bool:
         """Quickly: whether the first argument is a tensor of the device that nobody knows. Often it is."""
-        first = args[0] if args else None
-        return type(first) in _PLAIN and first.is_meta and _key(first) not in self._entries
+        return bool(args) and is_on_device(args[0]) and _key(args[0]) not in self._entries
 
     def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
         self._forget_written(func, args, kwargs, True)

@@ -42,9 +42,7 @@ def predict(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
         model = plan.workload.build()
     check(plan, model)
     settings = settings_from_environment(plan.environment)
-    predicted = PredictedDevice(
-        plan.card, settings=settings, release=plan.request.release, figures_only=figures_only
-    )
+    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release, figures_only=figures_only)
     with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
