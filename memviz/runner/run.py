@@ -117,6 +117,8 @@ class Run:
     """Of one step, between the device and the host; None where nobody counted."""
     expected_error: ExpectedError | None = None
     """Of a prediction."""
+    pinned_host_bytes: int | None = None
+    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error

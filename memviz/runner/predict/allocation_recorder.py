@@ -26,6 +26,7 @@ from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import not_predicted
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
@@ -106,6 +107,7 @@ class AllocationRecorder:
         self.ledger = Ledger(settings, stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
+        self.pinned = PinnedHost()
         self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()

@@ -279,6 +279,11 @@ class PredictedDevice:
         """Between the device and the host, both ways together."""
         return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
 
+    @property
+    def pinned_host_bytes(self) -> int:
+        """What the host holds for tensors in pinned memory, once the run was through."""
+        return self.recorder.pinned.held_bytes
+
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""
         assumed = filter(None, (*self.recorder.assumptions.sentences, caught_refusal()))

@@ -27,6 +27,7 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
+    "pinned_host_bytes",
 )
 """Figures in which allocator settings have no part."""
 
@@ -50,6 +51,7 @@ def predict(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
         known = {
             **peaks_of(device),
             **totals.of_one_step(plan.request.steps),
+            "pinned_host_bytes": device.pinned_host_bytes,
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)

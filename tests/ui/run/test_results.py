@@ -369,3 +369,10 @@ def test_the_spread_stands_beside_the_seconds() -> None:
     seconds = Seconds(0.0123, 0.0004, 244, "GPU events", 0.0121, 0.0125)
     html = results_html(OrderStatus("x", (variant("Baseline", run(fit=None, seconds=seconds)),)))
     assert "12.3 ms 12.1 ms to 12.5 ms for the middle half of 244 steps" in words(html)
+
+
+def test_what_the_host_holds_stands_beside_the_peak() -> None:
+    holds = predicted(20, 100, pinned_host_bytes=3 * GIB)
+    assert "pinned on the host 3,072 MiB" in words(results_html(OrderStatus("x", (variant("Waits", holds),))))
+    none = predicted(20, 100, pinned_host_bytes=0)
+    assert "pinned" not in words(results_html(OrderStatus("x", (variant("Baseline", none),))))
