@@ -8,13 +8,15 @@ more time than they save memory. What to know before using it:
 * Whatever is saved by several operators is copied once. Copies run on the stream that computes, not beside it.
 * Inside checkpointed blocks nothing is saved; what is moved there are the inputs of the blocks.
 * What a loss outside of the model saves stays on the device.
-* `most_gib` bounds the host memory: beyond it tensors stay where they are.
+* PyTorch rounds each piece of pinned memory up to a power of two, and keeps what was given back for others of its size.
+  `most_gib` bounds what it holds so: beyond it tensors stay where they are.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
@@ -34,7 +36,7 @@ class ActivationOffload:
         default=1.0, metadata={"help": "smaller tensors stay on the device", "unit": "MiB", "least": 0}
     )
     most_gib: float = field(
-        default=0.0, metadata={"help": "host memory at most; 0 is no bound", "unit": "GiB", "least": 0}
+        default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB", "least": 0}
     )
 
     name: ClassVar[str] = "activation_offload"
@@ -80,6 +82,8 @@ class ActivationOffload:
 class HostBytes:
     now: int
     most: int
+    pinned: int
+    """What PyTorch holds there for them, in blocks that are powers of two."""
 
 
 def host_bytes(model: nn.Module) -> HostBytes:
@@ -87,7 +91,7 @@ def host_bytes(model: nn.Module) -> HostBytes:
     moving = _moving(model)
     if moving is None:
         raise ValueError("This model keeps its activations on the device: apply ActivationOffload first.")
-    return HostBytes(moving.waiting, moving.most)
+    return HostBytes(moving.waiting, moving.most, moving.pinned)
 
 
 def _moving(model: nn.Module) -> _Moving | None:
@@ -103,7 +107,9 @@ class _Moving:
 
     def __init__(self, knobs: ActivationOffload) -> None:
         self.knobs = knobs
-        self.waiting = self.most = 0
+        self.waiting = self.most = self.pinned = 0
+        self.used, self.made = Counter[int](), Counter[int]()
+        """Blocks of pinned memory, by their size."""
         self.entered: list[saved_tensors_hooks] = []
         self.stays: set[int] = set()
         """Storages of weights."""
@@ -133,12 +139,12 @@ class _Moving:
         layout = int(saved.storage_offset()), tuple(saved.shape), saved.stride(), saved.dtype, saved._version
         there = copied[layout]() if layout in copied else None
         if there is None:
-            if self.knobs.most_gib and self.waiting + size > self.knobs.most_gib * _GIB:
+            if not self._has_room(size):
                 return saved
             there = _Waits(saved)
             copied[layout] = weakref.ref(there)
-            self._count(size)
-            weakref.finalize(there, self._count, -size)
+            self._came(size)
+            weakref.finalize(there, self._went, size)
         return there
 
     def _copies_of(self, saved: Tensor) -> dict[_Layout, weakref.ref[_Waits]]:
@@ -153,9 +159,23 @@ class _Moving:
         if key in self.known and self.known[key][0] is gone:
             del self.known[key]
 
-    def _count(self, size: int) -> None:
+    def _has_room(self, size: int) -> bool:
+        block = _block(size)
+        is_there = self.used[block] < self.made[block]
+        return not self.knobs.most_gib or is_there or self.pinned + block <= self.knobs.most_gib * _GIB
+
+    def _came(self, size: int) -> None:
+        block = _block(size)
         self.waiting += size
         self.most = max(self.most, self.waiting)
+        self.used[block] += 1
+        if self.used[block] > self.made[block]:
+            self.made[block] += 1
+            self.pinned += block
+
+    def _went(self, size: int) -> None:
+        self.waiting -= size
+        self.used[_block(size)] -= 1
 
 
 class _Waits:
@@ -181,6 +201,10 @@ def _to_device(packed: Tensor | _Waits) -> Tensor:
             back.copy_(packed.host, non_blocking=True)
         packed.back = weakref.ref(back)
     return back
+
+
+def _block(size: int) -> int:
+    return 1 << (size - 1).bit_length()
 
 
 def _is_on_host(tensor: Tensor) -> bool:

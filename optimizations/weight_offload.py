@@ -10,7 +10,7 @@ of a denoiser find its weights there. Nothing is computed otherwise. What to kno
   run beside the computation.
 * With `block` what lies outside of the blocks stays on the device: embeddings, norms, the head.
 * Host memory is pinned, in one piece a weight, and PyTorch rounds each piece up to a power of two. `most_gib` bounds
-  the weights that wait there: modules beyond it stay on the device.
+  what is held there, so rounded: modules beyond it stay on the device.
 * With layerwise casting the small weights come over the bus and are cast on the device, as long as what comes at once
   is not less than what is cast at once: then they are cast on the host, before they come.
 * Weights are read where their module is called. A module that reads those of another finds them on the host.
@@ -39,9 +39,7 @@ class WeightOffload:
         metadata={"help": "what comes to the device as one piece", "choices": _PIECES, "says": "weights come {}-wise"},
     )
     group: int = field(default=1, metadata={"help": "with blocks: so many after each other as one", "least": 1})
-    most_gib: float = field(
-        default=0.0, metadata={"help": "weights that wait on the host at most; 0 is no bound", "unit": "GiB"}
-    )
+    most_gib: float = field(default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB"})
 
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "Weights wait on the host"
@@ -113,7 +111,7 @@ class WeightOffload:
         for modules in self._pieces(model):
             own = dict.fromkeys(parameter for module in modules for parameter in module.parameters())
             new = [weight for weight in own if weight not in weights]
-            size = sum(weight.numel() * weight.element_size() for weight in new)
+            size = sum(_pinned_bytes(weight) for weight in new)
             if self.most_gib and waiting + size > self.most_gib * _GIB:
                 continue
             waiting += size
@@ -228,6 +226,12 @@ def _uncalled(model: nn.Module) -> list[str]:
 def _unit_of(module: nn.Module) -> _Unit | None:
     hooks = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
     return next((hook for hook in hooks if isinstance(hook, _Unit)), None)
+
+
+def _pinned_bytes(tensor: Tensor) -> int:
+    """What PyTorch takes of the host's memory for it."""
+    size = tensor.numel() * tensor.element_size()
+    return 1 << (size - 1).bit_length() if size else 0
 
 
 def _on_host(tensor: Tensor) -> Tensor:

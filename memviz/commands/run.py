@@ -172,6 +172,8 @@ def _print(run: Run, path: Path | None) -> None:
     print(f"  live       {bytes_text(run.peak_allocated_bytes)} at the peak")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
     print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not live then")
+    if run.pinned_host_bytes:
+        print(f"  on host    {bytes_text(run.pinned_host_bytes)} pinned there")
     if run.fit is not None:
         context = context_on(run.device)
         print(f"  beside it  {context.interval} for the CUDA context, {context.source}")

@@ -25,6 +25,7 @@ def run_json(run: Run, path: Path | None = None) -> dict[str, Any]:
         "fit": None if run.fit is None else run.fit.word,
         "context": None if run.fit is None else context_on(run.device).as_json(),
         "expected_error": None if run.expected_error is None else run.expected_error.as_json(),
+        "pinned_host_bytes": run.pinned_host_bytes,
         "weights_bytes": run.weights_bytes,
         "seconds": None if run.seconds is None else run.seconds.median,
         "seconds_low": None if run.seconds is None else run.seconds.low,

@@ -122,6 +122,8 @@ class Run:
     """Of many GPUs, the process that these figures are of: the one that reserves most."""
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
+    pinned_host_bytes: int | None = None
+    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error

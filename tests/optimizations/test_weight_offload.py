@@ -94,9 +94,10 @@ def test_a_copy_has_weights_and_a_host_of_its_own():
 
 def test_the_bound_keeps_the_last_blocks_on_the_device():
     case = stack()
-    block = sum(parameter.nbytes for parameter in case.model.blocks[0].parameters())
+    sizes = [parameter.nbytes for parameter in case.model.blocks[0].parameters()]
+    block, pinned = sum(sizes), sum(1 << (size - 1).bit_length() for size in sizes)
     for blocks, bound in ((5, 0.0), (3, 3.5), (1, 1.0)):
-        undo = WeightOffload(most_gib=bound * block / (1 << 30)).apply(case.model)
+        undo = WeightOffload(most_gib=bound * pinned / (1 << 30)).apply(case.model)
         assert host_bytes(case.model) == blocks * block
         undo()
     assert host_bytes(case.model) == 0
@@ -176,3 +177,21 @@ def test_cast_weights_are_the_same_wherever_they_wait(granularity, cast, monkeyp
         undo()
     assert len({float(loss) for loss in losses[2:]}) == 1
     assert losses[0] != losses[2]
+
+
+def test_the_run_says_what_the_host_holds_and_the_bound_bounds_it():
+    """PyTorch takes the next power of two for each weight."""
+    knobs = {"layers": "2", "mode": "inference"}
+
+    def pinned(**more: str) -> int:
+        run = predict(plan_of(Request("gpt2", knobs, (("weight_offload", more),))), lambda phase: None).run
+        return run.pinned_host_bytes or 0
+
+    with torch.device("meta"):
+        model = workload_named("gpt2", knobs).build()
+    blocks = [parameter.nbytes for parameter in model.transformer.h.parameters()]
+    assert pinned() == sum(1 << (size - 1).bit_length() for size in blocks) > sum(blocks)
+    bound = pinned() / 2 / (1 << 30)
+    assert 0 < pinned(most_gib=str(bound)) <= pinned() / 2
+    without = predict(plan_of(Request("gpt2", knobs)), lambda phase: None).run
+    assert without.pinned_host_bytes == 0

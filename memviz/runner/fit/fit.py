@@ -157,6 +157,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "peak_allocated_bytes": way.prediction.peak_allocated_bytes,
         "peak_reserved_bytes": way.peak_reserved_bytes,
         "peak_reserved_without_limit_bytes": way.prediction.peak_reserved_bytes,
+        "pinned_host_bytes": way.prediction.pinned_host_bytes,
         "cost": {
             "flops": cost.flops,
             "bytes_moved": cost.bytes_moved,

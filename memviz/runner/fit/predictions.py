@@ -45,6 +45,7 @@ class Prediction:
     code: str = ""
     refused: str = ""
     """Why there is none."""
+    pinned_host_bytes: int = 0
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -62,6 +63,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.host_bytes or 0,
         run.command,
         run.code,
+        pinned_host_bytes=run.pinned_host_bytes or 0,
     )
 
 

@@ -36,7 +36,7 @@ class SearchedRuns:
         else:
             self._done = None
             refuse_if_too_large(plan, most_bytes())
-            outcome = predict_plan(plan, lambda phase: self._send("phase", number, phase=phase))
+            outcome = predict_plan(plan, lambda phase: self._send("phase", number, phase=phase), figures_only=True)
             self._done, run = (request, outcome), outcome.run
         self._send("done", number, run=run.as_json())
 

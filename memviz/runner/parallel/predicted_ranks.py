@@ -32,17 +32,20 @@ class _Predicted:
         return self.done.layout
 
 
-def predict_plan(plan: Plan, tell: Tell) -> Outcome:
-    """On one card or on many."""
+def predict_plan(plan: Plan, tell: Tell, *, figures_only: bool = False) -> Outcome:
+    """On one card or on many; with `figures_only` the traces have no stacks."""
     if plan.parallel.gpus == 1:
-        return predict(plan, tell)
+        return predict(plan, tell, figures_only=figures_only)
     count = plan.parallel.gpus
 
     def run(ranks: Sequence[int]) -> list[_Predicted]:
         def of(number: int) -> Tell:
             return lambda phase: tell(f"rank {number} of {count}: {phase}")
 
-        return [_Predicted(number, predict(plan, of(number), GroupRank(number, count))) for number in ranks]
+        return [
+            _Predicted(number, predict(plan, of(number), GroupRank(number, count), figures_only=figures_only))
+            for number in ranks
+        ]
 
     classes = classes_of(count, run, same_program=True)
     return _fullest(plan, classes)

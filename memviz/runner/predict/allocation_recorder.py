@@ -20,13 +20,15 @@ from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
 from memviz.runner.predict.evidence import CUBLAS_NUMBER, NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
+from memviz.runner.predict.known_results import Shapes
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
 from memviz.runner.predict.named_devices import on_card
 from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
+from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import not_predicted
-from memviz.runner.predict.program_frames import StackTable
+from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
 from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
 from memviz.trace.intern import Interner
@@ -93,16 +95,19 @@ class AllocationRecorder:
         memory: DeviceMemory | None = None,
         *,
         release: tuple[int, int] = _NEWEST,
+        figures_only: bool = False,
     ) -> None:
         self.card = card
         self.release = release
-        self.stacks = StackTable(interner)
+        self.stacks: StackTable | NoStacks = NoStacks() if figures_only else StackTable(interner)
         self.position = ProgramPosition(interner)
         self.columns = AllocationColumns()
         self.categories = self.columns.category
-        self.ledger = Ledger(settings, self._stack_of_free, memory)
+        stack_of_free = self.stacks.here if figures_only else self._stack_of_free
+        self.ledger = Ledger(settings, stack_of_free, memory)
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
+        self.pinned = PinnedHost()
         self.choices = Choices()
         self.assumptions = Assumptions() if assumptions is None else assumptions
         self.totals = OperatorTotals()
@@ -138,12 +143,13 @@ class AllocationRecorder:
             if type(argument) is Parameter:
                 self._uses(argument)
 
-    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+    def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None = None) -> None:
+        """`shapes` are those of the arguments, where the operator's work follows from them."""
         self.operators.add(treatment.name)
         if treatment.gives_new:
             there = [arg for arg in tensors_in(args) if arg.is_meta]
             known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
-            for number, tensor in enumerate(tensors_in(out)):
+            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
                 if tensor.is_meta:
                     self._rule = _rule_of_result(treatment.rule, number)
                     self._has(tensor, treatment, there, known, kwargs)
@@ -155,8 +161,7 @@ class AllocationRecorder:
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
             self._misses(treatment.rule, args, out)
         if treatment.gives_new or treatment.writes:
-            met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
-            self.totals.add(treatment.formula, args, kwargs, met, out)
+            self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
         if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+"""Of which nothing else is made."""
+
 
 def tensors_of(value: Any) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
@@ -32,14 +35,24 @@ def with_each(change: Callable[[Tensor], Any], value: Any) -> Any:
 
 def written_by(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
     """The arguments that an operator writes to."""
-    for at, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            name = argument.name
-            yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+    for at, name in _written_arguments(func):
+        yield from tensors_of(kwargs[name] if name in kwargs else args[at] if at < len(args) else ())
+
+
+@cache
+def _written_arguments(func: Any) -> tuple[tuple[int, str], ...]:
+    """Places and names; torch makes its schema anew for whoever looks."""
+    arguments = enumerate(func._schema.arguments)
+    return tuple((at, one.name) for at, one in arguments if one.alias_info is not None and one.alias_info.is_write)
 
 
 def fills_its_storage(tensor: Tensor) -> bool:
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def is_on_device(value: Any) -> bool:
+    """Of an argument: a plain tensor of the device's."""
+    return type(value) in PLAIN_TENSORS and value.is_meta
 
 
 @cache

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.arguments import tensors_of
 from memviz.runner.predict.host import MarkedStorages
-from memviz.runner.predict.operator_treatments import tensors_in
 
 aten = torch.ops.aten
 FIRST = 0
@@ -31,6 +31,11 @@ _KEEPING = {
 """Of the places that they are given."""
 
 
+def concerns(func: Any) -> bool:
+    """Whether what it gives may be places."""
+    return func in _CHOOSING or func in _CHOOSING_SECOND or func in _KEEPING
+
+
 class Choices(MarkedStorages):
     def follow(self, func: Any, args: Any, out: Any) -> None:
         for tensor in self._made(func, args, out):
@@ -42,5 +47,5 @@ class Choices(MarkedStorages):
             yield out
         elif func in _CHOOSING_SECOND:
             yield out[1]
-        elif len(self) and func in _KEEPING and any(tensor in self for tensor in tensors_in(args)):
+        elif len(self) and func in _KEEPING and any(tensor in self for tensor in tensors_of(args)):
             yield out

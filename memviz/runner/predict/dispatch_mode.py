@@ -10,8 +10,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.arguments import is_on_device
 from memviz.runner.predict.autocast import Autocast, Kernel
 from memviz.runner.predict.group.shards import on_shards
+from memviz.runner.predict.known_results import Shapes, shapes_of
 from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
@@ -54,22 +56,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _dispatched(self, func: Any, args: Any, kwargs: Any) -> Any:
         treatment = self._treatments.get(func)
         if treatment is None:
-            treatment = treatment_of(func, self._kernels, self.autocast.release)
-            if func in self.recorder.instead:
-                treatment = replace(treatment, instead=self.recorder.instead[func])
-            self._treatments[func] = treatment
+            treatment = self._treatments[func] = self._treatment_of(func)
         self.recorder.arrived(treatment, args)
-        if treatment.instead is not None:
-            out = treatment.instead(func, args, kwargs)
-            if out is not NotImplemented:
-                return out
-        if treatment.looks is not None:
-            out = self.looks.instead(func, treatment, args, kwargs)
-            if out is not NotImplemented:
-                return out
-        out = self.recorder.host.instead(func, args, kwargs)
+        out = self._instead(func, treatment, args, kwargs)
         if out is not NotImplemented:
-            self.recorder.choices.follow(func, args, out)
             return out
         if self.autocast.is_on and torch.is_inference_mode_enabled():
             # Without autograd nothing else casts on the way here.
@@ -78,14 +68,43 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if treatment.parts_in is not None:
             with self, self.autocast.below(func.name().removeprefix("aten::")):
                 return treatment.parts_in(*args, **kwargs)
-        out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
-        if out is NotImplemented:
-            out = self._run(func, args, kwargs)
-        self.recorder.ran(treatment, args, kwargs, out)
+        shapes = None if treatment.is_view or treatment.resizes else shapes_of(args, kwargs)
+        out = self._result(func, treatment, args, kwargs, shapes)
+        self.recorder.ran(treatment, args, kwargs, out, shapes)
         if not treatment.is_view:
-            self.recorder.host.follow(func, args, kwargs, out, writes=treatment.writes)
+            writes, may_say = treatment.writes, treatment.may_say
+            self.recorder.host.follow(func, args, kwargs, out, writes=writes, may_say=may_say)
+            if treatment.may_choose:
+                self.recorder.choices.follow(func, args, out)
+        return out
+
+    def _treatment_of(self, func: Any) -> Treatment:
+        treatment = treatment_of(func, self._kernels, self.autocast.release)
+        instead = self.recorder.instead.get(func)
+        return treatment if instead is None else replace(treatment, instead=instead)
+
+    def _instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
+        """What is answered without running anything on the device, or NotImplemented."""
+        if treatment.instead is not None:
+            out = treatment.instead(func, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        if treatment.looks is not None:
+            out = self.looks.instead(func, treatment, args, kwargs)
+            if out is not NotImplemented:
+                return out
+        out = self.recorder.host.instead(func, args, kwargs, moves=treatment.moves)
+        if out is not NotImplemented and treatment.may_choose:
             self.recorder.choices.follow(func, args, out)
         return out
+
+    def _result(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Shapes | None) -> Any:
+        out = NotImplemented if treatment.shape is None else treatment.shape(func, args, kwargs)
+        if out is not NotImplemented:
+            return out
+        if treatment.results is None or shapes is None:
+            return self._run(func, args, kwargs)
+        return treatment.results.of(func, args, kwargs, shapes, self._run)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if kwargs.get("pin_memory"):
@@ -93,8 +112,9 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if "device" in kwargs and kwargs["device"] is not None and torch.device(kwargs["device"]).type == "cuda":
             # C++ code of torch's that no word of ours is heard in.
             kwargs = {**kwargs, "device": META}
-        on_device = any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
-        if on_device:
+        at_once = bool(args) and is_on_device(args[0])
+        on_device = at_once or any(tensor.is_meta for tensor in tensors_in((*args, *kwargs.values())))
+        if on_device and not at_once:
             out = self.recorder.host.meets_device(func, args)
             if out is not NotImplemented:
                 return out

@@ -36,6 +36,8 @@ _HOST_WAITS = {
 }
 """The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
 Mode = Callable[[], AbstractContextManager[Any]]
+_NAME_NO_DEVICE = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
+"""Types of arguments that are no device, and hold no number that nobody knows."""
 
 
 class FakeCudaMode(TorchFunctionMode):
@@ -57,10 +59,16 @@ class FakeCudaMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
+            if not kwargs and _NAME_NO_DEVICE.issuperset(map(type, args)) and self._is_plain(func):
+                # Nearly all.
+                return func(*args)
             return self._answered(func, args, kwargs or {})
         except OutOfMemoryError as error:
             args = kwargs = None
             raise without_our_frames(error) from None
+
+    def _is_plain(self, func: Any) -> bool:
+        return func not in self._answers and func is not Tensor.to and not self._waiting
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._waiting:
@@ -251,8 +259,9 @@ def _enter_in_hooks(patches: Patches, mode: Mode) -> None:
 
 def _within(mode: Mode, run: Any) -> Any:
     def run_within(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(entered, FakeCudaMode) for entered in _modes()):
-            return run(*args, **kwargs)
+        for entered in _modes():
+            if isinstance(entered, FakeCudaMode):
+                return run(*args, **kwargs)
         with mode():
             return run(*args, **kwargs)
 

@@ -19,7 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import fills_its_storage, tensors_of, with_each, written_by
+from memviz.runner.predict import known_values, stand_ins
+from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users
 from memviz.runner.predict.stand_ins import StandIns
@@ -105,8 +106,19 @@ class Host:
             return self.known.of(tensor)
         return None if tensor in self.unknown else tensor
 
-    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool) -> None:
-        """After an operator of the device: what is known of what it made and wrote."""
+    def follow(self, func: Any, args: Any, kwargs: Any, out: Any, *, writes: bool, may_say: bool = True) -> None:
+        """After an operator of the device: what is known of what it made and wrote.
+
+        `may_say` is what `may_say_of_unknown` answers, for whoever asked already.
+        """
+        if may_say and func is aten.mul.Tensor:
+            # Nothing times a whole number is nothing; of others a product says no more than a sum.
+            may_say = not out.is_floating_point()
+        if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
+            # Nearly all: numbers that nobody knows become others.
+            if writes:
+                self.known.forget_written(func, args, kwargs)
+            return
         self.known.follow(func, args, kwargs, out, writes=writes)
         self.stand_ins.follow(func, args, out)
 
@@ -114,9 +126,15 @@ class Host:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
         return isinstance(value, Tensor) and not self.known.is_known(value)
 
-    def instead(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right."""
-        moved = MOVES.get(func)
+    def instead(self, func: Any, args: Any, kwargs: Any, *, moves: bool = True) -> Any:
+        """The result of an operator that meets the host's unknown, or NotImplemented where torch itself is right.
+
+        `moves`: whether it may be one of `MOVES`.
+        """
+        if not moves and not len(self.unknown) and args and is_on_device(args[0]):
+            # Nearly all: an operator of the device's own.
+            return NotImplemented
+        moved = MOVES.get(func) if moves else None
         if moved is not None:
             out = moved(self, func, args, kwargs)
             if out is not NotImplemented:
@@ -242,7 +260,7 @@ class Host:
     def to_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`tensor.to("cpu")`."""
         device = kwargs.get("device")
-        if device is None or device.type != "cpu" or not is_on_device(args[0]):
+        if device is None or device.type != "cpu" or not _lies_there(args[0]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[0])
         values = self.known.of(args[0])
@@ -254,7 +272,7 @@ class Host:
 
     def into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`host_tensor.copy_(device_tensor)`."""
-        if is_on_device(args[0]) or not is_on_device(args[1]):
+        if _lies_there(args[0]) or not _lies_there(args[1]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[1])
         values = self.known.of(args[1])
@@ -267,7 +285,7 @@ class Host:
 
     def all_into_host(self, func: Any, args: Any, kwargs: Any) -> Any:
         """`torch._foreach_copy_(host_tensors, device_tensors)`."""
-        if not args[0] or is_on_device(args[0][0]) or not is_on_device(args[1][0]):
+        if not args[0] or _lies_there(args[0][0]) or not _lies_there(args[1][0]):
             return NotImplemented
         self.arrived_bytes += sum(map(_bytes, args[1]))
         for tensor in args[0]:
@@ -289,6 +307,11 @@ _LARGE_FROM_NOTHING = {
 }
 
 
+def may_say_of_unknown(func: Any) -> bool:
+    """Whether something may be known of an operator's result where nothing is of what it is given."""
+    return known_values.says_of_unknown(func) or stand_ins.says_of_unknown(func)
+
+
 def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
@@ -301,7 +324,7 @@ def _makes_anew(func: Any) -> bool:
     return all(returned.alias_info is None for returned in func._schema.returns)
 
 
-def is_on_device(value: Any) -> bool:
+def _lies_there(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_meta
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from memviz.runner.predict.arguments import draws, fills_its_storage, tensors_of, with_each, written_by
+from memviz.runner.predict.arguments import draws, fills_its_storage, is_on_device, tensors_of, with_each, written_by
 
 aten = torch.ops.aten
 MOST_BYTES = 1 << 20
@@ -41,6 +41,18 @@ _ABSORBING = {
 _SHAPE_COUNTS = ("empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full")
 """Values of the argument do not."""
 _EMPTY = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+
+
+_QUESTIONS = {
+    *(aten.isnan.default, aten.isinf.default, aten.eq.Tensor, aten.ne.Tensor, aten.eq.Scalar, aten.ne.Scalar),
+}
+"""About numbers, with an answer where these are finite."""
+
+
+def says_of_unknown(func: Any) -> bool:
+    """Whether an operator's result may be known where what it is given is not."""
+    named = func.overloadpacket.__name__ in _SHAPE_COUNTS
+    return named or draws(func) or func in _FILL_ALL or func in _ABSORBING or func in _QUESTIONS
 
 
 class _Entry(weakref.ref["torch.UntypedStorage"]):
@@ -100,6 +112,13 @@ class KnownValues:
         assert isinstance(entry, _Entry)
         if self._entries.get(entry.key) is entry:
             del self._entries[entry.key]
+
+    def is_unknown_first(self, args: Any) -> bool:
+        """Quickly: whether the first argument is a tensor of the device that nobody knows. Often it is."""
+        return bool(args) and is_on_device(args[0]) and _key(args[0]) not in self._entries
+
+    def forget_written(self, func: Any, args: Any, kwargs: Any) -> None:
+        self._forget_written(func, args, kwargs, True)
 
     def all_known(self, args: Any, kwargs: Any) -> bool:
         return all(map(self.is_known, tensors_of((args, kwargs))))

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from memviz.runner.predict import in_place
+from memviz.runner.predict import choices, in_place
 from memviz.runner.predict.attention import seeds_on_host
 from memviz.runner.predict.evidence import rule_of
+from memviz.runner.predict.host import MOVES, may_say_of_unknown
+from memviz.runner.predict.known_results import KnownResults, Shapes
 from memviz.runner.predict.reducing_operators import temporaries_of
 from memviz.runner.predict.shapes import SHAPES
 from memviz.runner.predict.workspaces import TEMPORARIES, USES_CUBLAS, Temporaries
@@ -24,6 +26,8 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
+_MOST_WORK = 1 << 14
+"""Sets of shapes that are remembered of one operator."""
 COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
 _MADE_OF_OTHERS = {
     aten._safe_softmax.default,
@@ -59,6 +63,16 @@ class Treatment:
     formula: Formula | None
     rule: int
     """The number of what stands behind its memory, in `evidence`."""
+    moves: bool
+    """Between the host and the device, perhaps."""
+    may_say: bool
+    """Of values that nobody knows."""
+    may_choose: bool
+    """One of several places."""
+    results: KnownResults | None
+    """Where the same shapes make the same result."""
+    work: dict[Shapes, tuple[int, int]]
+    """Floating-point operations and bytes moved, by the shapes that were met."""
 
 
 def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], release: tuple[int, int]) -> Treatment:
@@ -70,7 +84,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         name=_name(func),
         gives_new=new,
         writes=schema.is_mutable,
-        resizes=packet.__name__ in _RESIZING or any(argument.is_out for argument in schema.arguments),
+        resizes=_resizes(func),
         uses_cublas=product in USES_CUBLAS,
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
@@ -80,6 +94,11 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
         formula=_formula_of(product),
         rule=rule_of(packet.__name__),
+        moves=func in MOVES,
+        may_say=may_say_of_unknown(func),
+        may_choose=choices.concerns(func),
+        results=KnownResults() if (new or schema.is_mutable) and _repeats(func) else None,
+        work={},
     )
 
 
@@ -89,8 +108,18 @@ def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
     return SHAPES.get(func) or seeds_on_host(func, release)
 
 
+def _resizes(func: Operator) -> bool:
+    return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
+
+
 def _looks(func: Operator) -> bool:
     return torch.Tag.data_dependent_output in func.tags or torch.Tag.dynamic_output_shape in func.tags
+
+
+def _repeats(func: Operator) -> bool:
+    """Whether nothing but its arguments' shapes, and plain numbers, decides what it gives."""
+    changes_shapes = torch.Tag.inplace_view in func.tags or _resizes(func)
+    return func.namespace == "aten" and not changes_shapes and (not _looks(func) or func is aten.index.Tensor)
 
 
 def _product_of(packet: Any) -> Any:
@@ -145,6 +174,13 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors_in(item)
 
 
+def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
+    formula = treatment.formula
+    flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+    met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
+    return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
+
+
 @dataclass
 class OperatorTotals:
     """Of all operators that ran."""
@@ -156,11 +192,15 @@ class OperatorTotals:
     from_host_bytes: int = 0
     """Of tensors that were copied from the host; what goes there, `Host` counts."""
 
-    def add(self, formula: Formula | None, args: Any, kwargs: Any, tensors: Iterable[torch.Tensor], out: Any) -> None:
-        if formula is not None:
-            self.flops += int(formula(*args, **kwargs, out_val=out))
-        for tensor in tensors:
-            self.bytes_moved += tensor.numel() * tensor.element_size()
+    def add(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None) -> None:
+        """`shapes` are those of the arguments, where all that is counted follows from them."""
+        work = None if shapes is None else treatment.work.get(shapes)
+        if work is None:
+            work = _work_of(treatment, args, kwargs, out)
+            if shapes is not None and len(treatment.work) < _MOST_WORK:
+                treatment.work[shapes] = work
+        self.flops += work[0]
+        self.bytes_moved += work[1]
 
     def copied(self, out: Any, sources: Any) -> None:
         """By one of `COPIES`, on the device."""

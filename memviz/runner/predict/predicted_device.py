@@ -74,12 +74,14 @@ class PredictedDevice:
         assume: Mapping[str, Any] | None = None,
         limited: bool = False,
         rank: GroupRank | None = None,
+        figures_only: bool = False,
     ) -> None:
         """`release` is the torch whose choices of kernels are followed, as (2, 6); by default the installed one.
 
         `assume` are the user's own answers where a program asks for values, by line: {"train.py:12": 3.0}.
         `limited`: the program has what a process gets of the card, and no more.
         `rank` is the process of a group that is predicted; the others are pretended.
+        `figures_only`: without the stacks of allocations, which are for whoever looks at the trace.
         """
         self.card = card
         self.rank = rank
@@ -92,7 +94,13 @@ class PredictedDevice:
         memory = card_memory(card)
         limit = DeviceMemory(memory.usable_bytes, total=memory.total_bytes) if limited else None
         self.recorder = AllocationRecorder(
-            card, self.settings, self._interner, Assumptions(assume), limit, release=self.release
+            card,
+            self.settings,
+            self._interner,
+            Assumptions(assume),
+            limit,
+            release=self.release,
+            figures_only=figures_only,
         )
         self._marks = PhaseMarks()
         self.limited = limited
@@ -270,6 +278,11 @@ class PredictedDevice:
     def host_bytes(self) -> int:
         """Between the device and the host, both ways together."""
         return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
+
+    @property
+    def pinned_host_bytes(self) -> int:
+        """What the host holds for tensors in pinned memory, once the run was through."""
+        return self.recorder.pinned.held_bytes
 
     def unseen(self) -> tuple[str, ...]:
         """In sentences: what this run takes on a real card beyond what is predicted, and what was taken as given."""

@@ -30,12 +30,16 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
+    "pinned_host_bytes",
 )
 """Figures in which allocator settings have no part."""
 
 
-def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None) -> Outcome:
-    """The steps on tensors without data, as they would be on the plan's card; of several cards, on that of `rank`."""
+def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_only: bool = False) -> Outcome:
+    """The steps on tensors without data, as they would be on the plan's card; of several cards, on that of `rank`.
+
+    With `figures_only` the trace has no stacks, and the figures are the same.
+    """
     begun = time.perf_counter()
     tell("building the model")
     with torch.device("meta"):
@@ -43,7 +47,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None) -> Outcome:
     check(plan, model)
     sizes = sizes_of(model)
     settings = settings_from_environment(plan.environment)
-    predicted = PredictedDevice(plan.card, settings=settings, release=plan.request.release, rank=rank)
+    release = plan.request.release
+    predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
     with kernels_of_its_own(), predicted as device:
         totals = _StepTotals(device)
         with keeping_what_was_recorded(device):
@@ -51,6 +56,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None) -> Outcome:
         known = {
             **peaks_of(device),
             **totals.of_one_step(plan.request.steps),
+            "pinned_host_bytes": device.pinned_host_bytes,
             "notes": (*device.unseen(), *filter(None, [sentence_of(device.unproven())])),
         }
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
@@ -89,13 +95,12 @@ def predict_again(plan: Plan, done: Outcome) -> Run:
     source.said = done.said
     figures = what_if.figures_on(source, settings)
     source.said = replace(done.said, reset=0)
-    whole = what_if.figures_on(source, settings)
     run, error = done.run, done.run.expected_error
     known = {
         "peak_allocated_bytes": figures.peak_allocated_bytes,
         "peak_reserved_bytes": figures.peak_reserved_bytes,
         "peak_requested_bytes": figures.peak_requested_bytes,
-        "fit": _fit_of(source, settings, plan.card, whole.peak_reserved_bytes, error),
+        "fit": _fit_of(source, settings, plan.card, None, error),
         **{name: getattr(run, name) for name in _OF_WHAT_IT_DOES},
     }
     return run_with(plan, "predicted", plan.card.name, known | {"took_seconds": time.perf_counter() - begun})
@@ -127,13 +132,21 @@ def fit_on(trace: Trace, card: KnownCard, peak_reserved_bytes: int, error: Expec
 
 
 def _fit_of(
-    source: Source, settings: Settings | None, card: KnownCard, peak_reserved_bytes: int, error: ExpectedError | None
+    source: Source,
+    settings: Settings | None,
+    card: KnownCard,
+    peak_reserved_bytes: int | None,
+    error: ExpectedError | None,
 ) -> Fit:
+    """`peak_reserved_bytes` is None where a replay is to find it."""
     context = context_on(card.name)
     limited = what_if.CardMemory(card.memory_bytes, context.most_bytes)
     usable = limited.usable_bytes
     replayed = what_if.figures_on(source, settings, limited)
     out = replayed.oom
+    if peak_reserved_bytes is None:
+        free = replayed if what_if.never_short(replayed) else what_if.figures_on(source, settings)
+        peak_reserved_bytes = free.peak_reserved_bytes
     return Fit(
         usable_bytes=usable,
         fits=out is None,

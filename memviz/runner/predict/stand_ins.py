@@ -53,6 +53,11 @@ _JOINS: dict[Any, Callable[[Any], bool]] = {
 _NOT = {aten.logical_not.default, aten.bitwise_not.default}
 
 
+def says_of_unknown(func: Any) -> bool:
+    """Whether anything may stand in for its result, where nothing was drawn."""
+    return func in _COUNTS or func in _COMPARE or func in _NOT or func in _JOINS or func in _KEEP
+
+
 class _StandIn(weakref.ref["torch.UntypedStorage"]):
     __slots__ = ("key", "number")
     key: int
@@ -65,6 +70,10 @@ class StandIns:
         self._known = known
         self._refs: dict[int, _StandIn] = {}
         self._drawn: dict[int, _StandIn] = {}
+
+    @property
+    def has_draws(self) -> bool:
+        return bool(self._drawn)
 
     def is_drawn(self, tensor: Tensor) -> bool:
         return _key(tensor) in self._drawn

@@ -17,7 +17,6 @@ from torch import Tensor
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
-from memviz.runner.predict.host import MarkedStorages
 from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.place import become
 from memviz.runner.predict.prediction_errors import data_needed
@@ -60,7 +59,7 @@ class TensorAnswers:
         self._ledger = recorder.ledger
         self._host = recorder.host
         self._assumptions = recorder.assumptions
-        self._pinned = MarkedStorages()
+        self._pinned = recorder.pinned
         self._named = named
         self.answers: dict[Any, Answer] = {
             torch.device: _device_itself,

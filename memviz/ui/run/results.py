@@ -233,11 +233,14 @@ def _figures(run: Run) -> Html:
     if squeezed is not None:
         without = tag("span", "without a limit ", tag("b", rounded(run.peak_reserved_bytes)))
         reserved = [tag("span", "reserved on the card ", tag("b", rounded(squeezed))), without]
+    held = run.pinned_host_bytes
+    pinned = [tag("span", "pinned on the host ", tag("b", rounded(held)))] if held else []
     return tag(
         "p",
         tag("span", "live ", tag("b", rounded(run.peak_allocated_bytes))),
         *reserved,
         tag("span", f"gap {gap}"),
+        *pinned,
         class_="mv-variant-figures",
     )
 

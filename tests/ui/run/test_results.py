@@ -389,3 +389,10 @@ def test_of_many_gpus_the_classes_stand_below_each_with_its_timeline(tmp_path: P
     ]
     assert re.findall(r'data-rank="(\d)"', html) == ["2", "0"]
     assert "mv-rank-classes" not in results_html(OrderStatus("order", LTX))
+
+
+def test_what_the_host_holds_stands_beside_the_peak() -> None:
+    holds = predicted(20, 100, pinned_host_bytes=3 * GIB)
+    assert "pinned on the host 3,072 MiB" in words(results_html(OrderStatus("x", (variant("Waits", holds),))))
+    none = predicted(20, 100, pinned_host_bytes=0)
+    assert "pinned" not in words(results_html(OrderStatus("x", (variant("Baseline", none),))))
