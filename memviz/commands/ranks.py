@@ -26,6 +26,7 @@ from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.groups import RankGroup
+from memviz.ranks.replayed_card import replayed
 from memviz.ranks.smaller_card import OnCard, Smaller, on_card
 from memviz.ranks.together import Ranks
 from memviz.runner.predict.cards import card_named
@@ -158,7 +159,7 @@ def _run(args: argparse.Namespace) -> int:
         job = gathered(gathering, progress=show if sys.stderr.isatty() else None)
     finally:
         progress("")
-    answer = None if card is None else on_card(job.ranks, card)
+    answer = None if card is None else replayed(job.ranks, on_card(job.ranks, card))
     if args.json:
         print_json(_json(job, answer))
     else:

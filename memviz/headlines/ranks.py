@@ -63,14 +63,20 @@ def _failed(job: Ranks) -> str:
 def on_card(answer: OnCard) -> str:
     where = f"On {answer.card.name} ({bytes_text(answer.card.card_bytes)})"
     if answer.first is None:
-        return f"{where} all of them fit."
+        many = len(answer.replayed)
+        by_replay = (
+            f", {counted(many, 'rank')} by a replay of {'its' if many == 1 else 'their'} requests" if many else ""
+        )
+        return f"{where} all of them fit{by_replay}."
     if answer.first_step is None:
         least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
         return f"{where} it is close for {_numbers(answer.close)}: rank {answer.first} is over {least}."
-    return (
-        f"{where} rank {answer.first} runs out first, in step {count_text(answer.first_step)}, "
-        f"{bytes_text(answer.lacks_bytes)} short; {counted(len(answer.runs_out), 'rank')} would."
-    )
+    step = f"in step {count_text(answer.first_step)}"
+    rank = f"{where} rank {answer.first} runs out first"
+    would = f"{counted(len(answer.runs_out), 'rank')} would."
+    if answer.first in answer.replayed:
+        return f"{rank} by a replay of its requests, {step}; {would}"
+    return f"{rank}, {step}, {bytes_text(answer.lacks_bytes)} short; {would}"
 
 
 def _numbers(numbers: list[int] | tuple[int, ...]) -> str:

@@ -59,6 +59,7 @@ def card_json(answer: OnCard) -> dict[str, Any]:
         "name": answer.card.name,
         "card_bytes": answer.card.card_bytes,
         "overhead_bytes": answer.card.overhead_bytes,
+        "replayed": list(answer.replayed),
         "first": None if answer.first is None else {"rank": answer.first, "step": answer.first_step},
         "lacks_bytes": answer.lacks_bytes,
         "runs_out": list(answer.runs_out),

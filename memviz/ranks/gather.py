@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from memviz.errors import UsageError
 from memviz.mesh import sizes_of
 from memviz.ranks.mesh import sizes_beside
-from memviz.ranks.parquet import ENDING, read_rows
+from memviz.ranks.parquet import ENDING, RankTable, read_table
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
 from memviz.ranks.row import Reduced
@@ -38,21 +38,27 @@ class Gathering:
 
 def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
     if len(wanted.places) == 1 and wanted.places[0].endswith(ENDING):
-        return together(_rows_of(wanted), sizes_of(wanted.mesh) if wanted.mesh else None)
+        table = _table_of(wanted)
+        mesh = wanted.mesh or table.mesh
+        return together(table.rows, sizes_of(mesh) if mesh else None)
     sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
-    kept = None if wanted.output is None else RowFile(wanted.output, wanted.device)
+    kept = None if wanted.output is None else RowFile(wanted.output, wanted.device, _text_of(sizes))
     places = places_of(wanted.places)
     rows = _read(places, wanted, kept)
     return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
 
 
-def _rows_of(wanted: Gathering) -> list[Reduced]:
-    rows, device = read_rows(Path(wanted.places[0]))
-    if wanted.device not in (None, device):
+def _text_of(sizes: Mapping[str, int]) -> str:
+    return ",".join(f"{axis}={size}" for axis, size in sizes.items())
+
+
+def _table_of(wanted: Gathering) -> RankTable:
+    table = read_table(Path(wanted.places[0]))
+    if wanted.device not in (None, table.device):
         raise UsageError(f"{wanted.places[0]} holds rows of another device. Read the snapshots again for this one.")
     if wanted.output is not None:
         raise UsageError(f"{wanted.places[0]} is such a table already. Name the snapshots to write another one.")
-    return rows
+    return table
 
 
 def _read(places: Sequence[Place], wanted: Gathering, kept: RowFile | None) -> Iterator[Reduced]:

@@ -7,7 +7,7 @@ reads the table elsewhere; here it is told again from the names, because it depe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from memviz.trace.formats.replacing import replacing
 
 ENDING = ".parquet"
 _VERSION = "1"
-_KEY, _DEVICE = b"memviz.ranks", b"memviz.device"
+_KEY, _DEVICE, _MESH = b"memviz.ranks", b"memviz.device", b"memviz.mesh"
 _REMEDY = "pip install pyarrow"
 _AT_ONCE = 4096
 """Rows of one group within the file: what a reader needs at a time."""
@@ -49,18 +49,29 @@ def _what(path: Path) -> str:
     return "a folder" if path.is_dir() else "no folder"
 
 
-def write_rows(path: Path, rows: Sequence[Reduced], device: str | None = None) -> None:
+@dataclass(frozen=True)
+class RankTable:
+    rows: list[Reduced]
+    device: str | None = None
+    """The one that was asked for."""
+    mesh: str = ""
+    """Sizes of the axes, as in 'pp=2,dp=4': what stood in a `mesh.json` beside the files."""
+
+
+def write_rows(path: Path, rows: Sequence[Reduced], device: str | None = None, mesh: str = "") -> None:
     """Whole or not at all; what was there before is replaced."""
     arrow = _arrow()
     ranks, _ = numbered(rows)
     number_of = {rank.row.place: rank.number for rank in ranks}
-    table = arrow.Table.from_pylist([_flat(row, number_of.get(row.place)) for row in rows], schema=_schema(device))
+    table = arrow.Table.from_pylist(
+        [_flat(row, number_of.get(row.place)) for row in rows], schema=_schema(device, mesh)
+    )
     with replacing(path) as file:
         arrow.parquet.write_table(table, file, compression="zstd", row_group_size=_AT_ONCE)
 
 
-def read_rows(path: Path) -> tuple[list[Reduced], str | None]:
-    """The rows, and the device that was asked for.
+def read_table(path: Path, *, most_rows: int | None = None, most_bytes: int | None = None) -> RankTable:
+    """Everything in it; `most_bytes` is what it says to take once it is unpacked.
 
     Raises:
         UsageError: It is no such table, or one of another version.
@@ -71,15 +82,28 @@ def read_rows(path: Path) -> tuple[list[Reduced], str | None]:
         said = file.schema_arrow.metadata or {}
         if said.get(_KEY) != _VERSION.encode():
             raise UsageError(f"{path.name} is a table, but not of ranks as this version of memviz writes them.")
+        if most_rows is not None and file.metadata.num_rows > most_rows:
+            raise UsageError(f"{path.name} has {file.metadata.num_rows:,} rows, more than {most_rows:,}.")
+        meta = file.metadata
+        unpacked = sum(meta.row_group(number).total_byte_size for number in range(meta.num_row_groups))
+        if most_bytes is not None and unpacked > most_bytes:
+            raise UsageError(f"{path.name} unpacks to {unpacked:,} bytes, more than {most_bytes:,}.")
         rows = [_row(values) for batch in file.iter_batches(_AT_ONCE) for values in batch.to_pylist()]
     except FileNotFoundError:
         raise UsageError(f"{path.name}: There is no such file.") from None
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         raise UsageError(f"{path.name} is damaged, or no parquet file ({first_line(error)}).") from None
-    return rows, said[_DEVICE].decode() if _DEVICE in said else None
+    device = said[_DEVICE].decode("utf-8", "replace") if _DEVICE in said else None
+    return RankTable(rows, device, said.get(_MESH, b"").decode("utf-8", "replace"))
 
 
-def _schema(device: str | None) -> Any:
+def row_values(row: Reduced) -> dict[str, Any]:
+    """As plain values, as a row of the table has them."""
+    values = {name: None for name in ("failed", "rank")}
+    return {**values, **_flat(row, None)}
+
+
+def _schema(device: str | None, mesh: str) -> Any:
     arrow = _arrow()
     text, whole = arrow.string(), arrow.int64()
     lists = {
@@ -99,6 +123,7 @@ def _schema(device: str | None) -> Any:
     columns = [arrow.field(name, text if name in texts else whole) for name in ("rank", *plain, "failed", "columns")]
     columns += [arrow.field(name, arrow.list_(arrow.struct(list(parts.items())))) for name, parts in lists.items()]
     metadata = {_KEY: _VERSION.encode(), **({} if device is None else {_DEVICE: device.encode()})}
+    metadata |= {_MESH: mesh.encode()} if mesh else {}
     return arrow.schema([*columns, arrow.field("live", arrow.list_(whole))], metadata)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from memviz.ranks.parquet import check_output, read_rows, write_rows
+from memviz.ranks.parquet import check_output, read_table, write_rows
 from memviz.ranks.places import Place, natural
 from memviz.ranks.row import RankRow, Reduced
 
@@ -15,11 +15,12 @@ _SHARE_NEW = 8
 
 
 class RowFile:
-    def __init__(self, path: Path, device: str | None = None) -> None:
+    def __init__(self, path: Path, device: str | None = None, mesh: str = "") -> None:
         """Raises UsageError where nothing can be written there, or something else lies there."""
         check_output(path)
         self._path = path
         self._device = device
+        self._mesh = mesh
         self._rows: list[Reduced] = []
         self._saved = 0
         self._before = _usable(path, device)
@@ -45,12 +46,12 @@ class RowFile:
     def _save(self) -> None:
         # In the order of the places, whichever was read first.
         in_order = sorted(self._rows, key=lambda row: natural(row.place))
-        write_rows(self._path, in_order, self._device)
+        write_rows(self._path, in_order, self._device, self._mesh)
         self._saved = len(self._rows)
 
 
 def _usable(path: Path, device: str | None) -> dict[str, RankRow]:
     if not path.exists():
         return {}
-    rows, said = read_rows(path)
-    return {row.place: row for row in rows if isinstance(row, RankRow)} if said == device else {}
+    table = read_table(path)
+    return {row.place: row for row in table.rows if isinstance(row, RankRow)} if table.device == device else {}

@@ -40,7 +40,9 @@ class OnCard:
     first_step: int | None
     """In which it has no more; None where that is only close, or where all fit."""
     lacks_bytes: int
-    """What it needs more than there is, of live bytes; of reserved ones where it is close."""
+    """What it needs more than there is, of live bytes; of reserved ones where these alone lack room."""
+    replayed: tuple[int, ...] = ()
+    """Ranks that were close by their rows, and of which a replay of their requests says whether they fit."""
 
 
 def on_card(ranks: Sequence[Rank], card: Smaller) -> OnCard:
@@ -55,7 +57,7 @@ def on_card(ranks: Sequence[Rank], card: Smaller) -> OnCard:
         close=tuple(sorted(rank.number for rank in close)),
         runs_out=tuple(rank.number for rank in out),
         first=None if first is None else first.number,
-        first_step=_step(out[0].row, card)[0] if out else None,
+        first_step=when(out[0].row, card)[0] if out else None,
         lacks_bytes=max(needs - card.usable_bytes, 0),
     )
 
@@ -71,10 +73,10 @@ def _most_reserved(rank: Rank) -> tuple[int, int]:
 
 
 def _when(rank: Rank, card: Smaller) -> tuple[int, float, int, int]:
-    return (*_step(rank.row, card), -rank.row.peak_bytes, rank.number)
+    return (*when(rank.row, card), -rank.row.peak_bytes, rank.number)
 
 
-def _step(row: RankRow, card: Smaller) -> tuple[int, float]:
+def when(row: RankRow, card: Smaller) -> tuple[int, float]:
     """The number of the step in which live bytes first go beyond, and how far into it."""
     curve = row.curve
     place = next(at for at, live in enumerate(curve.live) if live > card.usable_bytes)

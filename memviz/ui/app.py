@@ -115,7 +115,7 @@ def build_app(
         given = given.with_opened(open_trace(context.store, trace, pinned=True))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
-    page.readings = Readings(context.store, routes.most_bytes())
+    page.readings = Readings(context.store, routes.most_bytes(), context.tables)
     page.exports = Exports()
     page.open_pages = OpenPages()
     page.windows = Windows(page)
@@ -239,7 +239,7 @@ class _Page:
         return [
             current,
             self.windows.remembered(current),
-            traces_html(current, self.context.of),
+            self._traces(current),
             refused_html(current),
             gr.update(visible=not is_open),
             gr.update(visible=True if is_open else "hidden"),
@@ -260,11 +260,13 @@ class _Page:
         def say(share: float, words: str) -> None:
             progress(share, desc=words)
 
-        return [*self._shown(open_files(self.context.store, current, paths or [], say, presence())), None]
+        after = open_files(self.context, current, paths or [], say, presence())
+        return [*self._shown(after, tab=_tab_of_table(current, after)), None]
 
     def _arrived(self, current: Session, event: gr.EventData) -> list[Any]:
         """A file that came by `routes`. Its key is as good as a password, and the visitor's browser has it."""
-        return self._shown(arrived(self.context.store, current, clicked(event)))
+        after = arrived(self.context, current, clicked(event))
+        return self._shown(after, tab=_tab_of_table(current, after))
 
     def _act(self, current: Session, event: gr.EventData) -> list[Any]:
         data = clicked(event)
@@ -273,6 +275,8 @@ class _Page:
             # Another window may show it still; it goes when that is closed.
             if after.of(opened.key) is None and not self.windows.is_open_elsewhere(opened.key):
                 self.context.store.drop(opened.key)
+        if current.table and after.table != current.table:
+            self.context.tables.drop(current.table)
         return self._shown(after, tab=tab_after(data))
 
     def _follow_finding(self, current: Session, event: gr.EventData) -> list[Any]:
@@ -305,7 +309,7 @@ class _Page:
         return self._shown(session, tab=tab) if session is not current else [gr.skip() for _ in self.outputs]
 
     def _traces(self, current: Session) -> str:
-        return traces_html(current, self.context.of)
+        return traces_html(current, self.context.of, self.context.tables.get(current.table))
 
     def _export(self, current: Session, event: gr.EventData) -> str | None:
         trace = self.context.current(current)
@@ -355,6 +359,11 @@ class _Page:
         if sample is None or not wanted.startswith(SAMPLE):
             return None
         return open_sample(self.context.store, session, replace(sample, files=(file,)))
+
+
+def _tab_of_table(before: Session, after: Session) -> str | None:
+    """Whoever brings a table of ranks looks at it next."""
+    return ranks.ID if after.table and after.table != before.table else None
 
 
 def _drop_target(label: str, name: str, height: int) -> gr.File:

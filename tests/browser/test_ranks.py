@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from memviz.ranks.gather import Gathering, gathered
 from tests.browser.conftest import at_home
 from tests.browser.mounting import load
 from tests.browser.test_axe import expect_nothing_serious
@@ -103,6 +104,20 @@ def test_files_dropped_together_stay_at_the_first_and_make_the_tab(page: Any, se
     heading(page, 4).wait_for()
     page.get_by_role("button", name="Open in Explore").click()
     page.locator(".mv-trace.mv-chosen", has_text="run.rank4").wait_for()
+
+
+def test_a_table_that_is_dropped_opens_its_tab_and_closes(page: Any, server: str, folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = tmp_path / "ranks.parquet"
+    gathered(Gathering((str(folder),), output=table, processes=1))
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", table)
+    page.locator("#ranks-map .mvn[data-drawn]").wait_for()
+    heading(page, 4).wait_for()
+    assert page.get_by_role("tab", name="Ranks").get_attribute("aria-selected") == "true"
+    assert page.get_by_role("button", name="Open in Explore").count() == 0
+    page.get_by_role("button", name="Close ranks.parquet").click()
+    page.get_by_role("tab", name="Ranks").wait_for(state="detached")
 
 
 def test_shades_go_from_nothing_to_the_highest(page: Any) -> None:

@@ -12,7 +12,7 @@ import pytest
 from memviz.errors import UsageError
 from memviz.ranks import gather
 from memviz.ranks.gather import Gathering, gathered
-from memviz.ranks.parquet import read_rows, write_rows
+from memviz.ranks.parquet import RankTable, read_table, write_rows
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
 from memviz.ranks.row import FailedFile, Reduced
@@ -51,7 +51,7 @@ def wanted(job: Path) -> Gathering:
 def test_rows_come_back_as_they_went(job: Path) -> None:
     rows = list(reduced_here(places_of([str(job)]), processes=1))
     write_rows(job.parent / "ranks.parquet", rows, "0")
-    assert read_rows(job.parent / "ranks.parquet") == (rows, "0")
+    assert read_table(job.parent / "ranks.parquet") == RankTable(rows, "0")
 
 
 def test_other_programs_can_read_the_table(job: Path) -> None:
@@ -120,10 +120,10 @@ def test_rows_are_written_while_others_are_read(tmp_path: Path) -> None:
     rows = (FailedFile(f"rank{number}.pickle", "no") for number in range(1000))
     written_so_far = []
     for _ in RowFile(path).keeping(rows):
-        written_so_far.append(len(read_rows(path)[0]) if path.exists() else 0)
+        written_so_far.append(len(read_table(path).rows) if path.exists() else 0)
     behind = [number + 1 - there for number, there in enumerate(written_so_far)]
     assert max(behind) <= 125
-    assert len(read_rows(path)[0]) == 1000
+    assert len(read_table(path).rows) == 1000
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" * 100])

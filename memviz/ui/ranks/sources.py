@@ -1,4 +1,4 @@
-"""Whose ranks the tab shows: those of whoever started the page, or what a visitor has open under ranks' names."""
+"""Whose ranks the tab shows: of whoever started the page, of a table, or of what is open under ranks' names."""
 
 from __future__ import annotations
 
@@ -41,7 +41,9 @@ def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
 
 
 def has_ranks(context: Context, session: Session) -> bool:
-    return context.given_ranks is not None or len(open_ranks(context, session)) >= LEAST
+    if context.given_ranks is not None or context.tables.get(session.table) is not None:
+        return True
+    return len(open_ranks(context, session)) >= LEAST
 
 
 def shown_ranks(context: Context, session: Session) -> Shown | None:
@@ -49,6 +51,9 @@ def shown_ranks(context: Context, session: Session) -> Shown | None:
     keys = {number: opened.key for number, opened in numbers.items()}
     if context.given_ranks is not None:
         return Shown(context.given_ranks, keys, is_given=True)
+    if (brought := context.tables.get(session.table)) is not None:
+        # Its rows name files of another machine, which are not opened; what is open here is.
+        return Shown(brought.job, keys)
     rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
     ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
     return Shown(of_ranks(ranks), keys) if len(ranks) >= LEAST else None

@@ -93,7 +93,7 @@ def _wire(context: Context, session: gr.State, tabs: gr.Tabs, parts: RanksTab) -
 
 def show(context: Context, session: Session) -> list[Any]:
     """The values of `RanksTab.outputs`: the tab is there where ranks are."""
-    opened = tuple((trace.key, trace.device) for trace in session.opened)
+    opened = (session.table, *((trace.key, trace.device) for trace in session.opened))
     return [gr.update(visible=has_ranks(context, session)), opened]
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memviz.ranks.together import Ranks
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
 
@@ -17,6 +18,8 @@ class Context:
     """Python files of whoever started the page, whose functions Run offers. Nobody who looks at it can name one."""
     given_ranks: Ranks | None = None
     """Of whoever started the page, for everybody who sees it."""
+    tables: RankTables = field(default_factory=RankTables)
+    """Of ranks, each of the visitor who brought it."""
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
         """`key` is the store's, a slash, and the device's name."""

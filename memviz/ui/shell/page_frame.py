@@ -11,8 +11,9 @@ from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut_middle
 from memviz.ui.shell.links import link_name
+from memviz.ui.shell.rank_tables import NamedRanks
 from memviz.ui.shell.session import Opened, Session
-from memviz.units import bytes_text
+from memviz.units import bytes_text, count_text
 
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """What the sidebar has room for."""
@@ -95,8 +96,8 @@ def _share(current: Opened) -> Html:
     return tag("details", tag("summary", "Share"), tag("div", page, link), class_="mv-menu")
 
 
-def traces_html(session: Session, find: Find) -> Html:
-    if not session.opened:
+def traces_html(session: Session, find: Find, table: NamedRanks | None = None) -> Html:
+    if not session.opened and table is None:
         words = "None yet. What you open is listed here, and only you see it."
         return tag("section", tag("h2", "Open traces"), tag("p", words, class_="mv-soft"), class_="mv-traces")
     pairs = [(opened, find(opened)) for opened in session.opened]
@@ -104,7 +105,19 @@ def traces_html(session: Session, find: Find) -> Html:
     # Two are compared in their own tab; of many, as of ranks, a glance says which is highest.
     highest = max(peaks) if len(peaks) >= _MANY else 0
     rows = [_trace_row(opened, session, pair, highest) for opened, pair in pairs]
-    return tag("section", tag("h2", "Open traces ", tag("span", len(session.opened))), *rows, class_="mv-traces")
+    if table is not None:
+        rows.insert(0, _table_row(table, session.table))
+    return tag("section", tag("h2", "Open traces ", tag("span", len(rows))), *rows, class_="mv-traces")
+
+
+def _table_row(table: NamedRanks, key: str) -> Html:
+    facts = f"{count_text(len(table.job.ranks))} ranks, up to {bytes_text(table.job.highest.row.peak_bytes)}"
+    words = tag("span", tag("b", cut_middle(table.name, _LONGEST_NAME)), tag("small", facts))
+    look = tag("button", words, type="button", data_act="ranks", data_key=key, title=table.name)
+    close = tag(
+        "button", "×", type="button", data_act="close", data_key=key, aria_label=f"Close {table.name}", class_="mv-x"
+    )
+    return tag("div", look, close, class_="mv-trace")
 
 
 def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None, highest: int = 0) -> Html:

@@ -48,6 +48,8 @@ class Session:
     refused: tuple[Refused, ...] = ()
     home: bool = False
     """The samples are shown although traces are open."""
+    table: str = ""
+    """Key of the table of ranks that this visitor brought."""
 
     def of(self, key: str) -> Opened | None:
         return next((opened for opened in self.opened if opened.key == key), None)

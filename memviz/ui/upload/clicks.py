@@ -19,6 +19,8 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
         case "device":
             return session.choosing(key).on_device(key, data.get("device", ""))
         case "close":
+            if key == session.table:
+                return replace(session, table="")
             return session.closing(key)
         case "dismiss":
             return session.without_refused()
@@ -32,7 +34,7 @@ def session_after(context: Context, session: Session, data: Mapping[str, str]) -
 
 def tab_after(data: Mapping[str, str]) -> str | None:
     """Where a sample's answer stands; the samples themselves and what is opened stand in Explore."""
-    if data.get("act") == "home":
-        return "explore"
+    if data.get("act") in ("home", "ranks"):
+        return {"home": "explore", "ranks": "ranks"}[data["act"]]
     sample = sample_named(data.get("sample", ""))
     return sample.tab if sample else None

@@ -7,8 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from memviz.errors import TraceError
+from memviz.ranks.given_table import is_table, ranks_of_table
 from memviz.trace.load import load_trace
-from memviz.ui.shell.context import open_trace
+from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.session import MOST_OPEN, Opened, Refused, Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.samples import SAMPLES, OfferedSample
@@ -18,7 +19,7 @@ _MOST_NAME, _MOST_REASON, _MOST_TURN, _MOST_REFUSED = 300, 1000, 9, 5
 
 
 def open_files(
-    store: TraceStore, session: Session, paths: Sequence[str], say: Say, is_wanted: Callable[[], bool] = lambda: True
+    context: Context, session: Session, paths: Sequence[str], say: Say, is_wanted: Callable[[], bool] = lambda: True
 ) -> Session:
     session = session.without_refused()
     for number, path in enumerate(paths):
@@ -29,13 +30,17 @@ def open_files(
             say(share, f"Reading {name}, {100 * done // max(total, 1)} %")
 
         try:
-            session = session.with_opened(open_trace(store, load_trace(path, progress=progress, is_wanted=is_wanted)))
+            if is_table(path):
+                session = _with_table(session, context.tables.add(name, ranks_of_table(Path(path), name)))
+                continue
+            trace = load_trace(path, progress=progress, is_wanted=is_wanted)
+            session = session.with_opened(open_trace(context.store, trace))
         except TraceError as error:
             session = session.with_refused(Refused(name, f"{error.reason} {error.remedy}".strip()))
     return session
 
 
-def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Session:
+def arrived(context: Context, session: Session, said: Mapping[str, str]) -> Session:
     """What the visitor's own browser says of a file that it has sent: that it is open, or why not.
 
     Files come one by one: what was refused before stays on the page until it is dismissed, or opened after all.
@@ -47,13 +52,22 @@ def arrived(store: TraceStore, session: Session, said: Mapping[str, str]) -> Ses
         return replace(session, refused=(*before, refused)[-_MOST_REFUSED:])
     after = session
     for key in said.get("stored", "").split(" ")[:MOST_OPEN]:
-        after = _with_stored(store, after, key)
+        after = _with_stored(context, after, key)
     # Of many that were dropped together the first is looked at, and the others come beside it.
     return after.choosing(session.chosen) if "beside" in said and session.current is not None else after
 
 
-def _with_stored(store: TraceStore, session: Session, key: str) -> Session:
-    trace = store.get(key)
+def _with_table(session: Session, key: str) -> Session:
+    """One at a time: another one takes its place."""
+    return replace(session, table=key, home=False)
+
+
+def _with_stored(context: Context, session: Session, key: str) -> Session:
+    table = context.tables.get(key)
+    if table is not None:
+        still = tuple(refusal for refusal in session.refused if refusal.name != table.name)
+        return _with_table(replace(session, refused=still), key)
+    trace = context.store.get(key)
     if trace is None or session.of(key):
         return session
     still = tuple(refusal for refusal in session.refused if refusal.name != trace.about.source)

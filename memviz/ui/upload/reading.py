@@ -8,9 +8,11 @@ draws each as it comes.
 from __future__ import annotations
 
 import secrets
+import tempfile
 import threading
 import time
 from collections import Counter
+from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 import numpy as np
@@ -21,17 +23,20 @@ from memviz.analysis.timeline import timeline
 from memviz.errors import TraceError
 from memviz.fair_lock import FairLock, Turn
 from memviz.figures.raster import View, column_instants
+from memviz.ranks.given_table import FIRST_BYTES, ranks_of_table
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timeline_pieces import piece
 from memviz.ui.shell.context import open_trace, timeline_key
+from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.arriving import Arriving
 from memviz.ui.upload.outbox import Outbox
 from memviz.units import bytes_text
 
 _COLUMNS = 1200
+_PIECE = 4 << 20
 _SAY_SECONDS = 0.2
 _FORGET_SECONDS = 120
 _HEARD_SECONDS = 600
@@ -56,7 +61,7 @@ class FileTooLarge(Exception):
 
 
 class Reading:
-    def __init__(self, store: TraceStore, name: str, arriving: Arriving, turn: Turn) -> None:
+    def __init__(self, store: TraceStore, tables: RankTables, name: str, arriving: Arriving, turn: Turn) -> None:
         self.name = name
         self.arriving = arriving
         self.visitor = turn.owner
@@ -68,10 +73,11 @@ class Reading:
         """Its visitor listens."""
         self._used = time.monotonic()
         self._store = store
+        self._tables = tables
         self._turn = turn
         self._total = RunningTotal()
         self._said = 0.0
-        self._stored = ""
+        self._stored = self._table = ""
         self._cancelled = threading.Event()
         self._ended = 0.0
         self._thread: threading.Thread | None = None
@@ -114,6 +120,7 @@ class Reading:
             self.arriving.close()
         if self._stored:
             self._store.drop(self._stored)
+        self._tables.drop(self._table)
 
     def _run(self) -> None:
         try:
@@ -137,6 +144,10 @@ class Reading:
     def _read(self) -> None:
         self._go_on()
         source = cast(BinaryIO, self.arriving)
+        if source.read(len(FIRST_BYTES)) == FIRST_BYTES:
+            self._read_table(source)
+            return
+        source.seek(0)
         trace = read_trace(
             source,
             self.name,
@@ -160,6 +171,22 @@ class Reading:
             self._go_on()
         self.outbox.put(OPENED, key=key, stored=opened.key, name=self.name, has_times=has_times(device))
 
+    def _read_table(self, source: BinaryIO) -> None:
+        """Ranks as rows: whole before anything is said of them, as such a file is read from its end."""
+        source.seek(0)
+        with tempfile.NamedTemporaryFile(suffix=".parquet") as file:
+            while piece := source.read(_PIECE):
+                file.write(piece)
+                self._say(file.tell(), self.arriving.size)
+                self._go_on()
+            file.flush()
+            job = ranks_of_table(Path(file.name), self.name)
+        self._table = key = self._tables.add(self.name, job)
+        if self._cancelled.is_set():
+            self._tables.drop(key)
+        self._go_on()
+        self.outbox.put(OPENED, key="", stored=key, name=self.name, has_times=False)
+
     def _send(self, trace: Trace, device: DeviceTrace, key: str, question: dict[str, Any]) -> None:
         packed = piece(trace, device, question)
         self.outbox.put("piece", packed.body, key=key, piece=question["piece"], header=packed.header)
@@ -181,9 +208,10 @@ class Reading:
 class Readings:
     """Of all visitors; a reading is reached by a ticket that only the browser that began it knows."""
 
-    def __init__(self, store: TraceStore, most_bytes: int | None = None) -> None:
+    def __init__(self, store: TraceStore, most_bytes: int | None = None, tables: RankTables | None = None) -> None:
         self.most_bytes = most_bytes
         self._store = store
+        self._tables = tables or RankTables()
         self._lines = FairLock(_AT_ONCE)
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
@@ -199,7 +227,8 @@ class Readings:
         with self._lock:
             out = self._make_room(visitor)
             turn = self._lines.of(visitor)
-            self._under_way[ticket] = Reading(self._store, name, Arriving(size, packed=packed, gate=turn), turn)
+            arriving = Arriving(size, packed=packed, gate=turn)
+            self._under_way[ticket] = Reading(self._store, self._tables, name, arriving, turn)
         for reading in out:
             reading.cancel()
         return ticket

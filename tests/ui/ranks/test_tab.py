@@ -9,14 +9,17 @@ from typing import Any
 import gradio as gr
 import pytest
 
+from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.together import Ranks
 from memviz.trace.load import load_trace
 from memviz.ui.ranks.sources import has_ranks, open_ranks
 from memviz.ui.ranks.tab import draw, one_rank, pressed, show
 from memviz.ui.shell.context import Context, open_trace
+from memviz.ui.shell.page_frame import traces_html
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
-from memviz.ui.upload.opening import arrived
+from memviz.ui.upload.clicks import session_after
+from memviz.ui.upload.opening import arrived, open_files
 from tests.ranks.files import read, write_ranks, written
 from tests.traces import MiB
 from tests.ui.page import words
@@ -103,9 +106,36 @@ def test_a_file_that_has_gone_is_said(tmp_path: Path) -> None:
 
 def test_of_many_that_come_together_the_first_is_looked_at(context: Context, folder: Path) -> None:
     keys = [context.store.add(load_trace(path)) for path in sorted(folder.iterdir())]
-    session = arrived(context.store, Session(), {"stored": keys[0]})
-    session = arrived(context.store, session, {"stored": keys[1], "beside": "1"})
-    session = arrived(context.store, session, {"stored": " ".join(keys[2:]), "beside": "1"})
+    session = arrived(context, Session(), {"stored": keys[0]})
+    session = arrived(context, session, {"stored": keys[1], "beside": "1"})
+    session = arrived(context, session, {"stored": " ".join(keys[2:]), "beside": "1"})
     assert [trace.key for trace in session.opened] == keys
     assert session.chosen == keys[0]
-    assert arrived(context.store, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
+    assert arrived(context, Session(), {"stored": keys[1], "beside": "1"}).chosen == keys[1]
+
+
+def test_a_table_that_was_brought_is_drawn_and_opens_nothing_of_its_places(
+    context: Context, folder: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = tmp_path / "ranks.parquet"
+    gathered(Gathering((str(folder),), output=table, processes=1))
+    session = open_files(context, Session(), [str(table)], lambda share, words: None)
+    assert is_there(context, session) and not session.refused and not session.opened
+    values = draw(context, session, None)
+    assert values[-1] == 3 and "Of 5 ranks" in words(values[0])
+    assert "Open in Explore" not in str(values)
+    with pytest.raises(gr.Error, match="not open any more"):
+        pressed(context, session, click(act="open-rank", rank="3"))
+    row = traces_html(session, context.of, context.tables.get(session.table))
+    assert "ranks.parquet" in words(row) and "5 ranks" in words(row)
+    closed = session_after(context, session, {"act": "close", "key": session.table})
+    assert not is_there(context, closed)
+
+
+def test_a_file_that_only_begins_like_a_table_is_refused(context: Context, tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table = tmp_path / "<b>.parquet"
+    table.write_bytes(b"PAR1 and nothing more")
+    session = open_files(context, Session(), [str(table)], lambda share, words: None)
+    assert not session.table and "damaged" in session.refused[0].reason

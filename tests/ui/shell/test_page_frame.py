@@ -105,7 +105,7 @@ def test_a_refused_file_leaves_what_is_open(store: TraceStore, tmp_path) -> None
     bad = tmp_path / "bad.pickle"
     bad.write_bytes(b"hello")
     session = open_sample(store, Session(), OFFERED_SAMPLES[0])
-    after = open_files(store, session, [str(bad)], silent)
+    after = open_files(Context(store), session, [str(bad)], silent)
     assert after.opened == session.opened
     assert [each.name for each in after.refused] == ["bad.pickle"]
     html = refused_html(after)
@@ -222,22 +222,22 @@ def test_the_verdict_names_a_failed_allocation() -> None:
 def test_what_arrives_is_opened_and_what_is_refused_stays_said_until_it_is_opened_after_all():
     store = TraceStore()
     said = {"refused": "a.pickle", "reason": "It is cut off."}
-    refused = arrived(store, Session(), said)
-    twice = arrived(store, refused, {**said, "reason": "It is empty."})
+    refused = arrived(Context(store), Session(), said)
+    twice = arrived(Context(store), refused, {**said, "reason": "It is empty."})
     assert twice.refused == (Refused("a.pickle", "It is empty."),)
     other = trace_of([alloc(1, 512)])
     session = arrived(
-        store, twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
+        Context(store), twice, {"stored": store.add(replace(other, about=replace(other.about, source="b.pickle")))}
     )
     assert ([each.name for each in session.opened], session.refused) == (["b"], twice.refused)
     key = store.add(replace(other, about=replace(other.about, source="a.pickle")))
-    session = arrived(store, session, {"stored": key})
+    session = arrived(Context(store), session, {"stored": key})
     assert ([each.name for each in session.opened], session.refused) == (["b", "a"], ())
-    assert arrived(store, session, {"stored": key}) is session
-    assert arrived(store, session, {"stored": "a guess"}) is session
+    assert arrived(Context(store), session, {"stored": key}) is session
+    assert arrived(Context(store), session, {"stored": "a guess"}) is session
     many = session
     for i in range(9):
-        many = arrived(store, many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
+        many = arrived(Context(store), many, {"refused": f"{i}" * 999, "reason": "x" * 9999})
     assert [(len(each.name), len(each.reason)) for each in many.refused] == [(300, 1000)] * 5
 
 

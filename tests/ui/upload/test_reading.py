@@ -9,17 +9,21 @@ import pickle
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
+from memviz.ranks.gather import Gathering, gathered
 from memviz.trace.load import read_trace
 from memviz.ui.shell.context import open_trace
+from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.outbox import Outbox
 from memviz.ui.upload.reading import Busy, FileTooLarge, Reading, Readings
+from tests.ranks.files import write_ranks
 from tests.traces import alloc, free, snapshot
 
 EVENTS = [each for i in range(400) for each in (alloc(512 * i, 100 + i), *([free(512 * i, 100 + i)] if i % 3 else []))]
@@ -238,3 +242,27 @@ def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest
     wait_for_the_end(reading)
     assert 0 <= max(said) < len(raw) / 2
     assert not readings._store._kept
+
+
+def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    table, tables = tmp_path / "ranks.parquet", RankTables()
+    gathered(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
+    raw = table.read_bytes()
+    reading = begun(Readings(TraceStore(), tables=tables), raw, name="ranks.parquet")
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    kinds = {header["kind"]: header for header, _ in told(reading)}
+    assert kinds["opened"]["key"] == "" and "curve" not in kinds
+    named = tables.get(kinds["opened"]["stored"])
+    assert named is not None and (named.name, len(named.job.ranks)) == ("ranks.parquet", 2)
+
+
+def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="pyarrow is not installed")
+    raw = b"PAR1" + bytes(999)
+    reading = begun(Readings(TraceStore()), raw, name="ranks.parquet")
+    reading.arriving.add(raw)
+    reading.arriving.end()
+    ((refused, _),) = [message for message in told(reading) if message[0]["kind"] == "refused"]
+    assert "damaged" in refused["reason"]

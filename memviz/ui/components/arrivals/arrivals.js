@@ -130,7 +130,9 @@ class Arrival {
    * @param {{ stored: string, key: string }} message */
   opened({ stored, key }) {
     this.finish();
-    const ready = this.isFirst ? explored()?.reading.drawnOf(key) : null;
+    // A table of ranks has no timeline: what was shown of its way here ends.
+    if (!key) explored()?.reading.end();
+    const ready = this.isFirst && key ? explored()?.reading.drawnOf(key) : null;
     this.leaveOnceShown({ stored, beside: this.isBeside ? "1" : undefined }, `#traces [data-key="${CSS.escape(stored)}"]`, ready);
   }
 

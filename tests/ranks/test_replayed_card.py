@@ -1,0 +1,72 @@
+"""On a smaller card: where rows alone leave it open, the requests say, and what they say is told as a replay's."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memviz.headlines.ranks import on_card as words
+from memviz.ranks.numbers import Rank
+from memviz.ranks.replayed_card import replayed
+from memviz.ranks.smaller_card import OnCard, Smaller, on_card
+from tests.ranks.files import read
+from tests.traces import MiB, alloc, event, free, segment, snapshot
+
+FIRST, SECOND = 1 << 36, 2 << 36
+CARD = Smaller("a card", 28 * MiB, 0)
+
+
+def reserving(then: int, more: int = 0) -> Any:
+    """20 MiB that go back to the cache; then so much, which takes a part of them where it is not more."""
+    fits = then <= 20 * MiB
+    place, size = (FIRST, 20 * MiB) if fits else (SECOND, then)
+    made: list[Any] = [event("segment_alloc", FIRST, 20 * MiB), alloc(FIRST, 20 * MiB), *free(FIRST, 20 * MiB)]
+    made += [] if fits else [event("segment_alloc", SECOND, size)]
+    made += [alloc(place, then)]
+    segments = [] if fits else [segment(FIRST, 20 * MiB, [])]
+    if more:
+        made += [event("segment_alloc", SECOND, more), alloc(SECOND, more)]
+        segments.append(segment(SECOND, more, [{"address": SECOND, **_used(more)}]))
+    segments.append(segment(place, size, [{"address": place, **_used(then)}]))
+    return snapshot([{**one, "time_us": number} for number, one in enumerate(made)], segments)
+
+
+def _used(size: int) -> dict[str, Any]:
+    return {"size": size, "requested_size": size, "state": "active_allocated", "frames": []}
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> tuple[Rank, ...]:
+    """Live bytes of all have room; what they reserve has not."""
+    files = {0: reserving(24 * MiB), 1: reserving(12 * MiB, 12 * MiB), 2: reserving(24 * MiB)}
+    for number, value in files.items():
+        (tmp_path / f"run.rank{number}.pickle").write_bytes(pickle.dumps(value))
+    return read(tmp_path).ranks
+
+
+def test_a_replay_decides_what_rows_leave_open(ranks: tuple[Rank, ...]) -> None:
+    found = on_card(ranks, CARD)
+    assert found.close == (0, 1, 2) and "it is close for ranks 0, 1 and 2" in words(found)
+    told = replayed(ranks, found)
+    # What is cached goes back on ranks 0 and 2; on rank 1 a part of it is in use.
+    assert (told.fits, told.close, told.runs_out, told.replayed) == ((0, 2), (), (1,), (0, 1, 2))
+    assert (told.first, told.lacks_bytes) == (1, 4 * MiB)
+    assert "rank 1 runs out first by a replay of its requests" in words(told)
+
+
+def test_where_all_fit_it_says_how_that_is_known(ranks: tuple[Rank, ...]) -> None:
+    two = (ranks[0], ranks[2])
+    told = replayed(two, on_card(two, CARD))
+    assert told.first is None and words(told).endswith("all of them fit, 2 ranks by a replay of their requests.")
+
+
+def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank, ...]) -> None:
+    moved = tuple(replace(rank, row=replace(rank.row, file_bytes=1)) for rank in ranks)
+    Path(ranks[1].row.place).unlink()
+    found: OnCard = on_card(moved, CARD)
+    assert replayed(moved, found) == found
+    assert replayed(ranks, found).close == (1,)
