@@ -6,7 +6,8 @@ from typing import Any
 
 from memviz.allocator.agreement import addresses
 from memviz.allocator.replayed import Figures, Replayed
-from memviz.allocator.search import Search, Tried
+from memviz.allocator.search import Search
+from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import WhatIf
 
 

@@ -10,7 +10,7 @@ from operator import attrgetter
 PoolId = tuple[int, int]
 DEFAULT_POOL: PoolId = (0, 0)
 
-_ADDRESS_BITS = 64
+ADDRESS_BITS = 64
 
 
 @dataclass(eq=False)
@@ -116,16 +116,16 @@ class FreeList:
 
     def first_of_at_least(self, size: int) -> int:
         """Its place, or the list's length."""
-        return bisect_left(self.keys, size << _ADDRESS_BITS)
+        return bisect_left(self.keys, size << ADDRESS_BITS)
 
     def add(self, block: Block) -> None:
-        key = block.size << _ADDRESS_BITS | block.address
+        key = block.size << ADDRESS_BITS | block.address
         place = bisect_left(self.keys, key)
         self.keys.insert(place, key)
         self.blocks.insert(place, block)
 
     def remove(self, block: Block) -> None:
-        place = bisect_left(self.keys, block.size << _ADDRESS_BITS | block.address)
+        place = bisect_left(self.keys, block.size << ADDRESS_BITS | block.address)
         del self.keys[place]
         del self.blocks[place]
 
@@ -134,7 +134,7 @@ class FreeList:
         return self.blocks.pop(place)
 
     def find(self, address: int, size: int) -> Block | None:
-        key = size << _ADDRESS_BITS | address
+        key = size << ADDRESS_BITS | address
         place = bisect_left(self.keys, key)
         return self.blocks[place] if place < len(self.keys) and self.keys[place] == key else None
 

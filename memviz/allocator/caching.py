@@ -146,7 +146,7 @@ class CachingAllocator(AllocatorState):
             return None
         block = free.blocks[place]
         if block.expandable is not None:
-            place = _place_among_expandable(free, place, self._expandable)
+            place = place_among_expandable(free, place, self._expandable)
             if place == len(free.blocks):
                 return None
             block = free.blocks[place]
@@ -240,7 +240,7 @@ class CachingAllocator(AllocatorState):
         )
 
 
-def _place_among_expandable(free: FreeList, place: int, expands: bool) -> int:
+def place_among_expandable(free: FreeList, place: int, expands: bool) -> int:
     """Best fit starts at a block of an expandable segment; the list's length says that nothing fits."""
     blocks = free.blocks
     if not expands:

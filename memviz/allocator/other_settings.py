@@ -7,6 +7,7 @@ from memviz.allocator.blocks import PoolId
 from memviz.allocator.caching import CachingAllocator
 from memviz.allocator.device import AllocationFailed, DeviceMemory
 from memviz.allocator.lay_out import lay_out_afresh, lay_out_as_recorded
+from memviz.allocator.quick_replay import run_quickly
 from memviz.allocator.release import release_cached
 from memviz.allocator.replayed import Figures, RanOut, Replayed
 from memviz.allocator.replayer import Progress, Replay, Source
@@ -16,6 +17,9 @@ from memviz.allocator.statistics import Tally
 
 
 class OtherSettings(Replay):
+    is_quick = False
+    """Whether no more than figures is wanted, and they can be had quickly."""
+
     def __init__(
         self, source: Source, settings: Settings, *, memory: int | None, total: int | None, afresh: bool = False
     ) -> None:
@@ -29,9 +33,16 @@ class OtherSettings(Replay):
         return self.finished(None, self.allocator.statistics.num_alloc_retries)
 
     def only_figures(self, progress: Progress | None = None) -> Figures:
-        """Without the history, in half the time."""
+        """Without the history, in a quarter of the time."""
+        self.is_quick = not self.allocator.counts_age
         self._run_to_its_end(progress, unrecorded)
         return self.figures(self.allocator.statistics.num_alloc_retries)
+
+    def run_events(self, begin: int, end: int) -> None:
+        if self.is_quick:
+            run_quickly(self, begin, end)
+        else:
+            super().run_events(begin, end)
 
     def _run_to_its_end(self, progress: Progress | None, record: Record) -> None:
         self.progress = progress

@@ -26,7 +26,7 @@ from memviz.allocator.steps import ReplayStep, Steps, pools_of_events, steps_of
 from memviz.allocator.who_freed import WhoFreed, who_freed
 from memviz.trace.model import Action, DeviceTrace, Ints4, Trace
 
-_CHUNK = 1 << 11
+CHUNK = 1 << 11
 """Events that are turned into Python numbers at a time. So often it is asked whether the replay is to go on: in a
 recording that is made for it, a single event can take milliseconds."""
 
@@ -110,19 +110,19 @@ class Replay(ABC):
         self.run_events(0, len(self.source.device.events))
 
     def run_events(self, begin: int, end: int) -> None:
-        handlers = self._handlers()
+        handlers = self.handlers()
         events, steps, pools = self.source.device.events, self.source.steps.step, self.source.pools
         names, history, addresses = self.source.trace.pools, self.history, unsigned(events.address)
-        for first in range(begin, end, _CHUNK):
+        for first in range(begin, end, CHUNK):
             if self.progress:
                 self.progress(first, len(events))
-            part = first + np.flatnonzero(steps[first : min(first + _CHUNK, end)])
+            part = first + np.flatnonzero(steps[first : min(first + CHUNK, end)])
             columns = (part, steps[part], addresses[part], events.size[part], events.stream[part], pools[part])
             for event, step, address, size, stream, pool in zip(*(column.tolist() for column in columns), strict=True):
                 history.now = event
                 handlers[step](event, address, size, stream, names[pool])
 
-    def _handlers(self) -> list[Handler]:
+    def handlers(self) -> list[Handler]:
         by_step: dict[int, Handler] = {
             ReplayStep.MALLOC: self.malloc,
             ReplayStep.FREE: self.free,

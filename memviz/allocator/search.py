@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from memviz.allocator.as_recorded import known
 from memviz.allocator.context import OVERHEAD_BYTES
-from memviz.allocator.replayed import Figures, RanOut
-from memviz.allocator.replayer import Progress, Source, part_of
+from memviz.allocator.replayer import Progress, Source
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, SINCE, Release
+from memviz.allocator.side_by_side import tried_side_by_side
 from memviz.allocator.sizes import rounding, segment_size
-from memviz.allocator.what_if import CardMemory, figures_on, never_short, smallest_card
+from memviz.allocator.tried import Tried
+from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Action
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import percent_text
@@ -44,31 +44,6 @@ _TRIED: tuple[Mapping[str, Any], ...] = (
 """What is changed of the recorded settings: what each brought on real recordings, and the ways back."""
 
 _WORTH_SAYING = 0.01
-
-
-@dataclass(frozen=True)
-class Tried:
-    settings: Settings
-    text: str
-    """To paste behind `PYTORCH_CUDA_ALLOC_CONF=`; empty for PyTorch's defaults."""
-    is_recorded: bool
-    """These are the settings of the recording."""
-    is_as_recorded: bool
-    """And replayed like this they do what is recorded, to the address."""
-    peak_requested_bytes: int
-    peak_allocated_bytes: int
-    peak_reserved_bytes: int
-    """With memory without end."""
-    retries: int
-    """On the card, where there is one; so are the next two."""
-    oom: RanOut | None
-    reserved_on_card_bytes: int
-    smallest_card: CardMemory | None
-    """Of the usual sizes; None where none is large enough."""
-
-    @property
-    def fits(self) -> bool:
-        return self.oom is None
 
 
 @dataclass(frozen=True)
@@ -112,11 +87,7 @@ def search(
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
-    parts = [part_of(progress, number, len(wanted)) for number in range(len(wanted))]
-    outcomes = [
-        _tried(source, settings, card, overhead_bytes, part) for settings, part in zip(wanted, parts, strict=True)
-    ]
-    tried = sorted(outcomes, key=_rank)
+    tried = sorted(tried_side_by_side(source, wanted, card, overhead_bytes, progress), key=_rank)
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
@@ -151,40 +122,6 @@ def _largest_segment(source: Source) -> int:
     there = max((block.requested for block in source.layout.blocks), default=1)
     round_size = rounding(settings.roundup_power2_divisions)
     return segment_size(round_size(max(requested, there)), settings.large_segment_size)
-
-
-def _tried(
-    source: Source, settings: Settings, card: CardMemory | None, overhead_bytes: int, progress: Progress | None
-) -> Tried:
-    # All of them start from a fresh layout, so that no one is charged with a cache that the others do not have.
-    on_card = figures_on(source, settings, card, afresh=True, progress=part_of(progress, 0, 3))
-    free = (
-        on_card
-        if card is None or never_short(on_card)
-        else figures_on(source, settings, afresh=True, progress=part_of(progress, 1, 3))
-    )
-    smallest = smallest_card(
-        source, settings, overhead_bytes=overhead_bytes, afresh=True, free=free, progress=part_of(progress, 2, 3)
-    )
-    return Tried(
-        settings=settings,
-        text=settings.to_text(),
-        is_recorded=settings == source.recorded,
-        is_as_recorded=settings == source.recorded and _does_the_same(source, on_card),
-        peak_requested_bytes=free.peak_requested_bytes,
-        peak_allocated_bytes=free.peak_allocated_bytes,
-        peak_reserved_bytes=free.peak_reserved_bytes,
-        retries=on_card.retries,
-        oom=on_card.oom,
-        reserved_on_card_bytes=on_card.peak_reserved_bytes,
-        smallest_card=smallest,
-    )
-
-
-def _does_the_same(source: Source, on_card: Figures) -> bool:
-    """Neither start nor end of memory makes a difference to what is recorded."""
-    is_known = bool(known(source).is_exact) and not source.layout.segments
-    return is_known and not source.freed.was_short and (on_card.memory is None or never_short(on_card))
 
 
 def _rank(tried: Tried) -> tuple[bool, int, bool]:

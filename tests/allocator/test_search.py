@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from memviz.allocator.replay import source_of
-from memviz.allocator.search import Tried, search, settings_to_try
+from memviz.allocator.search import search, settings_to_try
 from memviz.allocator.settings import parse_settings
+from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import CardMemory
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder

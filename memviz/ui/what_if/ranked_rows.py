@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memviz.allocator.replayed import RanOut
-from memviz.allocator.search import Search, Tried
+from memviz.allocator.search import Search
+from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import WhatIf
 from memviz.headlines.what_if import at_event
 from memviz.units import bytes_text, count_text

@@ -1,0 +1,141 @@
+"""The events of a replay of which only the figures are wanted, in half the time.
+
+Nearly all events ask for a block that the cache serves at once, or give one back at once. Those two are done here
+with as few calls as Python allows; whatever else an event asks goes to the model itself, step by step. What comes of
+it is the same, which a test holds against `Replay.run_events`.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from memviz.allocator.blocks import ADDRESS_BITS, Block, PoolId, merge
+from memviz.allocator.caching import place_among_expandable
+from memviz.allocator.replayer import CHUNK, Replay
+from memviz.allocator.start_layout import unsigned
+from memviz.allocator.steps import ReplayStep
+from memviz.trace.model import Ints8
+from memviz.trace.rounding import MIN_BLOCK, SMALL_SIZE, round_sizes
+
+_MALLOC, _FREE = int(ReplayStep.MALLOC), int(ReplayStep.FREE)
+
+
+def run_quickly(replay: Replay, begin: int, end: int) -> None:
+    """`replay.run_events` where nothing is recorded and the age of blocks does not count."""
+    quick = _Quick(replay)
+    for chunk in _chunks(replay, begin, end):
+        quick.run(chunk)
+
+
+def _chunks(replay: Replay, begin: int, end: int) -> Iterator[Iterator[tuple[Any, ...]]]:
+    source = replay.source
+    events, steps, pools = source.device.events, source.steps.step, source.pools
+    names, addresses = source.trace.pools, unsigned(events.address)
+    divisions = replay.settings.roundup_power2_divisions
+    for first in range(begin, end, CHUNK):
+        if replay.progress:
+            replay.progress(first, len(events))
+        part = first + np.flatnonzero(steps[first : min(first + CHUNK, end)])
+        requested: Ints8 = events.size[part]
+        sizes = round_sizes(requested, divisions)
+        columns = (part, steps[part], addresses[part], requested, sizes, events.stream[part], pools[part])
+        *rows, pool = (column.tolist() for column in columns)
+        yield zip(*rows, [names[code] for code in pool], strict=True)
+
+
+class _Quick:
+    def __init__(self, replay: Replay) -> None:
+        self.replay = replay
+        self.handlers = replay.handlers()
+        self.allocator = replay.allocator
+        settings = replay.settings
+        self.expands = settings.expandable_segments
+        self.most = settings.max_split_size
+        self.rounding_up = settings.max_non_split_rounding_size
+
+    def run(self, events: Iterator[tuple[Any, ...]]) -> None:
+        history, handlers, live = self.replay.history, self.handlers, self.replay.live
+        take, waiting, statistics = self._take, self.allocator.pending.blocks, self.allocator.statistics
+        there, asked = statistics.allocated_bytes, statistics.requested_bytes
+        for event, step, address, requested, size, stream, pool in events:
+            if step == _FREE:
+                block = live.get(address)
+                if block is not None and block.allocated:
+                    del live[address]
+                    there.current[0] -= block.size
+                    asked.current[0] -= block.requested
+                    _give_back(block)
+                continue
+            if step == _MALLOC and not waiting and address not in live:
+                block = take(size, stream, pool)
+                if block is not None:
+                    block.requested, block.cause = requested, event
+                    live[address] = block
+                    now = there.current[0] = there.current[0] + block.size
+                    if now > there.peak[0]:
+                        there.peak[0] = now
+                    now = asked.current[0] = asked.current[0] + requested
+                    if now > asked.peak[0]:
+                        asked.peak[0] = now
+                    continue
+            history.now = event
+            handlers[step](event, address, requested, stream, pool)
+
+    def _take(self, size: int, stream: int, pool_id: PoolId) -> Block | None:
+        """`CachingAllocator.malloc` where the cache has a block; None where it has none, and nothing has changed."""
+        pair = self.allocator.pool(pool_id)
+        pool = pair.small if size <= SMALL_SIZE else pair.large
+        free = pool.free.get(stream)
+        if free is None:
+            return None
+        keys, blocks = free.keys, free.blocks
+        place = bisect_left(keys, size << ADDRESS_BITS)
+        if place == len(keys):
+            return None
+        block = blocks[place]
+        if block.expandable is not None:
+            place = place_among_expandable(free, place, self.expands)
+            if place == len(keys):
+                return None
+            block = blocks[place]
+        rest, most = block.size - size, self.most
+        if most is not None and block.size >= (most if size < most else size + self.rounding_up):
+            return None
+        del keys[place], blocks[place]
+        if rest >= MIN_BLOCK if pool.is_small or self.expands else rest > SMALL_SIZE and (most is None or size < most):
+            cut = block.cut(size)
+            key = rest << ADDRESS_BITS | cut.address
+            # The rest is smaller than the block was, so it comes before its place.
+            place = bisect_left(keys, key, 0, place)
+            keys.insert(place, key)
+            blocks.insert(place, cut)
+        block.allocated = block.in_use = True
+        return block
+
+
+def _give_back(block: Block) -> None:
+    """`request_free` and `complete_free` of an allocator that records nothing."""
+    block.allocated = block.in_use = False
+    free = block.pool.free.get(block.stream)
+    if free is None:
+        block.pool.add(merge(block)[0])
+        return
+    keys, blocks = free.keys, free.blocks
+    after, before = block.next, block.prev
+    if after is not None and not after.in_use and after.mapped:
+        place = bisect_left(keys, after.size << ADDRESS_BITS | after.address)
+        del keys[place], blocks[place]
+        block.absorb_next()
+    if before is not None and not before.in_use and before.mapped:
+        place = bisect_left(keys, before.size << ADDRESS_BITS | before.address)
+        del keys[place], blocks[place]
+        before.absorb_next()
+        block = before
+    key = block.size << ADDRESS_BITS | block.address
+    place = bisect_left(keys, key)
+    keys.insert(place, key)
+    blocks.insert(place, block)

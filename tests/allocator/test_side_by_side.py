@@ -1,0 +1,94 @@
+"""Settings tried in other processes come to what they come to here, whatever becomes of the processes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from memviz.allocator import side_by_side
+from memviz.allocator.context import OVERHEAD_BYTES
+from memviz.allocator.replay import source_of
+from memviz.allocator.replayer import Source
+from memviz.allocator.search import settings_to_try
+from memviz.allocator.side_by_side import tried_side_by_side
+from memviz.allocator.tried import Tried
+from memviz.allocator.what_if import CardMemory
+from tests.allocator.driver import MiB
+from tests.allocator.recording import Recorder
+
+
+def recording() -> Source:
+    """With a pool of its own, two streams, and a cache that was emptied."""
+    run = Recorder()
+    kept = [run.malloc(size * MiB, stream=size % 2) for size in range(1, 40, 3)]
+    for block in kept[::2]:
+        run.free(block)
+    run.allocator.empty_cache()
+    run.malloc(5 * MiB, pool=(0, 7))
+    run.malloc(30 * MiB)
+    return source_of(run.trace())
+
+
+@pytest.fixture
+def started(monkeypatch: pytest.MonkeyPatch) -> list[subprocess.Popen[bytes]]:
+    """Every helper that a test starts."""
+    helpers: list[subprocess.Popen[bytes]] = []
+    start = side_by_side._started
+
+    def noted(count: int) -> Iterator[subprocess.Popen[bytes]]:
+        new = list(start(count))
+        helpers.extend(new)
+        return iter(new)
+
+    monkeypatch.setattr(side_by_side, "_started", noted)
+    return helpers
+
+
+def tried(source: Source, helpers: int, card: CardMemory | None = None) -> list[Tried]:
+    return tried_side_by_side(source, settings_to_try(source), card, OVERHEAD_BYTES, helpers=helpers)
+
+
+def test_a_helper_finds_what_is_found_here(monkeypatch: pytest.MonkeyPatch, started: list[object]) -> None:
+    small = CardMemory(OVERHEAD_BYTES + 262 * MiB)
+    alone = tried(recording(), 0, small)
+    assert {each.fits for each in alone} == {True, False}
+    # Nothing is done here, so whatever there is was found there.
+    monkeypatch.setattr(side_by_side._Work, "do_rest", lambda work, progress: None)
+    assert tried(recording(), 1, small) == alone and len(started) == 1
+
+
+def test_what_a_helper_leaves_when_it_ends_is_done_here(
+    monkeypatch: pytest.MonkeyPatch, started: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.setattr(side_by_side, "_HELPER", "import sys; sys.stdin.buffer.read(1)")
+    assert tried(recording(), 2) == tried(recording(), 0)
+    assert all(helper.returncode is not None for helper in started) and len(started) == 2
+
+
+def test_who_gives_up_leaves_no_process_behind(started: list[subprocess.Popen[bytes]]) -> None:
+    def give_up(done: int, total: int) -> None:
+        raise InterruptedError
+
+    source = recording()
+    with pytest.raises(InterruptedError):
+        tried_side_by_side(source, settings_to_try(source), None, OVERHEAD_BYTES, give_up, helpers=1)
+    assert started[0].returncode is not None
+    assert tried(source, 1) == tried(recording(), 0), "the next one may have helpers again"
+
+
+def test_where_no_process_can_start_it_is_done_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*args: object, **more: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(side_by_side.subprocess, "Popen", refused)
+    assert tried(recording(), 2) == tried(recording(), 0)
+
+
+def test_short_recordings_get_no_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(side_by_side.os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    source = recording()
+    assert side_by_side._helpers_that_pay(source, 10) == 0
+    monkeypatch.setattr(side_by_side, "WORTH_HELP", 1)
+    assert (side_by_side._helpers_that_pay(source, 10), side_by_side._helpers_that_pay(source, 1)) == (1, 0)
