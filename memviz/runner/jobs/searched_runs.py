@@ -31,7 +31,9 @@ class SearchedRuns:
         from memviz.runner.predict.predicted_run import predict_again
 
         plan = plan_of(request)
-        if self._done is not None and without_settings(request) == without_settings(self._done[0]):
+        # Of many GPUs, another rank may reserve most under other settings.
+        is_alone = plan.parallel.gpus == 1
+        if is_alone and self._done is not None and without_settings(request) == without_settings(self._done[0]):
             run = predict_again(plan, self._done[1])
         else:
             self._done = None
