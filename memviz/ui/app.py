@@ -17,30 +17,19 @@ from memviz.trace.model import Trace
 from memviz.ui.compare import programs as compare_programs
 from memviz.ui.compare import tab as compare
 from memviz.ui.compare.links import TAB, compare_session, compare_state_of
-from memviz.ui.components.arrivals import Arrivals, worker
-from memviz.ui.components.component import Component
-from memviz.ui.components.event_list import EventList
-from memviz.ui.components.find_field import FindField
-from memviz.ui.components.lit_panel import LitPanel
-from memviz.ui.components.memory_timeline import MemoryTimeline
-from memviz.ui.components.overlay import Overlay
+from memviz.ui.components.arrivals import Arrivals
 from memviz.ui.components.panel import Panel, clicked
-from memviz.ui.components.plain_form import PlainForm
-from memviz.ui.components.rank_map import RankMap
-from memviz.ui.components.reserved_plot import ReservedPlot
-from memviz.ui.components.scripts import bundle
-from memviz.ui.components.segment_map import SegmentMap
-from memviz.ui.components.segment_pair import SegmentPair
-from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
 from memviz.ui.explore.estimates import with_estimate
+from memviz.ui.page_files import scripts, style
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
 from memviz.ui.run.answer import RunState
 from memviz.ui.shell.agents import serve_agents
+from memviz.ui.shell.beginning import IS_KNOWN
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.doorway import Doorway
 from memviz.ui.shell.exports import Exports, not_kept
@@ -73,33 +62,6 @@ from memviz.ui.what_if import programs as what_if_programs
 from memviz.ui.what_if import tab as what_if
 from memviz.ui.what_if.state import WhatIfState
 
-_HERE = Path(__file__).parent
-STYLES = (
-    "shell/page_frame.css",
-    "explore/explore.css",
-    "compare/compare.css",
-    "ranks/ranks.css",
-    "what_if/what_if.css",
-    "run/run.css",
-    "run/fit.css",
-)
-"""In this order; the tokens that all others read are in the first."""
-COMPONENTS: tuple[type[Component], ...] = (
-    Arrivals,
-    MemoryTimeline,
-    SegmentMap,
-    EventList,
-    ReservedPlot,
-    SegmentPair,
-    Overlay,
-    WaterfallTable,
-    PlainForm,
-    Panel,
-    LitPanel,
-    FindField,
-    RankMap,
-)
-"""All with a script, which the page loads once; their style sheets come in this order."""
 TITLE = "memviz: what fills your GPU"
 _TO_THE_TOP = "() => window.scrollTo(0, 0)"
 _SAVE = "() => document.querySelector('#saved a, a#saved, #saved')?.click()"
@@ -229,9 +191,10 @@ class _Page:
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
         begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
-        page.load(
+        begins = page.load(
             self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"
         )
+        begins.then(None, js=IS_KNOWN)
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
         """A value for each of the outputs."""
@@ -392,14 +355,3 @@ async def _while_up(app: Any) -> AsyncIterator[None]:
     serve_agents(page)
     async with page.housekeeping.while_up():
         yield
-
-
-def style() -> str:
-    areas = [(_HERE / name).read_text(encoding="utf-8") for name in STYLES]
-    return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
-
-
-def scripts() -> str:
-    """The page's own first, then the components'."""
-    page = _HERE / "shell" / "page.js"
-    return f"{worker()}<script>{bundle(page, *(component.script for component in COMPONENTS))}</script>"

@@ -104,6 +104,18 @@ def test_first_the_total_in_grey_then_the_colours_and_the_words(page: Any, serve
     assert not page.locator("#home").is_visible()
 
 
+def test_what_is_clicked_before_the_page_knows_its_visitor_is_not_lost(page: Any, server: str) -> None:
+    held: list[Any] = []
+    page.route("**/queue/join*", lambda route: route.continue_() if held else held.append(route))
+    started(page, server)
+    page.locator("[data-sample=training]").click()
+    # Told at once it would be answered meanwhile, and the page's first answer would close it again.
+    page.wait_for_timeout(500)
+    held[0].continue_()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    assert page.locator(".mv-trace").count() == 1
+
+
 def test_a_second_file_leaves_the_open_one_usable_until_it_is_there(page: Any, server: str, large: Path) -> None:
     started(page, server)
     page.locator("[data-sample=training]").click()

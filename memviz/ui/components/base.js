@@ -78,6 +78,18 @@ export const latest = (tell) => telling(tell, (_waiting, data) => [data]);
 /** Gradio needs a moment to see that an event is on its way. */
 const SEEN_MS = 50;
 
+/** Nothing is told before the page has heard what its visitor had open; see beginning.py. */
+const hasBegun = () => document.documentElement.dataset.mvBegins === undefined;
+/** @type {Promise<void>} */
+export const known = new Promise((done) => {
+  if (hasBegun()) return done();
+  const begun = () => {
+    delete document.documentElement.dataset.mvBegins;
+    done();
+  };
+  window.addEventListener("memviz:known", begun, { once: true });
+});
+
 /** @param {(event: any) => void} tell @param {(waiting: any[], data: any) => any[]} queue */
 function telling(tell, queue) {
   /** @type {any[]} */
@@ -95,7 +107,8 @@ function telling(tell, queue) {
   return (/** @type {any} */ data) => {
     const isFirst = !waiting.length;
     waiting = queue(waiting, data);
-    if (isFirst) tell(event);
+    if (!hasBegun()) isFirst && known.then(again);
+    else if (isFirst) tell(event);
     else setTimeout(again, SEEN_MS);
   };
 }

@@ -2,7 +2,7 @@
 // Files that a visitor drops or chooses: each with a row of its own beside the open traces, a worker that sends it
 // (worker.js), and its first picture in Explore where nothing else is looked at. Gradio's own upload is left to
 // browsers and servers where this way does not answer.
-import { Component, el, mounting, say } from "../base.js";
+import { Component, el, known, mounting, say } from "../base.js";
 import { mounted } from "../memory_timeline/timeline.js";
 import { keepSpare, takeWorker } from "./workers.js";
 
@@ -204,7 +204,7 @@ class Arrivals extends Component {
   gathered = null;
   /** What Gradio is being told.
    * @type {Promise<any>} */
-  telling = Promise.resolve();
+  telling = known;
 
   /** @param {HTMLElement} host @param {import("../base.js").Gradio} gradio */
   constructor(host, gradio) {
