@@ -11,6 +11,7 @@ from memviz.allocator.blocks import Block, ExpandableSegment, PoolId
 from memviz.allocator.device import AllocationFailed
 from memviz.allocator.expandable import add_expandable, map_block, unmap_range
 from memviz.allocator.lay_out import FIRST_START_CAUSE, lay_out_as_recorded
+from memviz.allocator.quick_replay import run_quickly
 from memviz.allocator.recorded_device import Entry, RecordedDevice
 from memviz.allocator.release import release_segment
 from memviz.allocator.replayed import Agreement, Mismatch, RanOut, Replayed
@@ -69,6 +70,8 @@ def known(source: Source) -> Source:
 
 
 class AsRecorded(Replay):
+    lands_as_recorded = True
+
     def __init__(self, source: Source, *, second_thoughts: bool = False) -> None:
         self.second_thoughts = second_thoughts
         # Limits and thresholds act through what the file gives back.
@@ -95,6 +98,9 @@ class AsRecorded(Replay):
         self.settings = self.source.recorded
         self.source.needless, self.source.is_exact = frozenset(self.needless), self.first is None
         return self.finished(Agreement(self.mismatches, self.first), self.source.freed.retries)
+
+    def run_events(self, begin: int, end: int) -> None:
+        run_quickly(self, begin, end)
 
     def _check_end(self) -> None:
         reserved, ours = int(self.source.device.segments.size.sum()), self.allocator.statistics.reserved

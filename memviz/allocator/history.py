@@ -6,8 +6,11 @@ from array import array
 
 import numpy as np
 
-from memviz.allocator.blocks import PoolId
+from memviz.allocator.blocks import Block, PoolId
 from memviz.trace.model import Action, Ints8
+
+_ALLOC = int(Action.ALLOC)
+_FREED = bytes((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
 
 
 class ModelHistory:
@@ -35,6 +38,24 @@ class ModelHistory:
         self.stream.append(stream)
         self.pool.append(pool)
         self.cause.append(self.now)
+
+    def add_malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
+        self.action.append(_ALLOC)
+        self.address.append(address)
+        self.size.append(size)
+        self.stream.append(stream)
+        self.pool.append(pool)
+        self.cause.append(event)
+
+    def add_free(self, event: int, block: Block) -> None:
+        """Asked for, and complete with the next event."""
+        pool = block.pool.owner.id
+        self.action.extend(_FREED)
+        self.address.extend((block.address, block.address))
+        self.size.extend((block.requested, block.requested))
+        self.stream.extend((block.stream, block.stream))
+        self.pool.extend((pool, pool))
+        self.cause.extend((event, event + 1))
 
     def entries(self, first: int) -> list[tuple[int, int, int]]:
         """Action, address and size of the entries from `first` on."""

@@ -96,6 +96,12 @@ class Replay(ABC):
     starts_afresh = False
     """Whether what was live before the first event is placed anew."""
     progress: Progress | None = None
+    lands_as_recorded = False
+    """Whether a block that lies elsewhere than in the recording is worth a word."""
+    grown: Mapping[int, int] = {}
+    """For each malloc, how many events just before it made memory for it."""
+    after_ladder: Mapping[int, bool] = {}
+    """For each malloc that memory was freed for, whether something cached would have served it before."""
 
     def __init__(self, source: Source, settings: Settings, device: DeviceMemory) -> None:
         self.source = source
