@@ -58,7 +58,7 @@ def _read(path: Path, name: str) -> str:
             raise TraceError(f"It took longer than {_SECONDS} seconds to read.", source=name) from None
         if done.returncode == REFUSED:
             # It names the file, which lies somewhere else here than where it came from.
-            raise TraceError(_whole(errors).removeprefix(f"{path.name} ").removeprefix(f"{path.name}: "), source=name)
+            raise TraceError(_whole(errors).replace(path.name, "It", 1), source=name)
         if done.returncode:
             raise TraceError("It is damaged, or made to take more than a table may.", source=name, remedy=_REMEDY)
         return _whole(out)

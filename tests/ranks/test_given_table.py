@@ -75,8 +75,8 @@ def test_what_is_no_table_is_refused_in_words(job: tuple[Path, Ranks], tmp_path:
     other = tmp_path / "other.parquet"
     parquet.write_table(arrow.table({"rank": [1]}), other)
     broken = {
-        "cut": (raw[: len(raw) // 2], "damaged"),
-        "other": (other.read_bytes(), "not of ranks"),
+        "cut": (raw[: len(raw) // 2], "cut.parquet: It is damaged"),
+        "other": (other.read_bytes(), "It is a table, but not of ranks"),
         "first bytes": (FIRST_BYTES, "damaged"),
     }
     for name, (content, words) in broken.items():
