@@ -34,6 +34,7 @@ _MUCH = 0.2
 _WORTH_A_NOTE = 64 << 20
 """One or two segments are always partly free."""
 _MOST_POOLS = 5
+_LONGEST_NAME = 200
 
 
 def history(device: DeviceTrace) -> History:
@@ -60,6 +61,10 @@ def _on_trace(trace: Trace) -> Iterator[Note]:
     if is_profiled(trace):
         remedy = "For all of it record a snapshot: torch.cuda.memory._record_memory_history(), or `memviz record`."
         yield Note("profiler_trace", _PROFILED, remedy, "warning")
+    beside = trace.about.facts.get("profile", "")
+    if beside:
+        text = f"A profile of the same run was written beside it: {beside[:_LONGEST_NAME]}."
+        yield Note("profile_beside", text, "Open both: Compare lays them side by side, on one clock.")
     if trace.event_count and not len(trace.stacks):
         text = "No stacks were recorded, so nothing says where memory was allocated."
         yield Note("no_stacks", text, f'Record with context="all" and stacks="all". {_RECORD}', "warning")

@@ -17,6 +17,7 @@ FILE is written when it ends, also by an error, by running out of memory, by Ctr
 SIGUSR1 writes FILE with .signal1, .signal2 ... in its name and lets the script go on.
 Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...,
 or those that --ranks chooses; a rank that fails writes its own in any case. `memviz ranks` reads them together.
+With --profile the trace of torch's profiler is written beside it when the script ends, not on a signal.
 """
 
 
@@ -36,6 +37,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive,
         metavar="N",
         help="events to keep, the last ones (default: what fits a quarter of the free memory, at most 5,000,000)",
+    )
+    parser.add_argument(
+        "--profile",
+        action="store_true",
+        help="run torch's profiler too, for a few steps at most, and write its trace beside FILE (.profile.json.gz)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE if it is there already")
     parser.add_argument(
@@ -60,7 +66,7 @@ def record(args: argparse.Namespace, accelerator: Accelerator | None = None) -> 
     from memviz.runner.record.script import load_module, load_script
 
     load = load_module if args.module else load_script
-    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh)
+    wanted = Wanted(args.output, args.stacks, args.max_entries, args.overwrite, args.ranks, args.mesh, args.profile)
     return record_script(load(args.script, args.arguments), wanted, accelerator)
 
 

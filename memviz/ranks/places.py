@@ -21,6 +21,8 @@ MOST = 100_000
 _ENDINGS = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
 _DIGITS = re.compile(r"([0-9]+)")
 _OTHER_JSON = ("mesh.json",)
+_PROFILE = ".profile.json.gz"
+"""What `record --profile` writes beside a rank's snapshot is the same rank once more."""
 _TAGS = ("ETag", "etag", "blob_id", "oid", "md5", "checksum", "LastModified", "last_modified", "mtime", "updated")
 """What file systems call that which changes with the file, the surest first."""
 
@@ -96,7 +98,9 @@ def _chosen(files: Iterable[Path]) -> list[Path]:
 
 def _is_snapshot(name: str) -> bool:
     lower = name.lower()
-    return lower.endswith(_ENDINGS) and not lower.startswith(".") and lower not in _OTHER_JSON
+    if lower.startswith(".") or lower in _OTHER_JSON or lower.endswith(_PROFILE):
+        return False
+    return lower.endswith(_ENDINGS)
 
 
 def _local_place(path: Path) -> Place:

@@ -23,6 +23,7 @@ from memviz.runner.measure.accelerator import Accelerator, find_accelerator, fir
 from memviz.runner.record.hard_exit import before_hard_exit
 from memviz.runner.record.log import Log
 from memviz.runner.record.memory_history import RecordedHistory, StackKind, Taken
+from memviz.runner.record.profile import FACT, Profile
 from memviz.runner.record.rank_position import RankPosition, is_chosen, rank_position
 from memviz.runner.record.recording import free_path, notes_of, read_taken
 from memviz.runner.record.script import Script
@@ -44,6 +45,8 @@ class Wanted:
     ranks: str = "all"
     """Of many, those that write their end; one that fails writes it in any case. See `rank_position`."""
     mesh: str = ""
+    profile: bool = False
+    """Whether torch's profiler runs too."""
 
 
 def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | None = None) -> int:
@@ -55,7 +58,10 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     ends = _Interrupted()
     accelerator = accelerator or find_accelerator()
     history = RecordedHistory(accelerator, stacks=wanted.stacks, max_entries=wanted.max_entries)
-    keeper = _Keeper(history, path, script.name, position, is_wanted=is_wanted)
+    profile = None
+    if wanted.profile:
+        profile = Profile(free_path(profile_path(path), overwrite=wanted.overwrite), _say)
+    keeper = _Keeper(history, path, script.name, position, is_wanted=is_wanted, profile=profile)
     signals = Signals(keeper.answers())
     accelerator.when_used(keeper.start)
     signals.open()
@@ -72,6 +78,12 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
 def rank_path(path: Path, position: RankPosition | None) -> Path:
     """Every process of torchrun has a file: run.pickle, run.pickle.gz -> run.rank0.pickle, run.rank0.pickle.gz."""
     return path if position is None else beside(path, ".".join(position.words))
+
+
+def profile_path(path: Path) -> Path:
+    """run.pickle -> run.profile.json.gz. It can be large, so it is packed in any case."""
+    stem = path.name.removesuffix(".gz").rpartition(".")[0] or path.name
+    return path.with_name(f"{stem}.profile.json.gz")
 
 
 def beside(path: Path, word: str) -> Path:
@@ -120,12 +132,21 @@ class _Keeper:
     """Takes and writes, one at a time, whichever thread asks."""
 
     def __init__(
-        self, history: RecordedHistory, path: Path, script: str, position: RankPosition | None, *, is_wanted: bool
+        self,
+        history: RecordedHistory,
+        path: Path,
+        script: str,
+        position: RankPosition | None,
+        *,
+        is_wanted: bool,
+        profile: Profile | None = None,
     ) -> None:
         self.history = history
         self.path = path
         self.script = script
         self.position = position
+        self.profile = profile
+        self.is_profiled = False
         self.is_wanted = is_wanted
         """Its end, where it does not fail."""
         self.lock = threading.RLock()
@@ -147,6 +168,8 @@ class _Keeper:
             return _say(self.why_not)
         self.history.when_out_of_memory = self.ran_out
         self.has_started = True
+        if self.profile is not None:
+            self.profile.start()
 
     def answers(self) -> dict[int, Callable[[int], None]]:
         wanted = {"SIGUSR1": self.on_user_signal, "SIGTERM": self.terminated}
@@ -194,6 +217,8 @@ class _Keeper:
                 return False
             if error is not None:
                 self.history.failed(error)
+            # First, so that the snapshot can say whether it is there.
+            self.is_profiled = self.profile is not None and self.profile.write()
             ended_so = error is not None and not isinstance(error, SystemExit) and self.history.ended_out_of_memory()
             if ended_so and self.oom_path is not None and self._move(self.oom_path):
                 return True
@@ -256,7 +281,8 @@ class _Keeper:
         return own_words(taken.snapshot, trace)
 
     def _facts(self) -> dict[str, str]:
-        return {"script": self.script, **(self.position.facts if self.position is not None else {})}
+        profile = {FACT: self.profile.path.name} if self.profile is not None and self.is_profiled else {}
+        return {"script": self.script, **profile, **(self.position.facts if self.position is not None else {})}
 
 
 def _say(text: str) -> None:

@@ -57,6 +57,24 @@ for (let symbol = 0, distance = 1; symbol < 30; symbol++) {
 
 const newest = new Int32Array(1 << HASH_BITS);
 
+const MOST_STORED = 0xffff;
+
+/** The same bytes as they are, as blocks that such a stream may hold between others: nothing is read or copied here.
+ * @param {Blob} data @param {boolean} isLast @returns {{ parts: BlobPart[], size: number }} */
+export function stored(data, isLast) {
+  /** @type {BlobPart[]} */
+  const parts = [];
+  let size = 0;
+  for (let at = 0; at < data.size || (isLast && !at); at += MOST_STORED) {
+    const end = Math.min(at + MOST_STORED, data.size);
+    const length = end - at;
+    const isEnd = isLast && end === data.size;
+    parts.push(new Uint8Array([isEnd ? 1 : 0, length & 255, length >> 8, ~length & 255, (~length >> 8) & 255]), data.slice(at, end));
+    size += 5 + length;
+  }
+  return { parts, size };
+}
+
 /** @param {Uint8Array} data @param {boolean} isLast the stream ends with this part */
 export function deflate(data, isLast) {
   const count = data.length;

@@ -3,12 +3,16 @@
 // and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { deflate } from "./deflate.js";
+import { deflate, stored } from "./deflate.js";
+import { Line, probeOf } from "./line.js";
 import { joined, messagesIn } from "./stream.js";
 
 const GZIP = 0x1f8b;
 const MOST_READY = 16 << 20;
 const LEAST_SENT = 384 << 10;
+/** Of the file, packed at a time; and sent as it is. */
+const PIECE = 512 << 10;
+const LARGE_PIECE = 4 << 20;
 const stopped = new AbortController();
 
 /** @param {any} message @param {Transferable[]} [owned] */
@@ -45,51 +49,67 @@ async function receive(file, address) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const isPacked = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
   const wish = JSON.stringify({ name: file.name, size: file.size, packed: isPacked });
+  const asked = performance.now();
   const begun = await ask(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
+  const line = new Line(performance.now() - asked);
   const own = `${address}/${(await begun.json()).ticket}`;
   stopped.signal.addEventListener("abort", () => fetch(own, { method: "DELETE", keepalive: true }).catch(() => {}));
   tell({ kind: "begun" });
   let isOver = false;
   const heard = listen(own).finally(() => (isOver = true));
   // A file may be refused before it has come as a whole: then nobody takes the rest.
-  const sent = send(file, own, isPacked, () => isOver).catch((fault) => isOver || Promise.reject(fault));
+  const sent = send(file, own, isPacked, line, () => isOver).catch((fault) => isOver || Promise.reject(fault));
   await Promise.all([heard, sent]);
 }
 
-/** While one request is on its way the next parts are made ready, and go together.
- * @param {File} file @param {string} own @param {boolean} isPacked @param {() => boolean} isOver */
-async function send(file, own, isPacked, isOver) {
+/** While one request is on its way the next parts are made ready, and go together. The first are sent as they are: how
+ * long that takes decides whether the others are packed, and so on with each that follows.
+ * @param {File} file @param {string} own @param {boolean} isPacked @param {Line} line @param {() => boolean} isOver */
+async function send(file, own, isPacked, line, isOver) {
   /** @type {BlobPart[]} */
   let parts = [];
   let size = 0;
   let isWhole = false;
   let wake = () => {};
-  const add = (/** @type {BlobPart} */ part, /** @type {number} */ bytes, /** @type {boolean} */ isLast) => {
-    parts.push(part);
+  const add = (/** @type {BlobPart[]} */ more, /** @type {number} */ bytes, /** @type {boolean} */ isLast) => {
+    parts.push(...more);
     size += bytes;
     isWhole = isLast;
     wake();
   };
   const make = async () => {
-    if (!isPacked) return add(file, file.size, true);
-    for (const reader = file.stream().getReader(); !isWhole; ) {
-      const { done, value } = await reader.read();
-      const part = deflate(value || new Uint8Array(0), done);
-      add(part, part.length, done);
+    if (!isPacked) return add([file], file.size, true);
+    for (let at = 0; !isWhole; ) {
+      const [isProbe, before] = [!line.isKnown, line.count];
+      const isAsItIs = isProbe || line.isFast;
+      const end = Math.min(file.size, at + (isProbe ? probeOf(file.size) : isAsItIs ? LARGE_PIECE : PIECE));
+      const piece = file.slice(at, end);
+      at = end;
+      if (isAsItIs) {
+        const made = stored(piece, end === file.size);
+        add(made.parts, made.size, end === file.size);
+      } else {
+        const part = deflate(new Uint8Array(await piece.arrayBuffer()), end === file.size);
+        add([part], part.length, end === file.size);
+      }
       await othersFirst();
-      while (size > MOST_READY && !isOver()) await new Promise((next) => setTimeout(next, 5));
+      // As they are no more than a second's worth: a line may be slower than it seemed.
+      const most = isAsItIs ? Math.min(MOST_READY, line.rate) : MOST_READY;
+      while ((size > most || (isProbe && line.count === before)) && !isOver() && !isWhole) await new Promise((next) => setTimeout(next, 5));
       if (isOver()) return;
     }
   };
   const making = make();
   for (let number = 0; ; number++) {
-    while (!isWhole && size < (number ? LEAST_SENT : 1)) await Promise.race([new Promise((done) => (wake = () => done(null))), making]);
+    while (!isWhole && size < (line.isKnown ? LEAST_SENT : 1)) await Promise.race([new Promise((done) => (wake = () => done(null))), making]);
     if (isOver()) return;
     const isLast = isWhole;
     const headers = { "content-type": "application/octet-stream", "memviz-part": String(number), "memviz-last": isLast ? "1" : "0" };
     const body = new Blob(parts);
     [parts, size] = [[], 0];
+    const begun = performance.now();
     await ask(own, { method: "POST", headers, body });
+    line.sent(body.size, performance.now() - begun);
     if (isLast) return;
   }
 }

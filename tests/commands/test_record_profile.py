@@ -1,0 +1,48 @@
+"""`record --profile`: torch's own profile beside the snapshot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from memviz.analysis.health import health
+from memviz.ranks.places import places_of
+from memviz.trace.formats.profiler_trace import is_profiled
+from memviz.trace.load import load_trace
+from tests.commands.test_record import USES_GPU, names, record, recorded
+
+
+def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_path):
+    pytest.importorskip("torch")
+    body = "import torch\nGPU.malloc(1000)\nkept = torch.ones(3, 8) @ torch.ones(8, 5)\n"
+    done = record(tmp_path, body, "--profile")
+    assert done.returncode == 0, done.stderr
+    assert "memviz: The profile is written to run.profile.json.gz." in done.stderr
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"]
+    snapshot, profile = (load_trace(tmp_path / name) for name in names(tmp_path))
+    assert (
+        snapshot.about.facts["profile"] == "run.profile.json.gz" and not is_profiled(snapshot) and is_profiled(profile)
+    )
+    assert "run.profile.json.gz" in next(note.text for note in health(snapshot) if note.code == "profile_beside")
+    texts = [profile.strings[name] for name in profile.stacks.frames.name]
+    assert "aten::mm" in texts and (profile.devices[0].events.size == 60).any()
+    # The same clock, whatever it counts from.
+    apart = abs(int(profile.devices[0].events.time_us[0]) - int(snapshot.devices[0].events.time_us[-1]))
+    assert apart < 600e6 or not snapshot.devices[0].events.time_us[-1]
+    assert [Path(place.address).name for place in places_of([str(tmp_path)])] == ["run.pickle"]
+
+
+def test_a_profile_that_cannot_be_had_is_said_and_the_snapshot_is_written(tmp_path):
+    lines = f"import sys\nsys.modules['torch.profiler'] = None\n{USES_GPU}GPU.malloc(1000)\n"
+    (tmp_path / "train.py").write_text(lines)
+    done = recorded(tmp_path, "--profile", "train.py")
+    said = "memviz: The profiler could not be switched on: There is no torch here."
+    assert done.returncode == 0 and said in done.stderr, done.stderr
+    assert names(tmp_path) == ["run.pickle"] and "profile" not in load_trace(tmp_path / "run.pickle").about.facts
+
+
+def test_a_profile_that_is_there_stays(tmp_path):
+    (tmp_path / "run.profile.json.gz").write_bytes(b"")
+    done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
+    assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
