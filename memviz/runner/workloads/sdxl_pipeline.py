@@ -28,6 +28,7 @@ from memviz.runner.workloads.workload import (
 
 _SMALLER, _LARGER = 768, 1280
 """Channels of the text encoders."""
+_HEAD = 64
 _SCALE = 0.13025
 """Of the latents that the autoencoder is given."""
 _GUIDANCE = 5.0
@@ -51,7 +52,7 @@ class SdxlPipeline(FromConfiguration):
     depth: int = knob(10, "transformer blocks at the smallest size; the published model has 10", least=2)
     text_layers: int = knob(32, "blocks of the larger text encoder; the published model has 32", least=2)
     short_text_layers: int = knob(12, "blocks of the smaller text encoder; the published model has 12", least=2)
-    narrow: int = knob(1, "divides widths and vocabularies", choices=(1, 5))
+    narrow: int = knob(1, "divides widths, heads and vocabularies", choices=(1, 4))
     tile: int = knob(1024, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=32)
     dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("inference")
@@ -66,17 +67,23 @@ class SdxlPipeline(FromConfiguration):
         """The workload of its UNet alone, which has the same knobs."""
         shared = ("height", "width", "depth", "dtype", "mode", "seed")
         same = {name: getattr(self, name) for name in shared}
-        return Sdxl(**same, batch=self.batch * (1 + self.guided), channels=320 // self.narrow, text_tokens=PROMPT)
+        widths = {"channels": 320 // self.narrow // 64 * 64, "text_width": (_SMALLER + _LARGER) // self.narrow}
+        return Sdxl(**same, **widths, batch=self.batch * (1 + self.guided), text_tokens=PROMPT)
 
     def _model(self) -> nn.Module:
-        words = words_of(CLIP_WORDS, self.narrow)
         return Pipeline(
-            clip_encoder(words=words, width=_SMALLER, layers=self.short_text_layers, heads=12),
-            clip_encoder(words=words, width=_LARGER, layers=self.text_layers, heads=20, projected=True),
+            self._text_encoder(_SMALLER, self.short_text_layers),
+            self._text_encoder(_LARGER, self.text_layers),
             self._unet()._model(),
             picture_decoder(channels=128 if self.narrow == 1 else 32, latent_channels=4, tile=self.tile, product=True),
             steps=self.denoising,
             guided=self.guided,
+        )
+
+    def _text_encoder(self, width: int, layers: int) -> nn.Module:
+        words, heads = words_of(CLIP_WORDS, self.narrow), width // self.narrow // _HEAD
+        return clip_encoder(
+            words=words, width=width // self.narrow, layers=layers, heads=heads, projected=width == _LARGER
         )
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
@@ -102,7 +109,7 @@ class SdxlPipeline(FromConfiguration):
             depth=min(self.depth, 2),
             text_layers=min(self.text_layers, 2),
             short_text_layers=min(self.short_text_layers, 2),
-            narrow=5,
+            narrow=4,
             tile=min(self.tile, 32),
             dtype="fp32",
         )
