@@ -67,7 +67,10 @@ class SdxlPipeline(FromConfiguration):
         """The workload of its UNet alone, which has the same knobs."""
         shared = ("height", "width", "depth", "dtype", "mode", "seed")
         same = {name: getattr(self, name) for name in shared}
-        widths = {"channels": 320 // self.narrow // 64 * 64, "text_width": (_SMALLER + _LARGER) // self.narrow}
+        widths: dict[str, Any] = {
+            "channels": 320 // self.narrow // 64 * 64,
+            "text_width": (_SMALLER + _LARGER) // self.narrow,
+        }
         return Sdxl(**same, **widths, batch=self.batch * (1 + self.guided), text_tokens=PROMPT)
 
     def _model(self) -> nn.Module:
