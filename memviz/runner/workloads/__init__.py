@@ -22,6 +22,7 @@ from memviz.runner.workloads.mixtral import Mixtral
 from memviz.runner.workloads.own import is_own, own_workload
 from memviz.runner.workloads.qwen3 import Qwen3
 from memviz.runner.workloads.sdxl import Sdxl
+from memviz.runner.workloads.sdxl_pipeline import SdxlPipeline
 from memviz.runner.workloads.transformer_block import TransformerBlock
 from memviz.runner.workloads.vae import Vae
 from memviz.runner.workloads.vit import Vit
@@ -39,6 +40,7 @@ WORKLOADS: tuple[type[Workload], ...] = (
     Wan,
     HunyuanVideo,
     Sdxl,
+    SdxlPipeline,
     Vae,
     Gpt2,
     Llama,

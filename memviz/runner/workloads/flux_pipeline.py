@@ -14,6 +14,15 @@ from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.flux import Flux
+from memviz.runner.workloads.pipeline_parts import (
+    CLIP_WORDS,
+    PROMPT,
+    T5_WORDS,
+    clip_encoder,
+    picture_decoder,
+    t5_encoder,
+    words_of,
+)
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import (
     FromConfiguration,
@@ -28,7 +37,6 @@ from memviz.runner.workloads.workload import (
 _CHANNELS = 16
 _PIXELS_PER_TOKEN = 16
 _POOLED = 768
-_SHORT_PROMPT = 77
 _SCALE, _SHIFT = 0.3611, 0.1159
 """Of the latents that the autoencoder is given."""
 
@@ -80,59 +88,28 @@ class FluxPipeline(FromConfiguration):
         return Pipeline(*parts, steps=self.denoising, sides=sides)
 
     def _short_text_encoder(self) -> nn.Module:
-        from transformers import CLIPTextConfig, CLIPTextModel
-
-        config = CLIPTextConfig(
-            vocab_size=self._words(49_408),
-            hidden_size=_POOLED,
-            intermediate_size=4 * _POOLED,
-            num_hidden_layers=self.short_text_layers,
-            num_attention_heads=12,
-            max_position_embeddings=_SHORT_PROMPT,
-            eos_token_id=2,
-        )
-        model: nn.Module = CLIPTextModel(config)
-        return model
+        words = words_of(CLIP_WORDS, self.narrow)
+        return clip_encoder(words=words, width=_POOLED, layers=self.short_text_layers, heads=12)
 
     def _text_encoder(self) -> nn.Module:
-        from transformers import T5Config, T5EncoderModel
-
-        config = T5Config(
-            vocab_size=self._words(32_128),
-            d_model=4096 // self.narrow,
-            d_ff=10_240 // self.narrow,
-            num_layers=self.text_layers,
-            num_heads=64 // self.narrow,
-            feed_forward_proj="gated-gelu",
-            tie_word_embeddings=False,
+        return t5_encoder(
+            words=words_of(T5_WORDS, self.narrow),
+            width=4096 // self.narrow,
+            inner=10_240 // self.narrow,
+            layers=self.text_layers,
+            heads=64 // self.narrow,
         )
-        model: nn.Module = T5EncoderModel(config)
-        return model
 
     def _autoencoder(self) -> nn.Module:
-        from memviz.runner.workloads.vae_decoder import Decoder
-
-        model: nn.Module = Decoder(
-            down_block_types=("DownEncoderBlock2D",) * 4,
-            up_block_types=("UpDecoderBlock2D",) * 4,
-            block_out_channels=tuple(max(32, 128 // self.narrow) * factor for factor in (1, 2, 4, 4)),
-            layers_per_block=2,
-            latent_channels=_CHANNELS,
-            sample_size=self.tile,
-            use_quant_conv=False,
-            use_post_quant_conv=False,
-        )
-        return model
-
-    def _words(self, published: int) -> int:
-        return published if self.narrow == 1 else published // 8 // self.narrow
+        channels = max(32, 128 // self.narrow)
+        return picture_decoder(channels=channels, latent_channels=_CHANNELS, tile=self.tile, product=False)
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         draw = RandomInputs(device, self.seed, micro_batch)
         inner = self._transformer().inputs(device, micro_batch)
         return {
-            "short_prompt": draw.whole(self._words(49_408), self.batch, _SHORT_PROMPT),
-            "prompt": draw.whole(self._words(32_128), self.batch, self.text_tokens),
+            "short_prompt": draw.whole(words_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
+            "prompt": draw.whole(words_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
             **{name: inner[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")},
         }
 

@@ -21,6 +21,13 @@ SHORT = {
     "feed_forward": {"layers": "2", "mode": "training"},
     "ltx_video": {"layers": "1"},
     "flux": {"double_layers": "1", "single_layers": "1"},
+    "sdxl_pipeline": {
+        "denoising": "1",
+        "depth": "2",
+        "text_layers": "2",
+        "short_text_layers": "2",
+        "resolution": "256x256",
+    },
     "cogvideox": {"layers": "1", "mode": "training"},
     "gpt2": {"layers": "2"},
     "llama": {"layers": "2"},

@@ -12,9 +12,10 @@ OURS = [
     ("feed_forward", {"activation": "geglu"}, 5 * (4096 * 16384 * 3 + 2 * 16384 + 4096)),
     ("vae", {}, 49_490_199),
     ("flux_pipeline", {}, 123_060_480 + 4_762_310_656 + 11_901_408_320 + 49_545_475),
+    ("sdxl_pipeline", {}, 123_060_480 + 694_659_840 + 2_567_463_684 + 49_490_199),
     ("transformer_block", {}, 739_270_656),
 ]
-"""Models that nobody published, a part of one, and four parts of one: CLIP's and T5's encoders, Flux and a decoder."""
+"""Models that nobody published, a part of one, and all parts of one: encoders of text, the denoiser and a decoder."""
 PUBLISHED = [(kind, model) for kind in WORKLOADS for model in getattr(kind, "published", ())]
 COUNTS = [*OURS, *((kind.name, model.settings, model.parameters) for kind, model in PUBLISHED)]
 NAMED_BY_SIZE = {"CogVideoX-2b": 0.16, "CogVideoX-5b": 0.12, "Wan2.1": 0.1}
@@ -30,7 +31,7 @@ def test_each_has_as_many_as_its_page_says(kind, model):
 
 
 def test_every_model_that_has_a_maker_says_where_it_was_published():
-    ours = {"feed_forward", "transformer_block", "flux_pipeline"}
+    ours = {"feed_forward", "transformer_block", "flux_pipeline", "sdxl_pipeline"}
     assert {kind.name for kind, _ in PUBLISHED} == {kind.name for kind in WORKLOADS} - ours
     for kind in {kind for kind, _ in PUBLISHED if hasattr(kind, "size")}:
         assert len(kind.published) == len(kind.__dataclass_fields__["size"].metadata["choices"])

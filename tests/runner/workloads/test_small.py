@@ -13,6 +13,8 @@ from memviz.runner.workloads import WORKLOADS, Workload, workload_named
 
 CPU = torch.device("cpu")
 VARIANTS = [*((kind.name, ()) for kind in WORKLOADS), ("cogvideox", (("size", "5b"),))]
+UNUSED = {"sdxl_pipeline": ("text_encoder.encoder.layers.1", "text_encoder.final_layer_norm")}
+"""SDXL takes what its smaller text encoder has before its last block."""
 CASES = pytest.mark.parametrize(("name", "settings"), VARIANTS, ids=lambda each: each if isinstance(each, str) else "")
 
 
@@ -58,7 +60,10 @@ def test_a_training_step_reaches_every_weight(name, settings):
     loss.backward()
     assert loss.shape == ()
     assert loss.isfinite()
-    assert [key for key, each in model.named_parameters() if each.grad is None or not each.grad.isfinite().all()] == []
+    unused = UNUSED.get(name, ())
+    wanted = {key: each.grad for key, each in model.named_parameters() if not key.startswith(unused)}
+    assert len(wanted) > 0.9 * len(list(model.parameters()))
+    assert [key for key, grad in wanted.items() if grad is None or not grad.isfinite().all()] == []
     assert sum(parameter.numel() * parameter.element_size() for parameter in model.parameters()) < 500 * 2**20
 
 
@@ -71,6 +76,8 @@ def test_every_block_can_be_seen_in_the_output(name, settings):
     assert len(blocks_of(model)) >= 2
     assert right.isfinite().all()
     for key, block in blocks_of(model).items():
+        if key in UNUSED.get(name, ()):
+            continue
         kept = [parameter.clone() for parameter in block.parameters()]
         with torch.no_grad():
             for each in block.parameters():

@@ -12,7 +12,18 @@ from memviz.runner.workloads import WORKLOADS, workload_named
 from tests.house.repository import ROOT
 
 NAMES = [
-    *("feed_forward", "ltx_video", "flux", "flux_pipeline", "cogvideox", "wan", "hunyuan_video", "sdxl", "vae"),
+    *(
+        "feed_forward",
+        "ltx_video",
+        "flux",
+        "flux_pipeline",
+        "cogvideox",
+        "wan",
+        "hunyuan_video",
+        "sdxl",
+        "sdxl_pipeline",
+        "vae",
+    ),
     *("gpt2", "llama", "qwen3", "mixtral", "bert", "vit", "transformer_block"),
 ]
 
