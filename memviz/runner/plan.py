@@ -23,7 +23,7 @@ Claim = Literal["bitwise", "rounding", "training", "lossy"]
 
 ACROSS_STAGES = frozenset({"checkpointing", "allocator_settings", "attention_backend"})
 ACROSS_GPUS = ACROSS_STAGES | {"gradient_accumulation"}
-"""Optimizations that a test tries on a model that is parted."""
+"""Optimizations that apply to a model that is parted; the others are refused."""
 
 
 @dataclass(frozen=True)
