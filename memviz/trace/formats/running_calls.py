@@ -15,9 +15,10 @@ _CALLS = {"cpu_op", "python_function", "Operator", "Python"}
 _OF_PYTHON = ("python_function", "Python")
 _FUNCTION = re.compile(r"(?P<file>.{1,4096})\((?P<line>\d{1,9})\): (?P<name>.{1,4096})", re.DOTALL)
 _CHECKED_EVERY = 1024
+_CALL_BYTES = 200
 
 
-@dataclass
+@dataclass(slots=True)
 class _Call:
     begin: float
     end: float
@@ -55,6 +56,7 @@ class RunningCalls:
             return
         if not (_is_time(begin) and _is_time(lasts)):
             return
+        self._interner.budget.charge(_CALL_BYTES)
         self.has_python |= kind in _OF_PYTHON
         self._calls.setdefault(thread, []).append(_Call(begin, begin + lasts, self._frame(name)))
 
