@@ -74,8 +74,9 @@ def test_a_program_comes_to_its_end_and_its_own_arithmetic_holds(name: str, tmp_
 
 
 def test_every_program_here_has_a_case() -> None:
-    """Those that others wrote are run in tests/runner/predict/test_cuda_programs.py."""
+    """Those that others wrote are run in tests/runner/predict/test_cuda_programs.py and group/test_trainers.py."""
     others = {"amp_with_prefetching", "cuda_graph", "gan", "halving_batches", "memory_profile", "pinned_loader"}
+    others |= {"sharded_trainer"}
     assert {path.stem for path in HERE.glob("*.py")} - others == {*CASES, "test_programs", "__init__"}
 
 

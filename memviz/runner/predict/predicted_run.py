@@ -45,7 +45,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
-    sizes = sizes_of(model)
+    # On a rank only its part is left of it.
+    whole = {} if rank is None else sizes_of(model)
     settings = settings_from_environment(plan.environment)
     release = plan.request.release
     predicted = PredictedDevice(plan.card, settings=settings, release=release, rank=rank, figures_only=figures_only)
@@ -62,8 +63,14 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     error = expected_error(device.recorder.operators, trains=trains(trace), card=plan.card)
     fit = fit_on(trace, plan.card, device.highest_reserved_bytes, error)
     took = time.perf_counter() - begun
-    sizes["weights_bytes"] = weights_bytes
-    known |= {**sizes, "seconds": None, "fit": fit, "took_seconds": took, "expected_error": error}
+    known |= {
+        **(whole or sizes_of(model)),
+        "weights_bytes": weights_bytes,
+        "seconds": None,
+        "fit": fit,
+        "took_seconds": took,
+        "expected_error": error,
+    }
     run = run_with(plan, "predicted", plan.card.name, known)
     return Outcome(run, trace, device.said_between, device.layout)
 
