@@ -51,7 +51,7 @@ from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
 from memviz.ui.shell.turns import IN_TURN, in_turn
 from memviz.ui.shell.windows import Windows
-from memviz.ui.shell.wiring import IN_PARTS, PRIVATE
+from memviz.ui.shell.wiring import IN_PARTS, NO_PROGRESS, PRIVATE
 from memviz.ui.upload import routes
 from memviz.ui.upload.clicks import session_after, tab_after
 from memviz.ui.upload.opening import arrived, open_files, open_sample, reopened
@@ -192,7 +192,7 @@ class _Page:
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
         begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
         begins = page.load(
-            self._begin, [self.browser, self.browser_name], begun, show_progress="hidden", api_visibility="private"
+            self._begin, [self.browser, self.browser_name], begun, api_visibility="private", **NO_PROGRESS
         )
         begins.then(None, js=IS_KNOWN)
 

@@ -31,8 +31,9 @@ from memviz.ui.payloads.segments_over_time import KEY_ENDING, segments_over_time
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
+from memviz.ui.shell.wiring import NO_PROGRESS
 
-_PLUMBING: dict[str, Any] = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+_PLUMBING: dict[str, Any] = {"queue": False, "api_visibility": "private", **NO_PROGRESS}
 # A dragged moment asks faster than an answer comes: the last one asked for is the one to answer.
 _LATEST: dict[str, Any] = {**_PLUMBING, "trigger_mode": "always_last"}
 

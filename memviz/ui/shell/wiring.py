@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+NO_PROGRESS: dict[str, Any] = {"show_progress": "hidden", "show_progress_on": []}
+"""On no component: at every word on progress Gradio copies all that each of them holds, and all inside it."""
 PRIVATE: dict[str, Any] = {
-    "show_progress": "hidden",
+    **NO_PROGRESS,
     "api_visibility": "private",
     "concurrency_limit": None,
     "trigger_mode": "always_last",

@@ -1,0 +1,20 @@
+"""How events of the page reach Gradio, as the running page tells browsers."""
+
+from __future__ import annotations
+
+import json
+from urllib.request import urlopen
+
+SHOW_HOW_FAR_THEY_ARE = {"_upload", "_export"}
+"""Each on one component alone, which holds nothing else."""
+
+
+def test_no_event_shows_progress_on_what_it_answers(server: str) -> None:
+    """At each word on progress Gradio would copy all that these components hold, in the visitor's browser."""
+    with urlopen(f"{server}config") as answer:
+        events = json.load(answer)["dependencies"]
+    ours = [event for event in events if event["outputs"] and event["api_visibility"] != "public"]
+    assert len(ours) > 30
+    showing = {event["api_name"]: event for event in ours if event["show_progress_on"] != []}
+    assert {name.rstrip("_0123456789") for name in showing} == SHOW_HOW_FAR_THEY_ARE
+    assert all(len(event["show_progress_on"] or event["outputs"]) == 1 for event in showing.values())
