@@ -122,6 +122,9 @@ def test_the_replay_is_a_trace_to_save_to_explore_and_to_compare(tab: Any, tmp_p
     expect(tab.get_by_role("button", name="Close replay of out-of-memory in 2,400 MiB")).to_be_visible()
     expect(tab.locator("#traces .mv-dashed")).to_have_count(2)
     tab.locator("#traces").get_by_text("out-of-memory", exact=True).click()
+    # The same words stand there from before, until the tab hears that another trace was opened.
+    expect(verdict(tab)).to_have_count(0)
+    expect(tab.locator("#verdict h1")).to_contain_text("It ran out of memory")
     tab.get_by_role("tab", name="What if").click()
     expect(verdict(tab)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
     assert field(tab, "max_split").input_value() == "64"
