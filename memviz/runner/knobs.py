@@ -41,9 +41,21 @@ class Knob:
     """What a run with a value of it is called, as in `every {nth} block`; empty where its name and value do."""
 
 
-def knob(default: Any, help: str, *, choices: tuple[Any, ...] = (), unit: str = "", least: float | None = None) -> Any:
-    """A dataclass field with what people need to know of it. `least` is the smallest value that makes sense."""
-    return field(default=default, metadata={"help": help, "choices": choices, "unit": unit, "least": least})
+def knob(
+    default: Any,
+    help: str,
+    *,
+    choices: tuple[Any, ...] = (),
+    unit: str = "",
+    least: float | None = None,
+    last: bool = False,
+) -> Any:
+    """A dataclass field with what people need to know of it. `least` is the smallest value that makes sense.
+
+    `last` is for what a base class gives: people meet it after the knobs that are a subclass's own.
+    """
+    metadata = {"help": help, "choices": choices, "unit": unit, "least": least, "last": last}
+    return field(default=default, metadata=metadata)
 
 
 def least_of(of: Any, name: str, otherwise: int) -> int:
@@ -232,7 +244,8 @@ def _example(kind: type, singles: tuple[str, ...]) -> str:
 
 
 def _turnable(kind: type) -> list[Field[Any]]:
-    return [knob_field for knob_field in fields(kind) if knob_field.init and not knob_field.metadata.get("python_only")]
+    turnable = [one for one in fields(kind) if one.init and not one.metadata.get("python_only")]
+    return sorted(turnable, key=lambda one: bool(one.metadata.get("last")))
 
 
 def _default(knob_field: Field[Any]) -> Any:

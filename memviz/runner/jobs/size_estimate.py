@@ -97,7 +97,7 @@ def size_of(plan: Plan, workload: FromConfiguration) -> Size:
 
 def _counted(workload: FromConfiguration, depths: dict[str, int]) -> tuple[int, int, int]:
     with torch.device("meta"):
-        model = replace(workload, **depths).build()  # type: ignore[type-var]
+        model = replace(workload, **depths).build()  # type: ignore[arg-type]
     weights = list(model.parameters())
     return sum(weight.numel() for weight in weights), len(weights), sum(1 for _ in model.modules())
 

@@ -11,7 +11,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name
-from memviz.runner.workloads.workload import Published, dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import Published, mode_knob, plural
 
 _POSITIONS = 512
 _VOCABULARY = 30_522
@@ -43,10 +43,7 @@ class Bert(LanguageModel):
     layers: int | None = knob(None, "transformer blocks; none means as published", least=1)
     narrow: int = knob(1, "divides the number of heads, and the width with it", choices=(1, 2, 4))
     dropout: float = knob(0.1, "share dropped in training, as published; a twin for comparing has none", least=0)
-    dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("training")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     cache: bool = field(default=False, init=False, repr=False)
     """No word comes after another here, so there is nothing to keep."""
@@ -94,13 +91,10 @@ class Bert(LanguageModel):
     def small(self) -> Self:
         """Without dropout, so that two runs differ by what is compared and by nothing else."""
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            sequence=min(self.sequence, 64),
+            self._at_most(batch=2, sequence=64),
             layers=min(self.layers or self._published.layers, 4),
             narrow=4,
             dropout=0.0,
-            dtype="fp32",
         )
 
     def _shapes(self) -> str:

@@ -11,16 +11,7 @@ from torch import Tensor, nn
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    Published,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published, check_multiple, plural
 
 _CHANNELS = 16
 _SMALL_HEADS = 16
@@ -57,10 +48,6 @@ class CogVideoX(VideoModel):
     heads: int | None = knob(None, "attention heads; none means as published: 30 and 48", least=1)
     head_width: int = knob(64, "channels of an attention head: a multiple of 16", least=16)
     text_width: int = knob(4096, "channels of the text encoder's output", least=1)
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         super()._check()
@@ -120,19 +107,8 @@ class CogVideoX(VideoModel):
         heads = self.heads or self._published.heads
         while heads > _SMALL_HEADS and heads % 2 == 0:
             heads //= 2
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            frames=min(self.frames, 9),
-            height=min(self.height, 64),
-            width=min(self.width, 96),
-            text_tokens=min(self.text_tokens, 16),
-            layers=min(self.layers or self._published.layers, 4),
-            heads=heads,
-            head_width=16,
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
-        )
+        smaller = self._at_most(batch=2, frames=9, height=64, width=96, text_tokens=16, text_width=128)
+        return replace(smaller, layers=min(self.layers or self._published.layers, 4), heads=heads, head_width=16)
 
     def _shapes(self) -> str:
         layers = plural(self.layers or self._published.layers, "layer")

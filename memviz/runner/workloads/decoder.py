@@ -13,7 +13,7 @@ from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.continuing import Continuing
 from memviz.runner.workloads.language_model import LanguageModel, attention_name, finished
-from memviz.runner.workloads.workload import dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import mode_knob, plural
 
 _NARROWEST = 8
 
@@ -48,10 +48,7 @@ class Decoder(LanguageModel):
     narrow: int = knob(1, "divides heads, widths and vocabulary", choices=(1, 2, 4, 8))
     cache: bool = knob(False, "whether inference keeps keys and values")
     new_tokens: int = knob(0, "tokens that inference reads one by one after the sequence, from its cache", least=0)
-    dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("training")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         super()._check()
@@ -106,13 +103,9 @@ class Decoder(LanguageModel):
 
     def small(self) -> Self:
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            sequence=min(self.sequence, 64),
+            self._at_most(batch=2, sequence=64, new_tokens=4),
             layers=min(self.layers or self._published.layers, 4),
             narrow=_NARROWEST,
-            new_tokens=min(self.new_tokens, 4),
-            dtype="fp32",
         )
 
     def _shapes(self) -> str:

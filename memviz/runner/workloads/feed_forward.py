@@ -11,15 +11,7 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, FromConfiguration, dtype_knob, plural
 
 ACTIVATIONS = ("gelu", "gelu-approximate", "geglu", "geglu-approximate", "swiglu", "linear-silu")
 
@@ -49,9 +41,6 @@ class FeedForwardStack(FromConfiguration):
         choices=("scaled", "torch"),
     )
     dtype: str = dtype_knob("fp32")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         if not self.dropout < 1:
@@ -94,14 +83,7 @@ class FeedForwardStack(FromConfiguration):
         halvings = _halvings(self.dim)
         dim_out = self.dim_out and max(self.dim_out >> halvings, 1)
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            sequence=min(self.sequence, 64),
-            dim=self.dim >> halvings,
-            dim_out=dim_out,
-            layers=min(self.layers, 5),
-            dropout=0.0,
-            dtype="fp32",
+            self._at_most(batch=2, sequence=64, layers=5), dim=self.dim >> halvings, dim_out=dim_out, dropout=0.0
         )
 
     def _shapes(self) -> str:

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
+from memviz.runner.workloads.picture_model import PictureModel, pictures_knob, side_knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    Published,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published
 
 _CHANNELS = 64
 _POOLED = 768
@@ -29,7 +20,7 @@ _GUIDANCE = 3.5
 
 
 @dataclass(frozen=True)
-class Flux(FromConfiguration):
+class Flux(PictureModel):
     name: ClassVar[str] = "flux"
     title: ClassVar[str] = "FLUX.1-dev transformer"
     sentence: ClassVar[str] = (
@@ -38,27 +29,19 @@ class Flux(FromConfiguration):
     published: ClassVar[tuple[Published, ...]] = (
         Published({}, 11_901_408_320, "12B", "https://huggingface.co/black-forest-labs/FLUX.1-dev"),
     )
-    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    side: ClassVar[int] = _PIXELS_PER_TOKEN
+    why: ClassVar[str] = "the autoencoder and the patches fold 16 pixels a side into one token"
     depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers")
 
-    batch: int = knob(1, "pictures at once", least=1)
-    height: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
-    width: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    batch: int = pictures_knob()
+    height: int = side_knob(16)
+    width: int = side_knob(16)
     text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
     double_layers: int = knob(19, "blocks with text and picture apart; the published model has 19", least=1)
     single_layers: int = knob(38, "blocks with text and picture as one; the published model has 38", least=1)
     heads: int = knob(24, "attention heads of 128 channels; the published model has 24", least=1)
     text_width: int = knob(4096, "channels of the text encoder's output", least=1)
     guidance: bool = knob(True, "whether the guidance scale is an input, as in dev; schnell has none")
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
-
-    def _check(self) -> None:
-        why = "the autoencoder and the patches fold 16 pixels a side into one token"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_TOKEN, why=why)
 
     @property
     def tokens(self) -> int:
@@ -102,25 +85,12 @@ class Flux(FromConfiguration):
         places[..., 2] = torch.arange(columns)[None, :]
         return places.flatten(0, 1)
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
-
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            height=min(self.height, 128),
-            width=min(self.width, 128),
-            text_tokens=min(self.text_tokens, 16),
-            double_layers=min(self.double_layers, 2),
-            single_layers=min(self.single_layers, 4),
-            heads=min(self.heads, 3),
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
+        return self._at_most(
+            batch=2, height=128, width=128, text_tokens=16, double_layers=2, single_layers=4, heads=3, text_width=128
         )
 
     def _shapes(self) -> str:
         layers = f"{self.double_layers} + {self.single_layers} layers"
         tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
-        return f"{layers}, {plural(self.batch, 'picture')} of {self.height} x {self.width} ({tokens})"
+        return f"{layers}, {self._pictures()} ({tokens})"

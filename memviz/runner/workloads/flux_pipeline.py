@@ -14,25 +14,20 @@ from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.flux import Flux
+from memviz.runner.workloads.picture_model import pictures_knob, side_knob
 from memviz.runner.workloads.pipeline_parts import (
     CLIP_WORDS,
     PROMPT,
     T5_WORDS,
+    Parts,
+    PipelineModel,
     clip_encoder,
     picture_decoder,
     t5_encoder,
+    tile_knob,
     words_of,
 )
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    FromConfiguration,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
 
 _CHANNELS = 16
 _PIXELS_PER_TOKEN = 16
@@ -42,7 +37,7 @@ _SCALE, _SHIFT = 0.3611, 0.1159
 
 
 @dataclass(frozen=True)
-class FluxPipeline(FromConfiguration):
+class FluxPipeline(PipelineModel):
     name: ClassVar[str] = "flux_pipeline"
     title: ClassVar[str] = "FLUX.1-dev pipeline"
     sentence: ClassVar[str] = (
@@ -51,9 +46,9 @@ class FluxPipeline(FromConfiguration):
     together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
     depths: ClassVar[tuple[str, ...]] = ("double_layers", "single_layers", "text_layers", "short_text_layers")
 
-    batch: int = knob(1, "pictures at once", least=1)
-    height: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
-    width: int = knob(1024, "of the picture: a multiple of 16", unit="pixels", least=1)
+    batch: int = pictures_knob()
+    height: int = side_knob(16)
+    width: int = side_knob(16)
     text_tokens: int = knob(512, "tokens of the prompt, padding included", least=1)
     denoising: int = knob(2, "steps of the transformer; a real picture takes 28 or so, with the same peak", least=1)
     double_layers: int = knob(19, "blocks with text and picture apart; the published model has 19", least=1)
@@ -61,31 +56,25 @@ class FluxPipeline(FromConfiguration):
     text_layers: int = knob(24, "blocks of the larger text encoder; the published model has 24", least=1)
     short_text_layers: int = knob(12, "blocks of the smaller text encoder; the published model has 12", least=1)
     narrow: int = knob(1, "divides heads, widths and vocabularies", choices=(1, 2, 4, 8))
-    tile: int = knob(1024, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=32)
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
+    tile: int = tile_knob()
 
-    def _check(self) -> None:
-        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
-        self._transformer()
-
-    def _transformer(self) -> Flux:
-        """The workload of its transformer alone, which has the same knobs."""
-        shared = ("batch", "height", "width", "text_tokens", "double_layers", "single_layers", "dtype", "mode", "seed")
-        same = {name: getattr(self, name) for name in shared}
-        return Flux(**same, heads=24 // self.narrow, text_width=4096 // self.narrow)
+    def _denoiser(self) -> Flux:
+        return self._alone(Flux, heads=24 // self.narrow, text_width=4096 // self.narrow)
 
     @property
     def tokens(self) -> int:
         """Of the picture alone."""
-        return self._transformer().tokens
+        return self._denoiser().tokens
 
     def _model(self) -> nn.Module:
-        sides = self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN
-        parts = self._short_text_encoder(), self._text_encoder(), self._transformer()._model(), self._autoencoder()
-        return Pipeline(*parts, steps=self.denoising, sides=sides)
+        return Pipeline(
+            steps=self.denoising,
+            sides=(self.height // _PIXELS_PER_TOKEN, self.width // _PIXELS_PER_TOKEN),
+            text_encoder=self._short_text_encoder(),
+            text_encoder_2=self._text_encoder(),
+            transformer=self._denoiser()._model(),
+            vae=self._autoencoder(),
+        )
 
     def _short_text_encoder(self) -> nn.Module:
         words = words_of(CLIP_WORDS, self.narrow)
@@ -106,58 +95,42 @@ class FluxPipeline(FromConfiguration):
 
     def inputs(self, device: torch.device, micro_batch: int = 0) -> dict[str, Any]:
         draw = RandomInputs(device, self.seed, micro_batch)
-        inner = self._transformer().inputs(device, micro_batch)
+        inner = self._denoiser().inputs(device, micro_batch)
         return {
             "short_prompt": draw.whole(words_of(CLIP_WORDS, self.narrow), self.batch, PROMPT),
             "prompt": draw.whole(words_of(T5_WORDS, self.narrow), self.batch, self.text_tokens),
             **{name: inner[name] for name in ("hidden_states", "img_ids", "txt_ids", "guidance")},
         }
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output.square().mean()
-        return mean
-
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            height=min(self.height, 64),
-            width=min(self.width, 64),
-            text_tokens=min(self.text_tokens, 16),
-            denoising=min(self.denoising, 2),
-            double_layers=min(self.double_layers, 2),
-            single_layers=min(self.single_layers, 2),
-            text_layers=min(self.text_layers, 2),
-            short_text_layers=min(self.short_text_layers, 2),
-            narrow=8,
-            tile=min(self.tile, 32),
-            dtype="fp32",
+        smaller = self._at_most(
+            batch=2,
+            height=64,
+            width=64,
+            text_tokens=16,
+            denoising=2,
+            double_layers=2,
+            single_layers=2,
+            text_layers=2,
+            short_text_layers=2,
+            tile=32,
         )
+        return replace(smaller, narrow=8)
 
     def _shapes(self) -> str:
-        pictures = f"{plural(self.batch, 'picture')} of {self.height} x {self.width}"
-        return f"{pictures} ({self.tokens:,} + {self.text_tokens} tokens), {plural(self.denoising, 'step')}"
+        pictures = self._denoiser()._pictures()
+        return f"{pictures} ({self.tokens:,} + {self.text_tokens} tokens), {self._steps()}"
 
 
-class Pipeline(nn.Module):
-    """As diffusers' pipeline goes through its parts, under the names that they have there."""
+class Pipeline(Parts):
+    """As diffusers' pipeline goes through its parts."""
 
-    def __init__(
-        self,
-        text_encoder: nn.Module,
-        text_encoder_2: nn.Module,
-        transformer: nn.Module,
-        vae: nn.Module,
-        *,
-        steps: int,
-        sides: tuple[int, int],
-    ) -> None:
-        super().__init__()
-        self.text_encoder = text_encoder
-        self.text_encoder_2 = text_encoder_2
-        self.transformer = transformer
-        self.vae = vae
-        self.steps, self.sides = steps, sides
+    text_encoder_2: nn.Module
+    transformer: nn.Module
+
+    def __init__(self, *, steps: int, sides: tuple[int, int], **parts: nn.Module) -> None:
+        super().__init__(steps=steps, **parts)
+        self.sides = sides
 
     def forward(self, short_prompt: Tensor, prompt: Tensor, hidden_states: Tensor, **places: Tensor) -> Tensor:
         pooled = self.text_encoder(input_ids=short_prompt).pooler_output

@@ -10,7 +10,7 @@ from torch import nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.language_model import LanguageModel, attention_name, finished
-from memviz.runner.workloads.workload import Published, dtype_knob, micro_batches_knob, mode_knob, plural, seed_knob
+from memviz.runner.workloads.workload import Published, mode_knob, plural
 
 _HEAD = 64
 _POSITIONS = 1024
@@ -51,10 +51,7 @@ class Gpt2(LanguageModel):
     narrow: int = knob(1, "divides the number of heads, and the width with it", least=1)
     dropout: float = knob(0.1, "share dropped in training, as published; a twin for comparing has none", least=0)
     cache: bool = knob(False, "whether inference keeps keys and values")
-    dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("training")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         super()._check()
@@ -98,13 +95,10 @@ class Gpt2(LanguageModel):
         """Without dropout, so that two runs differ by what is compared and by nothing else."""
         narrow = next(divisor for divisor in range(4, 26) if self._published.heads % divisor == 0)
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            sequence=min(self.sequence, 64),
+            self._at_most(batch=2, sequence=64),
             layers=min(self.layers or self._published.layers, 4),
             narrow=max(self.narrow, narrow),
             dropout=0.0,
-            dtype="fp32",
         )
 
     def _shapes(self) -> str:

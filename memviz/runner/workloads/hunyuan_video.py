@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,14 +11,7 @@ from torch import nn
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    Published,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published
 
 _CHANNELS = 16
 _POOLED = 768
@@ -44,10 +37,6 @@ class HunyuanVideo(VideoModel):
     single_layers: int = knob(40, "blocks with text and video as one; the published model has 40", least=1)
     heads: int = knob(24, "attention heads of 128 channels; the published model has 24", least=1)
     text_width: int = knob(4096, "channels of the text encoder's output", least=1)
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _model(self) -> nn.Module:
         from diffusers import HunyuanVideoTransformer3DModel
@@ -76,18 +65,16 @@ class HunyuanVideo(VideoModel):
         }
 
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            frames=min(self.frames, 5),
-            height=min(self.height, 64),
-            width=min(self.width, 96),
-            text_tokens=min(self.text_tokens, 16),
-            double_layers=min(self.double_layers, 2),
-            single_layers=min(self.single_layers, 4),
-            heads=min(self.heads, 3),
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
+        return self._at_most(
+            batch=2,
+            frames=5,
+            height=64,
+            width=96,
+            text_tokens=16,
+            double_layers=2,
+            single_layers=4,
+            heads=3,
+            text_width=128,
         )
 
     def _shapes(self) -> str:

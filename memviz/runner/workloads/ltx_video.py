@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
 import torch
@@ -11,15 +11,7 @@ from torch import nn
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    Published,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published, mode_knob, plural
 
 _CHANNELS = 128
 _HEAD = 64
@@ -45,10 +37,7 @@ class LtxVideo(VideoModel):
     layers: int = knob(28, "transformer blocks; the published model has 28", least=1)
     heads: int = knob(32, "attention heads of 64 channels; the published model has 32", least=1)
     text_width: int = knob(4096, "channels of the text encoder's output", least=1)
-    dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("training")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _model(self) -> nn.Module:
         from diffusers import LTXVideoTransformer3DModel
@@ -78,17 +67,8 @@ class LtxVideo(VideoModel):
         }
 
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            frames=min(self.frames, 17),
-            height=min(self.height, 128),
-            width=min(self.width, 192),
-            text_tokens=min(self.text_tokens, 16),
-            layers=min(self.layers, 4),
-            heads=min(self.heads, 4),
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
+        return self._at_most(
+            batch=2, frames=17, height=128, width=192, text_tokens=16, layers=4, heads=4, text_width=128
         )
 
     def _shapes(self) -> str:

@@ -1,12 +1,65 @@
-"""Parts that pipelines of diffusers share: text encoders and the half of an autoencoder that makes pictures."""
+"""What pipelines of diffusers share: text encoders, a denoiser that runs once a step, and an autoencoder in the end."""
 
 from __future__ import annotations
 
-from torch import nn
+from abc import abstractmethod
+from dataclasses import fields
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from memviz.runner.knobs import knob
+from memviz.runner.workloads.workload import FromConfiguration, check_multiple, plural
+
+Denoiser = TypeVar("Denoiser", bound=FromConfiguration)
 
 PROMPT = 77
 """Tokens that CLIP reads."""
 CLIP_WORDS, T5_WORDS = 49_408, 32_128
+
+
+class PipelineModel(FromConfiguration):
+    """Subclasses give the workload of their denoiser alone, which has most of the same knobs."""
+
+    denoising: int
+    tile: int
+
+    def _check(self) -> None:
+        check_multiple("tile", self.tile, 32, why="tiles overlap by a quarter, in latents too")
+        self._denoiser()
+
+    @abstractmethod
+    def _denoiser(self) -> FromConfiguration: ...
+
+    def _alone(self, kind: type[Denoiser], **other: Any) -> Denoiser:
+        """A workload of the denoiser alone, whose knobs are those of the pipeline by name, but for `other`."""
+        here = {one.name for one in fields(self)}
+        same = {one.name: getattr(self, one.name) for one in fields(kind) if one.init and one.name in here}
+        return kind(**{**same, **other})
+
+    def loss(self, output: Any) -> Tensor:
+        mean: Tensor = output.square().mean()
+        return mean
+
+    def _steps(self) -> str:
+        return plural(self.denoising, "step")
+
+
+class Parts(nn.Module):
+    """A pipeline as a module: its parts under the names that they have in diffusers."""
+
+    text_encoder: nn.Module
+    vae: nn.Module
+
+    def __init__(self, *, steps: int, **parts: nn.Module) -> None:
+        super().__init__()
+        for name, part in parts.items():
+            self.add_module(name, part)
+        self.steps = steps
+
+
+def tile_knob(default: int = 1024) -> Any:
+    return knob(default, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=32)
 
 
 def words_of(published: int, narrow: int) -> int:

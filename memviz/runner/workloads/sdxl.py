@@ -9,18 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
+from memviz.runner.workloads.picture_model import PictureModel, pictures_knob, side_knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    Published,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published, check_multiple
 
 _CHANNELS = 4
 _PIXELS_PER_LATENT = 8
@@ -31,32 +22,27 @@ _HEAD = 64
 
 
 @dataclass(frozen=True)
-class Sdxl(FromConfiguration):
+class Sdxl(PictureModel):
     name: ClassVar[str] = "sdxl"
     title: ClassVar[str] = "SDXL UNet"
     sentence: ClassVar[str] = "Makes pictures: convolutions at three sizes, with transformer blocks at the two smaller."
     published: ClassVar[tuple[Published, ...]] = (
         Published({}, 2_567_463_684, "2.6B", "https://arxiv.org/abs/2307.01952"),
     )
-    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    side: ClassVar[int] = _PIXELS_PER_LATENT * 2 ** (_LEVELS - 1)
+    why: ClassVar[str] = "the autoencoder folds 8 pixels a side into one, and the model halves that twice"
     depths: ClassVar[tuple[str, ...]] = ("depth",)
 
-    batch: int = knob(1, "pictures at once", least=1)
-    height: int = knob(1024, "of the picture: a multiple of 32", unit="pixels", least=1)
-    width: int = knob(1024, "of the picture: a multiple of 32", unit="pixels", least=1)
+    batch: int = pictures_knob()
+    height: int = side_knob(32)
+    width: int = side_knob(32)
     text_tokens: int = knob(77, "tokens of the prompt, padding included", least=1)
     depth: int = knob(10, "transformer blocks at the smallest size; the published model has 10", least=2)
     channels: int = knob(320, "channels at the largest size; the published model has 320", least=64)
     text_width: int = knob(2048, "channels of both text encoders' output", least=1)
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
-        why = "the autoencoder folds 8 pixels a side into one, and the model halves that twice"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_LATENT * 2 ** (_LEVELS - 1), why=why)
+        super()._check()
         check_multiple("channels", self.channels, _HEAD, why="an attention head has 64")
 
     def _model(self) -> nn.Module:
@@ -103,22 +89,9 @@ class Sdxl(FromConfiguration):
         sizes = torch.tensor([self.height, self.width, 0, 0, self.height, self.width])
         return sizes.repeat(self.batch, 1)
 
-    def loss(self, output: Any) -> Tensor:
-        mean: Tensor = output[0].mean()
-        return mean
-
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            height=min(self.height, 64),
-            width=min(self.width, 64),
-            text_tokens=min(self.text_tokens, 16),
-            depth=min(self.depth, 2),
-            channels=64,
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
-        )
+        smaller = self._at_most(batch=2, height=64, width=64, text_tokens=16, depth=2, text_width=128)
+        return replace(smaller, channels=64)
 
     def _shapes(self) -> str:
-        return f"{plural(self.batch, 'picture')} of {self.height} x {self.width}"
+        return self._pictures()

@@ -8,7 +8,7 @@ the four are left out, so the loss is that of a quarter of the vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import gcd
 from typing import Any, ClassVar, Self
 
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from memviz.errors import UsageError
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import FromConfiguration, dtype_knob, micro_batches_knob, plural, seed_knob
+from memviz.runner.workloads.workload import FromConfiguration, micro_batches_knob, plural
 
 _HEAD = 128
 
@@ -39,12 +39,9 @@ class TransformerBlock(FromConfiguration):
     vocabulary: int = knob(128_256, "words over all parts", least=1)
     parts: int = knob(4, "GPUs that the model is cut over; one of them is built", least=1)
     key_value_heads: int = knob(8, "heads for keys and values over all parts", least=1)
-    dtype: str = dtype_knob("bf16")
-    seed: int = seed_knob()
 
-    @property
-    def training(self) -> bool:
-        return True
+    mode: str = field(default="training", init=False, repr=False)
+    """It is never run otherwise."""
 
     def _check(self) -> None:
         if self.width % _HEAD:
@@ -87,16 +84,13 @@ class TransformerBlock(FromConfiguration):
     def small(self) -> Self:
         """Two blocks at least, since what is done to every block shows no difference with one."""
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            sequence=min(self.sequence, 64),
+            self._at_most(batch=2, sequence=64),
             layers=min(max(self.layers, 2), 4),
             width=1024,
             inner=1792,
             vocabulary=2048,
             parts=gcd(self.parts, 4),
             key_value_heads=gcd(self.key_value_heads, 4),
-            dtype="fp32",
         )
 
     def _shapes(self) -> str:

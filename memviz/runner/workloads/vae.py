@@ -9,18 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
+from memviz.runner.workloads.picture_model import PictureModel, pictures_knob, side_knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    Published,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published, check_multiple
 
 _CHANNELS = 4
 _PIXELS_PER_LATENT = 8
@@ -30,33 +21,28 @@ _PARTS = ("decoder", "whole")
 
 
 @dataclass(frozen=True)
-class Vae(FromConfiguration):
+class Vae(PictureModel):
     name: ClassVar[str] = "vae"
     title: ClassVar[str] = "Stable Diffusion autoencoder"
     sentence: ClassVar[str] = "Turns latents into pictures: few weights, and convolutions over every pixel."
     published: ClassVar[tuple[Published, ...]] = (
         Published({"part": "whole"}, 83_653_863, "84M", "https://huggingface.co/stabilityai/sd-vae-ft-mse"),
     )
-    together: ClassVar[dict[str, tuple[str, ...]]] = {"resolution": ("height", "width")}
+    side: ClassVar[int] = _PIXELS_PER_LATENT
+    why: ClassVar[str] = "the autoencoder folds 8 pixels a side into one"
     depths: ClassVar[tuple[str, ...]] = ()
 
     part: str = knob("decoder", "what runs: latents to pictures, or pictures to pictures", choices=_PARTS)
-    batch: int = knob(1, "pictures at once", least=1)
-    height: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
-    width: int = knob(1024, "of the picture: a multiple of 8", unit="pixels", least=1)
+    batch: int = pictures_knob()
+    height: int = side_knob(8)
+    width: int = side_knob(8)
     channels: int = knob(128, "channels at full size; the published model has 128", least=32)
     tile: int = knob(
         512, "a side of a tile, if it works in tiles; the published model has 512", unit="pixels", least=32
     )
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
-        why = "the autoencoder folds 8 pixels a side into one"
-        for name, value in (("height", self.height), ("width", self.width)):
-            check_multiple(name, value, _PIXELS_PER_LATENT, why=why)
+        super()._check()
         check_multiple("tile", self.tile, _TILES, why="tiles overlap by a quarter, in latents too")
         check_multiple("channels", self.channels, 32, why="its norms have 32 groups")
 
@@ -92,15 +78,7 @@ class Vae(FromConfiguration):
         return mean
 
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            height=min(self.height, 128),
-            width=min(self.width, 128),
-            channels=32,
-            tile=min(self.tile, 96),
-            dtype="fp32",
-        )
+        return replace(self._at_most(batch=2, height=128, width=128, tile=96), channels=32)
 
     def _shapes(self) -> str:
-        return f"{self.part}, {plural(self.batch, 'picture')} of {self.height} x {self.width}"
+        return f"{self.part}, {self._pictures()}"

@@ -10,17 +10,7 @@ from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    Published,
-    check_multiple,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, FromConfiguration, Published, check_multiple, mode_knob, plural
 
 _PATCH = 16
 _HEAD = 64
@@ -51,10 +41,7 @@ class Vit(FromConfiguration):
     pixels: int = knob(224, "height and width of the picture: a multiple of 16", least=1)
     layers: int | None = knob(None, "transformer blocks; none means as published", least=1)
     narrow: int = knob(1, "divides the number of heads, and the width with it", choices=(1, 2, 4))
-    dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("training")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         check_multiple("pixels", self.pixels, _PATCH, why="a patch is 16 pixels a side")
@@ -97,12 +84,7 @@ class Vit(FromConfiguration):
 
     def small(self) -> Self:
         return replace(
-            self,
-            batch=min(self.batch, 2),
-            pixels=min(self.pixels, 64),
-            layers=min(self.layers or self._published.layers, 4),
-            narrow=4,
-            dtype="fp32",
+            self._at_most(batch=2, pixels=64), layers=min(self.layers or self._published.layers, 4), narrow=4
         )
 
     def _shapes(self) -> str:

@@ -11,15 +11,7 @@ from torch import nn
 from memviz.runner.knobs import knob
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VideoModel
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    Published,
-    dtype_knob,
-    micro_batches_knob,
-    mode_knob,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, Published, plural
 
 _CHANNELS = 16
 _HEAD = 128
@@ -54,10 +46,6 @@ class Wan(VideoModel):
     layers: int | None = knob(None, "transformer blocks; none means as published: 30 and 40", least=1)
     narrow: int = knob(1, "divides heads and inner channels", choices=(1, 2, 4))
     text_width: int = knob(4096, "channels of the text encoder's output", least=1)
-    dtype: str = dtype_knob("bf16")
-    mode: str = mode_knob("inference")
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     @property
     def _published(self) -> _PublishedWan:
@@ -86,18 +74,8 @@ class Wan(VideoModel):
         }
 
     def small(self) -> Self:
-        return replace(
-            self,
-            batch=min(self.batch, 2),
-            frames=min(self.frames, 5),
-            height=min(self.height, 64),
-            width=min(self.width, 96),
-            text_tokens=min(self.text_tokens, 16),
-            layers=min(self.layers or self._published.layers, 4),
-            narrow=4,
-            text_width=min(self.text_width, 128),
-            dtype="fp32",
-        )
+        smaller = self._at_most(batch=2, frames=5, height=64, width=96, text_tokens=16, text_width=128)
+        return replace(smaller, layers=min(self.layers or self._published.layers, 4), narrow=4)
 
     def _shapes(self) -> str:
         layers = plural(self.layers or self._published.layers, "layer")

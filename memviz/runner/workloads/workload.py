@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Protocol, Self
 
 import torch
@@ -54,20 +54,20 @@ class Workload(Protocol):
 
 
 def dtype_knob(default: str) -> Any:
-    return knob(default, "number format of weights and inputs", choices=tuple(DTYPES))
+    return knob(default, "number format of weights and inputs", choices=tuple(DTYPES), last=True)
 
 
 def mode_knob(default: str) -> Any:
     help = "inference: a forward pass without gradients; training: forward and backward"
-    return knob(default, help, choices=("inference", "training"))
+    return knob(default, help, choices=("inference", "training"), last=True)
 
 
 def micro_batches_knob(default: int = 1) -> Any:
-    return knob(default, "forward and backward passes in one training step, each of a whole batch", least=1)
+    return knob(default, "forward and backward passes in one training step, each of a whole batch", least=1, last=True)
 
 
 def seed_knob() -> Any:
-    return knob(0, "where the random weights and inputs begin", least=0)
+    return knob(0, "where the random weights and inputs begin", least=0, last=True)
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Published:
     source: str
 
 
+@dataclass(frozen=True)
 class FromConfiguration(ABC):
     """A workload whose model is made from a configuration. Subclasses are frozen dataclasses and give `_model`."""
 
@@ -90,9 +91,11 @@ class FromConfiguration(ABC):
     published: ClassVar[tuple[Published, ...]] = ()
     depths: ClassVar[tuple[str, ...]] = ("layers",)
     """The knobs that say how many blocks of one kind there are."""
-    dtype: str
-    mode: str
-    micro_batches: int
+
+    dtype: str = dtype_knob("bf16")
+    mode: str = mode_knob("inference")
+    micro_batches: int = micro_batches_knob()
+    seed: int = seed_knob()
 
     def __post_init__(self) -> None:
         check_knobs(self)
@@ -117,6 +120,11 @@ class FromConfiguration(ABC):
         return (
             f"{self.title}, {parameters_text(self._parameter_count())}, {self._shapes()}, {self.dtype}, {what}{split}"
         )
+
+    def _at_most(self, **most: int) -> Self:
+        """None of these knobs above that, and in fp32: how a small twin begins."""
+        smaller = {name: min(getattr(self, name), value) for name, value in most.items()}
+        return replace(self, **smaller, dtype="fp32")
 
     def _parameter_count(self) -> int:
         if self not in _parameters:

@@ -27,14 +27,7 @@ from memviz.runner.workloads.configured.model_inputs import (
 from memviz.runner.workloads.configured.narrowed import narrowed
 from memviz.runner.workloads.own import default_loss
 from memviz.runner.workloads.random_inputs import RandomInputs
-from memviz.runner.workloads.workload import (
-    DTYPES,
-    FromConfiguration,
-    micro_batches_knob,
-    parameters_text,
-    plural,
-    seed_knob,
-)
+from memviz.runner.workloads.workload import DTYPES, FromConfiguration, parameters_text, plural
 
 T = TypeVar("T", bound="ConfiguredModel")
 
@@ -65,8 +58,6 @@ class ConfiguredModel(FromConfiguration):
     )
     rank: int = knob(16, "of LoRA's layers", least=1)
     dtype: str = knob(_AS_CONFIGURED, "number format of weights and inputs", choices=(_AS_CONFIGURED, *DTYPES))
-    micro_batches: int = micro_batches_knob()
-    seed: int = seed_knob()
 
     def _check(self) -> None:
         if self.tokens and self.mode != "inference":
