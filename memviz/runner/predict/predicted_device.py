@@ -140,7 +140,7 @@ class PredictedDevice:
             cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
             stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
-            stack.enter_context(grouped(self.recorder, self.rank, self.layout))
+            stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
             stack.enter_context(sliced_as_in(self.release))
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
             stack.enter_context(mode())

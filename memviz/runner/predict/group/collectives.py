@@ -15,6 +15,7 @@ from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.works import Works
 from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
 from memviz.runner.predict.program_position import NO_TASK
+from memviz.runner.predict.stream_order import StreamOrder
 from memviz.trace.model import Category
 
 aten = torch.ops.aten
@@ -29,11 +30,11 @@ Collective = Callable[[Any, Any], tuple[Any, list[Tensor]]]
 class Collectives:
     """`reduced_by` is the operation of the function that the program called last."""
 
-    def __init__(self, recorder: AllocationRecorder, layout: Layout) -> None:
+    def __init__(self, recorder: AllocationRecorder, layout: Layout, order: StreamOrder) -> None:
         self._recorder = recorder
         self._host = recorder.host
         self._layout = layout
-        self.works = Works()
+        self.works = Works(order)
         self.reduced_by = "SUM"
 
     def treatments(self) -> dict[Operator, Instead]:

@@ -27,6 +27,7 @@ from memviz.runner.predict.group.sharded_optimizers import follow_sharded_optimi
 from memviz.runner.predict.group.sharded_tensors import follow_sharded_tensors, forget_meshes
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.prediction_errors import Stopped
+from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.torch_patches import Patches
 
 _TIMEOUT = timedelta(minutes=10)
@@ -74,8 +75,8 @@ class _Options(c10d.Backend.Options):
 
 
 @contextmanager
-def grouped(recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout) -> Iterator[None]:
-    patches, collectives = Patches(), Collectives(recorder, layout)
+def grouped(recorder: AllocationRecorder, rank: GroupRank | None, layout: Layout, order: StreamOrder) -> Iterator[None]:
+    patches, collectives = Patches(), Collectives(recorder, layout, order)
     recorder.instead = collectives.treatments() if dist.is_available() else {}
     try:
         follow_group(patches, rank, collectives, layout)
