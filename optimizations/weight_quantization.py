@@ -1,10 +1,12 @@
-"""Linear layers whose weights rest as whole numbers of 8 or 4 bits, with a scale for each group of inputs.
+"""Linear layers whose weights rest in 8 or 4 bits, with a scale for each group of inputs or for each output.
 
 A weight is its code times its group's scale, which is the group's largest weight over 127 (or 7). A layer unpacks its
 matrix when it is called, multiplies in the dtype that it always had, and lets it go: less memory for weights, nothing
 faster. Backward unpacks again, so in training with adapters no unpacked matrix is kept. What to know before using it:
 
 * Weights are rounded to the nearest code, without a look at any data. 8 bits are hardly seen in the outputs; 4 are.
+* `codes="float8"` keeps 8 bits as float8_e4m3fn with one scale for each output, as most checkpoints in fp8 do: small
+  weights of an output keep more of themselves than as whole numbers, and large ones less.
 * Only layers inside of the repeated blocks, since heads and embeddings suffer most; `only` and `skip` say which.
 * Trained weights are refused: freeze them and train adapters, which come before this.
 * `by="torchao"` leaves rounding, and how its matrices multiply, to that library, where it is installed: its 8 bits have
@@ -27,6 +29,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 _BY = ("torch", "torchao")
+_CODES = ("whole", "float8")
+_FLOAT8 = torch.float8_e4m3fn
 _PIECE = 1 << 24
 """Numbers that are packed at once, so that what that takes itself stays small."""
 
@@ -42,6 +46,10 @@ class WeightQuantization:
     only: str = field(default="", metadata={"help": "only layers whose name this pattern is found in"})
     skip: str = field(default="lora_", metadata={"help": "no layers whose name this pattern is found in"})
     keep: bool = field(default=True, metadata={"help": "keep the weights as they were in host memory, for undo"})
+    codes: str = field(
+        default="whole",
+        metadata={"help": "what 8 bits are: whole numbers by group, or float8 by output", "choices": _CODES},
+    )
     by: str = field(
         default="torch", metadata={"help": "what rounds and unpacks: this file, or a library", "choices": _BY}
     )
@@ -64,8 +72,11 @@ class WeightQuantization:
             raise ValueError(f"bits is {self.bits}; it is 8 or 4.")
         if self.group < 2:
             raise ValueError(f"group is {self.group}; the least is 2.")
-        if self.by not in _BY:
-            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
+        for name, value, among in (("by", self.by, _BY), ("codes", self.codes, _CODES)):
+            if value not in among:
+                raise ValueError(f"{name} is {value!r}; it is one of {', '.join(among)}.")
+        if self.codes == "float8" and (self.bits, self.by) != (8, "torch"):
+            raise ValueError("float8 has 8 bits, and only this file makes codes of it: take bits=8 and by=torch.")
         for knob in (self.only, self.skip):
             try:
                 re.compile(knob)
@@ -94,7 +105,7 @@ class WeightQuantization:
         chosen = self._chosen(model)
         if self.by == "torchao":
             return self._apply_torchao(model, set(chosen.values()))
-        quantized = {layer: Quantized(layer, self.bits, self.group) for layer in chosen.values()}
+        quantized = {layer: self._quantized(layer) for layer in chosen.values()}
         kept = {layer: layer.weight.detach().cpu() for layer in quantized} if self.keep else {}
         for name, layer in chosen.items():
             _put(model, name, quantized[layer])
@@ -109,6 +120,11 @@ class WeightQuantization:
                 _put(model, name, layer)
 
         return undo
+
+    def _quantized(self, layer: nn.Linear) -> Quantized:
+        if self.codes == "float8":
+            return Quantized(layer, self.bits, layer.in_features, _FLOAT8)
+        return Quantized(layer, self.bits, self.group)
 
     def _apply_torchao(self, model: nn.Module, layers: set[nn.Linear]) -> Callable[[], None]:
         quantization = _torchao()
@@ -180,7 +196,7 @@ class Quantized(nn.Module):
     codes: Tensor
     scales: Tensor
 
-    def __init__(self, layer: nn.Linear, bits: int, group: int) -> None:
+    def __init__(self, layer: nn.Linear, bits: int, group: int, kind: torch.dtype = torch.uint8) -> None:
         super().__init__()
         self.in_features, self.out_features, self.bits = layer.in_features, layer.out_features, bits
         self.group = group if layer.in_features % group == 0 else layer.in_features
@@ -188,12 +204,12 @@ class Quantized(nn.Module):
             raise ValueError(f"Two codes of 4 bits share a byte, and {layer.in_features} inputs are not even.")
         weight, self.dtype = layer.weight.detach(), layer.weight.dtype
         width = layer.in_features * bits // 8
-        codes = torch.empty(self.out_features, width, dtype=torch.uint8, device=weight.device)
+        codes = torch.empty(self.out_features, width, dtype=kind, device=weight.device)
         scales = torch.empty(self.out_features, layer.in_features // self.group, dtype=self.dtype, device=weight.device)
         rows = max(1, _PIECE // layer.in_features)
         for start in range(0, self.out_features, rows):
             piece = slice(start, start + rows)
-            codes[piece], scales[piece] = _packed(weight[piece], self.group, bits)
+            codes[piece], scales[piece] = _packed(weight[piece], self.group, bits, kind)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.bias = layer.bias
@@ -208,7 +224,9 @@ class Quantized(nn.Module):
         codes = self.codes
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
-        weight = codes.to(self.dtype).sub_(_middle(self.bits))
+        weight = codes.to(self.dtype)
+        if codes.dtype is torch.uint8:
+            weight.sub_(_middle(self.bits))
         return weight.unflatten(1, (-1, self.group)).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
@@ -238,12 +256,14 @@ def _middle(bits: int) -> int:
     return 1 << (bits - 1)
 
 
-def _packed(weight: Tensor, group: int, bits: int) -> tuple[Tensor, Tensor]:
-    most = _middle(bits) - 1
+def _packed(weight: Tensor, group: int, bits: int, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    most = torch.finfo(kind).max if kind.is_floating_point else _middle(bits) - 1
     groups = weight.to(torch.float32).unflatten(1, (-1, group))  # type: ignore[no-untyped-call]
     # Rounded first, as it will be when the weights are unpacked.
     scales = (groups.abs().amax(-1) / most).to(weight.dtype)
     steps = scales.to(torch.float32).clamp(min=torch.finfo(torch.float32).tiny)[..., None]
+    if kind.is_floating_point:
+        return (groups / steps).clamp_(-most, most).to(kind).flatten(1), scales
     codes = (groups / steps).round_().clamp_(-most, most).add_(_middle(bits)).to(torch.uint8).flatten(1)
     if bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4

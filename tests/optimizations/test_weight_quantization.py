@@ -124,14 +124,55 @@ def test_adapters_beside_them_learn_and_no_matrix_is_kept_for_backward(bits):
 def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
     settings = {"double_layers": "2", "single_layers": "4"}
     peaks = {}
-    for bits in (None, "8", "4"):
-        chosen = () if bits is None else (("weight_quantization", {"bits": bits}),)
+    for bits in (None, "8", "4", "float8"):
+        knobs = {"codes": bits} if bits == "float8" else {"bits": bits}
+        chosen = () if bits is None else (("weight_quantization", knobs),)
         peaks[bits] = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None).run
     weights = peaks[None].weights_bytes
     saved = {bits: peaks[None].peak_allocated_bytes - run.peak_allocated_bytes for bits, run in peaks.items() if bits}
     # Of two bytes a weight one and a 64th are left, or a half and a 64th; the largest matrix is unpacked for a while.
     assert 0.40 * weights < saved["8"] < 0.49 * weights
     assert 0.62 * weights < saved["4"] < 0.74 * weights
+    # A scale for each output is next to nothing.
+    assert saved["8"] < saved["float8"] < 0.5 * weights
+
+
+def test_float8_is_the_nearest_there_is_by_output_and_half_as_wide_as_bf16():
+    torch.manual_seed(0)
+    layer = nn.Linear(48, 20)
+    layer.weight.data[3] *= 1000
+    layer.weight.data[4] = 0
+    weight = layer.weight.detach().clone()
+    WeightQuantization(codes="float8").apply(model := nn.Sequential(layer))
+    packed = model[0]
+    assert (packed.codes.dtype, packed.codes.shape) == (torch.float8_e4m3fn, (20, 48))
+    assert packed.scales.shape == (20, 1)
+    assert torch.equal(packed.unpacked()[4], weight[4])
+    # Three bits after the point: half a step is a sixteenth, and what is tiny has the smallest step there is.
+    scales = weight.abs().amax(1, keepdim=True) / 448
+    assert bool(((packed.unpacked() - weight).abs() <= (weight.abs() / 16).clamp(min=scales * 2**-10) * 1.001).all())
+    x = torch.randn(2, 48, requires_grad=True)
+    torch.testing.assert_close(packed(x), nn.functional.linear(x, packed.unpacked(), packed.bias))
+    packed(x).sum().backward()
+    torch.testing.assert_close(x.grad, packed.unpacked().sum(0).expand(2, 48))
+
+
+def test_float8_comes_back_to_the_bit_and_is_refused_where_there_is_none():
+    case = flux()
+    before = {name: each.detach().clone() for name, each in case.model.named_parameters()}
+    with torch.no_grad():
+        plain = case.loss(case.model)
+        undo = WeightQuantization(codes="float8").apply(case.model)
+        near = case.loss(case.model)
+        undo()
+        assert torch.equal(case.loss(case.model), plain)
+    assert 0 < (near - plain).abs() < 0.1 * plain.abs()
+    assert all(torch.equal(each, before[name]) for name, each in case.model.named_parameters())
+    for knobs in ({"bits": 4}, {"by": "torchao"}):
+        with pytest.raises(ValueError, match="take bits=8 and by=torch"):
+            WeightQuantization(codes="float8", **knobs)
+    with pytest.raises(ValueError, match="codes is 'nf4'; it is one of whole, float8"):
+        WeightQuantization(codes="nf4")
 
 
 def test_a_library_that_is_not_there_is_named_with_what_to_do(monkeypatch):

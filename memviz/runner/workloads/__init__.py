@@ -17,6 +17,7 @@ from memviz.runner.workloads.flux_pipeline import FluxPipeline
 from memviz.runner.workloads.gpt2 import Gpt2
 from memviz.runner.workloads.hunyuan_video import HunyuanVideo
 from memviz.runner.workloads.llama import Llama
+from memviz.runner.workloads.ltx_pipeline import LtxPipeline
 from memviz.runner.workloads.ltx_video import LtxVideo
 from memviz.runner.workloads.mixtral import Mixtral
 from memviz.runner.workloads.own import is_own, own_workload
@@ -27,6 +28,7 @@ from memviz.runner.workloads.transformer_block import TransformerBlock
 from memviz.runner.workloads.vae import Vae
 from memviz.runner.workloads.vit import Vit
 from memviz.runner.workloads.wan import Wan
+from memviz.runner.workloads.wan_pipeline import WanPipeline
 from memviz.runner.workloads.workload import Workload
 
 __all__ = ["WORKLOADS", "Workload", "workload_named"]
@@ -34,10 +36,12 @@ __all__ = ["WORKLOADS", "Workload", "workload_named"]
 WORKLOADS: tuple[type[Workload], ...] = (
     FeedForwardStack,
     LtxVideo,
+    LtxPipeline,
     Flux,
     FluxPipeline,
     CogVideoX,
     Wan,
+    WanPipeline,
     HunyuanVideo,
     Sdxl,
     SdxlPipeline,

@@ -58,8 +58,8 @@ class Parts(nn.Module):
         self.steps = steps
 
 
-def tile_knob(default: int = 1024) -> Any:
-    return knob(default, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=32)
+def tile_knob(default: int = 1024, *, least: int = 32) -> Any:
+    return knob(default, "a side of a tile, if the autoencoder works in tiles", unit="pixels", least=least)
 
 
 def words_of(published: int, narrow: int) -> int:
@@ -90,17 +90,33 @@ def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: 
 def t5_encoder(*, words: int, width: int, inner: int, layers: int, heads: int) -> nn.Module:
     from transformers import T5Config, T5EncoderModel
 
-    config = T5Config(
-        vocab_size=words,
-        d_model=width,
-        d_ff=inner,
-        num_layers=layers,
-        num_heads=heads,
-        feed_forward_proj="gated-gelu",
-        tie_word_embeddings=False,
-    )
-    model: nn.Module = T5EncoderModel(config)
+    model: nn.Module = T5EncoderModel(T5Config(**_t5_sizes(words, width, inner, layers, heads)))
     return model
+
+
+def umt5_encoder(*, words: int, width: int, inner: int, layers: int, heads: int) -> nn.Module:
+    """Of many languages: more words, and distances between them that count differently in every block."""
+    from transformers import UMT5Config, UMT5EncoderModel
+
+    model: nn.Module = UMT5EncoderModel(UMT5Config(**_t5_sizes(words, width, inner, layers, heads)))
+    return model
+
+
+def _t5_sizes(words: int, width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+    return {
+        "vocab_size": words,
+        "d_model": width,
+        "d_ff": inner,
+        "num_layers": layers,
+        "num_heads": heads,
+        "feed_forward_proj": "gated-gelu",
+        "tie_word_embeddings": False,
+    }
+
+
+def encoded(encoder: nn.Module, prompts: Tensor, parts: int) -> list[Tensor]:
+    """Of what to show and what not to show, one after the other."""
+    return [encoder(input_ids=part).last_hidden_state for part in prompts.chunk(parts)]
 
 
 def picture_decoder(*, channels: int, latent_channels: int, tile: int, product: bool) -> nn.Module:

@@ -89,7 +89,7 @@ class SdxlPipeline(PipelineModel):
 
     def small(self) -> Self:
         smaller = self._at_most(
-            batch=2, height=64, width=64, denoising=2, depth=2, text_layers=2, short_text_layers=2, tile=32
+            batch=2, height=64, width=32, denoising=2, depth=2, text_layers=2, short_text_layers=2, tile=32
         )
         return replace(smaller, narrow=4)
 

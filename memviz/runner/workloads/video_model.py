@@ -8,14 +8,13 @@ from torch import Tensor
 
 from memviz.runner.workloads.workload import FromConfiguration, check_multiple, plural
 
+VIDEO_SIDES = {"resolution": ("height", "width"), "video": ("frames", "height", "width")}
+
 
 class VideoModel(FromConfiguration):
     """Subclasses say how their autoencoder folds, where it is not as most do."""
 
-    together: ClassVar[dict[str, tuple[str, ...]]] = {
-        "resolution": ("height", "width"),
-        "video": ("frames", "height", "width"),
-    }
+    together: ClassVar[dict[str, tuple[str, ...]]] = VIDEO_SIDES
     frames_per_latent: ClassVar[int] = 4
     """After the first, which is folded alone."""
     pixels_per_latent: ClassVar[int] = 8

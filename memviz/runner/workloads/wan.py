@@ -24,7 +24,7 @@ class _PublishedWan:
     inner: int
 
 
-_SIZES = {"1.3b": _PublishedWan(12, 30, 8960), "14b": _PublishedWan(40, 40, 13824)}
+SIZES = {"1.3b": _PublishedWan(12, 30, 8960), "14b": _PublishedWan(40, 40, 13824)}
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Wan(VideoModel):
         Published({"size": "14b"}, 14_288_491_584, "14B", "https://github.com/Wan-Video/Wan2.1"),
     )
 
-    size: str = knob("1.3b", "which published model", choices=tuple(_SIZES))
+    size: str = knob("1.3b", "which published model", choices=tuple(SIZES))
     batch: int = knob(1, "videos at once", least=1)
     frames: int = knob(81, "frames of the video: 1 more than a multiple of 4", least=1)
     height: int = knob(480, "of the video: a multiple of 16", unit="pixels", least=1)
@@ -49,7 +49,11 @@ class Wan(VideoModel):
 
     @property
     def _published(self) -> _PublishedWan:
-        return _SIZES[self.size]
+        return SIZES[self.size]
+
+    @property
+    def depth(self) -> int:
+        return self.layers or self._published.layers
 
     def _model(self) -> nn.Module:
         from diffusers import WanTransformer3DModel
@@ -61,7 +65,7 @@ class Wan(VideoModel):
             out_channels=_CHANNELS,
             text_dim=self.text_width,
             ffn_dim=self._published.inner // self.narrow,
-            num_layers=self.layers or self._published.layers,
+            num_layers=self.depth,
         )
         return model
 
@@ -75,9 +79,9 @@ class Wan(VideoModel):
 
     def small(self) -> Self:
         smaller = self._at_most(batch=2, frames=5, height=64, width=96, text_tokens=16, text_width=128)
-        return replace(smaller, layers=min(self.layers or self._published.layers, 4), narrow=4)
+        return replace(smaller, layers=min(self.depth, 4), narrow=4)
 
     def _shapes(self) -> str:
-        layers = plural(self.layers or self._published.layers, "layer")
+        layers = plural(self.depth, "layer")
         tokens = f"{self.tokens:,} + {self.text_tokens} tokens"
         return f"{self.size}, {layers}, {self._videos()} ({tokens})"

@@ -13,6 +13,9 @@ OURS = [
     ("vae", {}, 49_490_199),
     ("flux_pipeline", {}, 123_060_480 + 4_762_310_656 + 11_901_408_320 + 49_545_475),
     ("sdxl_pipeline", {}, 123_060_480 + 694_659_840 + 2_567_463_684 + 49_490_199),
+    ("ltx_pipeline", {}, 4_762_310_656 + 1_923_385_472 + 238_789_296),
+    ("wan_pipeline", {}, 5_680_910_336 + 1_418_996_800 + 73_295_603),
+    ("wan_pipeline", {"size": "14b"}, 5_680_910_336 + 14_288_491_584 + 73_295_603),
     ("transformer_block", {}, 739_270_656),
 ]
 """Models that nobody published, a part of one, and all parts of one: encoders of text, the denoiser and a decoder."""
@@ -31,7 +34,7 @@ def test_each_has_as_many_as_its_page_says(kind, model):
 
 
 def test_every_model_that_has_a_maker_says_where_it_was_published():
-    ours = {"feed_forward", "transformer_block", "flux_pipeline", "sdxl_pipeline"}
+    ours = {"feed_forward", "transformer_block", "flux_pipeline", "sdxl_pipeline", "ltx_pipeline", "wan_pipeline"}
     assert {kind.name for kind, _ in PUBLISHED} == {kind.name for kind in WORKLOADS} - ours
     for kind in {kind for kind, _ in PUBLISHED if hasattr(kind, "size")}:
         assert len(kind.published) == len(kind.__dataclass_fields__["size"].metadata["choices"])
