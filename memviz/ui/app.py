@@ -340,6 +340,10 @@ def _drop_target(label: str, name: str, height: int) -> gr.File:
     return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
 
 
+_MIDDLEWARE = [Middleware(Doorway), Middleware(Handout)]
+"""In the order in which a request passes them."""
+
+
 def launch_options() -> dict[str, Any]:
     """For `launch`: one behaviour on a laptop, a headless server and a Space."""
     return {
