@@ -37,13 +37,15 @@ async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) =>
   // As in a zoom: over a picture of nearly the same, of whose columns most are laid down again.
   const last = new R.LastPicture();
   const [length, most] = [view.last - view.first, spans.instants];
-  const near = { ...view, first: Math.max(view.first - 0.02 * length, 0), last: Math.min(view.last + 0.03 * length, most) };
+  const edges = { first: Math.max(view.first - 0.02 * length, 0), last: Math.min(view.last + 0.03 * length, most) };
+  const near = { ...view, ...edges };
   const before = R.columnInstants(spans, near);
   R.paint(spans, before, near, colours, { byGroup, lit: chosen, last, grid, pixels });
   R.paint(spans, instants, view, colours, { byGroup, lit: chosen, last, grid, pixels });
   const alone = [new Int32Array(grid.length), new Uint32Array(grid.length)];
   R.paint(spans, instants, view, colours, { byGroup, lit: chosen, grid: alone[0], pixels: alone[1] });
-  if (alone[0].some((row, i) => row !== grid[i]) || alone[1].some((pixel, i) => pixel !== pixels[i])) throw new Error("drawn over another it is another");
+  const differs = alone[0].some((row, i) => row !== grid[i]) || alone[1].some((pixel, i) => pixel !== pixels[i]);
+  if (differs) throw new Error("drawn over another it is another");
   const packed = (array) => {
     const raw = new Uint8Array(array.buffer);
     let text = "";
@@ -112,10 +114,12 @@ REUSE = """
 ([lengths, changed]) => {
   const { spans: S, raster: R } = memviz;
   const start = Uint32Array.from(lengths, (_, i) => (i ? 1 : 0));
-  const columns = { start, span: Uint32Array.from(lengths), size_low: new Uint32Array(lengths.length).fill(100), size_high: new Uint32Array(lengths.length) };
-  const spans = new S.Spans({ ...columns, reserved_at: new Uint32Array(0), reserved_low: new Uint32Array(0), reserved_high: new Uint32Array(0) }, lengths.length);
+  const none = { reserved_at: new Uint32Array(0), reserved_low: new Uint32Array(0), reserved_high: new Uint32Array(0) };
+  const sizes = { size_low: new Uint32Array(lengths.length).fill(100), size_high: new Uint32Array(lengths.length) };
+  const spans = new S.Spans({ start, span: Uint32Array.from(lengths), ...sizes, ...none }, lengths.length);
   const group = new Uint8Array(lengths.length);
-  const colours = { group, groups: 1, palette: new Uint32Array(15).fill(1), dimmed: new Uint32Array(15).fill(2), page: 0 };
+  const palettes = { palette: new Uint32Array(15).fill(1), dimmed: new Uint32Array(15).fill(2) };
+  const colours = { group, groups: 1, ...palettes, page: 0 };
   const last = new R.LastPicture();
   const draw = (view, options) => {
     const instants = R.columnInstants(spans, view);
