@@ -23,7 +23,8 @@ from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
 from memviz.ui.explore.estimates import with_estimate
-from memviz.ui.page_files import scripts, style
+from memviz.ui.html.markup import joined
+from memviz.ui.page_files import beginning, script, style
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
 from memviz.ui.run import tab as run
@@ -33,6 +34,7 @@ from memviz.ui.shell.beginning import IS_KNOWN
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.doorway import Doorway
 from memviz.ui.shell.exports import Exports, not_kept
+from memviz.ui.shell.first_lines import FRONTEND, files_of_page, first_lines
 from memviz.ui.shell.housekeeping import Housekeeping
 from memviz.ui.shell.links import SAMPLE, named, view_state
 from memviz.ui.shell.open_pages import OpenPages
@@ -46,6 +48,7 @@ from memviz.ui.shell.page_frame import (
 )
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.programs import ExplainingBlocks
+from memviz.ui.shell.same_for_all import Handout, SameForAll
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.theme import theme
@@ -84,6 +87,8 @@ def build_app(
     page.housekeeping = Housekeeping(page)
     with page:
         _Page(context, given, page.windows).build(page)
+    kinds = {component["type"] for component in page.config["components"]}
+    page.same_for_all = SameForAll(joined(beginning(), first_lines(files_of_page(FRONTEND, kinds))), script())
     return page
 
 
@@ -98,6 +103,7 @@ class PageBlocks(ExplainingBlocks):
     open_pages: OpenPages
     windows: Windows
     housekeeping: Housekeeping
+    same_for_all: SameForAll
 
 
 class _Page:
@@ -334,17 +340,24 @@ def _drop_target(label: str, name: str, height: int) -> gr.File:
     return gr.File(label=label, file_count="multiple", type="filepath", elem_id=name, height=height, show_label=True)
 
 
+_MIDDLEWARE = [Middleware(Doorway), Middleware(Handout)]
+"""In the order in which a request passes them."""
+
+
 def launch_options() -> dict[str, Any]:
     """For `launch`: one behaviour on a laptop, a headless server and a Space."""
     return {
         "theme": theme(),
         "css": style(),
-        "head": scripts(),
         "ssr_mode": False,
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),
-        "app_kwargs": {"routes": routes.routes(), "middleware": [Middleware(Doorway)], "lifespan": _while_up},
+        "app_kwargs": {
+            "routes": routes.routes(),
+            "middleware": [Middleware(Doorway), Middleware(Handout)],
+            "lifespan": _while_up,
+        },
         "allowed_paths": [],
     }
 

@@ -19,6 +19,7 @@ from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.components.segment_pair import SegmentPair
 from memviz.ui.components.waterfall import WaterfallTable
+from memviz.ui.html.markup import Html
 from memviz.ui.shell.beginning import BEGINS
 
 _HERE = Path(__file__).parent
@@ -55,7 +56,11 @@ def style() -> str:
     return "\n".join((*areas, *(component.style() for component in COMPONENTS)))
 
 
-def scripts() -> str:
-    """The page's own first, then the components'."""
-    page = _HERE / "shell" / "page.js"
-    return f"{BEGINS}{worker()}<script>{bundle(page, *(component.script for component in COMPONENTS))}</script>"
+def beginning() -> Html:
+    """What stands in the page itself, before the script."""
+    return Html(BEGINS + worker())
+
+
+def script() -> str:
+    """The page's own parts first, then the components'."""
+    return bundle(_HERE / "shell" / "page.js", *(component.script for component in COMPONENTS))

@@ -2,9 +2,6 @@
 
 A subclass names its `script`, whose `mount(element, gradio)` is called in the browser with `props`, `watch`, `server`
 and `tell`: `gradio.tell.select(data)` is the event `select` in Python. `base.js` has the class that scripts build on.
-
-Gradio writes a `.pyi` file beside the source of every subclass of its components, while it is imported. An
-installation may be read-only, and type checkers would read those files instead of ours: so it is told not to.
 """
 
 from __future__ import annotations
@@ -15,17 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
 import gradio as gr
-from gradio import component_meta
 
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.model import DeviceTrace, Trace
-
-
-def _write_nothing(component_class: type, class_name: str, events: Any) -> None:
-    """In place of the function that writes."""
-
-
-component_meta.create_or_modify_pyi = _write_nothing
 
 PLACE = '<div class="mv-place"></div>'
 """What a script draws goes in here."""

@@ -37,11 +37,16 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     unused = fragmentation_at(trace, device, line.peak_event)
     # Of a state alone nothing is known to be a peak.
     peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
+    # A profile of the host has allocations, and nothing that is reserved for them.
+    is_known = bool(line.reserved_peak_bytes) or not line.peak_bytes
+    reserved = [
+        (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
+        (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
+    ]
     pairs = [
         ("", trace.about.label),
         (f"{peak}live", bytes_text(line.peak_bytes)),
-        (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
-        (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
+        *(reserved if is_known else [("reserved", "not in the file")]),
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]

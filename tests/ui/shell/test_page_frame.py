@@ -278,3 +278,11 @@ def test_long_names_in_the_sidebar_keep_what_tells_them_apart() -> None:
     session = Session().with_opened(replace(A, name=names[0])).with_opened(replace(B, name=names[1]))
     shown = words(traces_html(session, lambda _: None))
     assert "profil…un_fp32" in shown and "profil…un_bf16" in shown
+
+
+def test_what_no_segment_was_recorded_for_is_not_said_to_have_reserved_nothing() -> None:
+    recorded = trace_of([event("segment_alloc", 0, 2**21), alloc(0, 1024)])
+    assert ("peak reserved", "2.00 MiB") in facts(recorded, recorded.devices[0])
+    host = trace_of([alloc(0, 1024)])
+    assert ("reserved", "not in the file") in facts(host, host.devices[0])
+    assert "0 B" not in dict(facts(host, host.devices[0])).values()

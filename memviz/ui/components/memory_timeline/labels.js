@@ -81,7 +81,8 @@ export class Labels {
     const { width } = viewport;
     const most = spans.reservedPeak();
     const live = spans.live[spans.peak];
-    const isSeen = (/** @type {number} */ bytes) => viewport.isHeightInSight(bytes);
+    // Of no reserved bytes at all a file says nothing.
+    const isSeen = (/** @type {number} */ bytes) => bytes > 0 && viewport.isHeightInSight(bytes);
     const peaks = [[spans.peak, live], [most.instant, most.bytes]].filter(([, bytes]) => isSeen(bytes));
     const lines = peaks.map(([instant, bytes]) => {
       const y = viewport.yOf(bytes);

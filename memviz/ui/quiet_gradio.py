@@ -1,0 +1,53 @@
+"""Gradio is imported without writing stubs.
+
+For every class of components, its own sixty included, Gradio reads the source anew, parses it, fills in a template and
+compares that with a `.pyi` file beside it, which it writes where it differs. That is a third of its import. And an
+installation may be read-only, and type checkers would read those files instead of ours.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
+from types import ModuleType
+from typing import Any
+
+_MODULE = "gradio.component_meta"
+
+
+def write_no_stubs() -> None:
+    """From now on, whether Gradio has been imported already or will be."""
+    if _MODULE in sys.modules:
+        _mute(sys.modules[_MODULE])
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Nothing else in Gradio runs between this module and the first class that it is asked to write of."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != _MODULE:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_mute(module: ModuleType) -> None:
+                execute(module)
+                _mute(module)
+
+            spec.loader.exec_module = execute_and_mute  # type: ignore[method-assign]
+        return spec
+
+
+def _mute(module: ModuleType) -> None:
+    module.create_or_modify_pyi = _write_nothing  # type: ignore[attr-defined]
+
+
+def _write_nothing(component_class: type, class_name: str, events: Any) -> None:
+    """In place of the function that writes."""
