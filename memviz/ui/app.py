@@ -355,7 +355,7 @@ def launch_options() -> dict[str, Any]:
         "max_file_size": routes.most_bytes(),
         "app_kwargs": {
             "routes": routes.routes(),
-            "middleware": [Middleware(Doorway), Middleware(Handout)],
+            "middleware": _MIDDLEWARE,
             "lifespan": _while_up,
         },
         "allowed_paths": [],

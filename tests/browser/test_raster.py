@@ -34,18 +34,7 @@ async ({ timeline, groups, view, palette, dimmed, byGroup, groupCount, lit }) =>
   const pixels = new Uint32Array(view.rows * view.columns);
   const colours = { group, groups: groupCount, palette, dimmed, page: 0xffffff };
   const chosen = lit === null ? null : Uint8Array.from(lit);
-  // As in a zoom: over a picture of nearly the same, of whose columns most are laid down again.
-  const last = new R.LastPicture();
-  const [length, most] = [view.last - view.first, spans.instants];
-  const edges = { first: Math.max(view.first - 0.02 * length, 0), last: Math.min(view.last + 0.03 * length, most) };
-  const near = { ...view, ...edges };
-  const before = R.columnInstants(spans, near);
-  R.paint(spans, before, near, colours, { byGroup, lit: chosen, last, grid, pixels });
-  R.paint(spans, instants, view, colours, { byGroup, lit: chosen, last, grid, pixels });
-  const alone = [new Int32Array(grid.length), new Uint32Array(grid.length)];
-  R.paint(spans, instants, view, colours, { byGroup, lit: chosen, grid: alone[0], pixels: alone[1] });
-  const differs = alone[0].some((row, i) => row !== grid[i]) || alone[1].some((pixel, i) => pixel !== pixels[i]);
-  if (differs) throw new Error("drawn over another it is another");
+  R.paint(spans, instants, view, colours, { byGroup, lit: chosen, grid, pixels });
   const packed = (array) => {
     const raw = new Uint8Array(array.buffer);
     let text = "";
@@ -108,52 +97,6 @@ def same(
         faint = colour_grid(grid, colours.group, pixel_palette(colours, dark=False, dimmed=True), 0xFFFFFF)
         chosen = np.array(lit, dtype=bool)[np.where(grid >= 0, grid, 0)] | (grid < 0)
         assert np.array_equal(pixels, np.where(chosen, plain, faint))
-
-
-REUSE = """
-([lengths, changed]) => {
-  const { spans: S, raster: R } = memviz;
-  const start = Uint32Array.from(lengths, (_, i) => (i ? 1 : 0));
-  const none = { reserved_at: new Uint32Array(0), reserved_low: new Uint32Array(0), reserved_high: new Uint32Array(0) };
-  const sizes = { size_low: new Uint32Array(lengths.length).fill(100), size_high: new Uint32Array(lengths.length) };
-  const spans = new S.Spans({ start, span: Uint32Array.from(lengths), ...sizes, ...none }, lengths.length);
-  const group = new Uint8Array(lengths.length);
-  const palettes = { palette: new Uint32Array(15).fill(1), dimmed: new Uint32Array(15).fill(2) };
-  const colours = { group, groups: 1, ...palettes, page: 0 };
-  const last = new R.LastPicture();
-  const draw = (view, options) => {
-    const instants = R.columnInstants(spans, view);
-    const size = view.rows * view.columns;
-    const drawn = { grid: new Int32Array(size), pixels: new Uint32Array(size) };
-    R.paint(spans, instants, view, { ...colours, ...options.colours }, { lit: options.lit || null, last, ...drawn });
-    return drawn;
-  };
-  const view = { first: 0, last: 40, columns: 20, rows: 8, bottom: 0, top: 800 };
-  draw(view, {});
-  // What was painted is painted over, so that what is laid down again can be told from what is painted.
-  last.upright.pixels.fill(7);
-  const { pixels } = draw({ ...view, first: 4, ...changed.view }, changed.options);
-  return { kept: pixels.filter((pixel) => pixel === 7).length, all: pixels.length };
-}
-"""
-
-
-@pytest.mark.parametrize(
-    ("changed", "kept"),
-    [
-        ({"view": {"last": 44}, "options": {}}, 8 * 18),
-        ({"view": {"last": 44, "top": 801}, "options": {}}, 0),
-        ({"view": {"last": 44, "bottom": 1}, "options": {}}, 0),
-        ({"view": {"last": 44, "rows": 9}, "options": {}}, 0),
-        ({"view": {"last": 44}, "options": {"lit": [1] * 50}}, 0),
-        ({"view": {"last": 44}, "options": {"colours": {"page": 3}}}, 0),
-    ],
-)
-def test_columns_that_show_the_same_are_laid_down_again(page: Any, changed: dict[str, Any], kept: int) -> None:
-    """Moved by two of twenty columns, and only as long as height, rows and colours are the same."""
-    page.goto("about:blank")
-    load(page, *MODULES)
-    assert page.evaluate(REUSE, [[3] * 50, changed])["kept"] == kept
 
 
 def small() -> Trace:

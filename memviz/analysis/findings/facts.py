@@ -107,6 +107,6 @@ def site_name(site: Site) -> str:
 
 
 def made_by(site: Site) -> str:
-    """ " by model.py:12 forward", or nothing."""
+    """ " made by model.py:12 forward", or nothing."""
     name = site_name(site)
-    return f" by {name}" if name else ""
+    return f" made by {name}" if name else ""

@@ -47,7 +47,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
 
 
 def _made(who: str) -> str:
-    return f" is made{who} and" if who else ""
+    return f" is{who} and" if who else ""
 
 
 def _each_step(grown: Ints8) -> str:

@@ -45,7 +45,7 @@ def _sentence(size: int, at_peak: int, who: str, lower: int) -> str:
     several = at_peak > 1
     what = f"{count_text(at_peak)} temporaries of up to" if several else "A temporary of"
     without = "make the peak: without them" if several else "makes the peak: without it"
-    return f"{what} {bytes_text(size)} made{who} {without}, it would be {bytes_text(lower)} lower."
+    return f"{what} {bytes_text(size)}{who} {without}, it would be {bytes_text(lower)} lower."
 
 
 def _brief(facts: Facts) -> Ints8:

@@ -34,7 +34,7 @@ def wider_copies(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.WIDER_COPIES,
             most,
-            f"{bytes_text(most)} made{made_by(site)} are probably copies in twice the precision: each time a block of "
+            f"{bytes_text(most)}{made_by(site)} are probably copies in twice the precision: each time a block of "
             "half the size is live beside it.",
             "Keep to one precision there, or work in parts: what is computed from it may not need all of it at once.",
             np.unique(np.concatenate([rows, mine])),

@@ -1,10 +1,10 @@
 // @ts-check
 // Every allocation as pixels, what is reserved above them hatched, and which allocation a pixel shows.
 import { clamp, el, isDark, pixelOf, pixelRatio } from "../base.js";
-import { columnInstants, columnInstantsByTime, LastPicture, paint } from "./raster.js";
+import { columnInstants, columnInstantsByTime, paint } from "./raster.js";
 
 const MOST_COLUMNS = 2400;
-const MOVING_MS = 5;
+const MOVING_MS = 7;
 const SHARES = [1, 1 / 2, 1 / 3];
 const HATCH_PERIOD = 5;
 const NONE = -1;
@@ -36,7 +36,6 @@ export class PlotCanvas {
     /** Which allocation each pixel shows, from the lowest row. */
     this.grid = new Int32Array(0);
     this.image = new ImageData(1, 1);
-    this.last = new LastPicture();
     /** Whether each group of the colours is in sight, as of the last full picture. */
     this.seen = new Uint8Array(0);
     /** Of the columns, that there is time for while a gesture runs. */
@@ -55,7 +54,7 @@ export class PlotCanvas {
     this.instants = instantsOf(data.spans, viewport, view);
     const pixels = new Uint32Array(this.image.data.buffer);
     const { order, lit } = this.timeline;
-    paint(data.spans, this.instants, view, this.colours(data), { byGroup: order !== "age", lit, last: this.last, grid: this.grid, pixels });
+    paint(data.spans, this.instants, view, this.colours(data), { byGroup: order !== "age", lit, grid: this.grid, pixels });
     this.hatch(pixels, data, scale);
     this.show();
     if (isSharp || this.seen.length !== data.labels.length) this.seen = this.groupsSeen(data);

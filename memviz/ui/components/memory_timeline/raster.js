@@ -54,73 +54,34 @@ export function shadeOf(row) {
   return (Math.imul(row, HASH) >>> 0) % SHADES;
 }
 
-/** What a column's pixels depend on beside its instant.
- * @typedef {{ spans: Spans, byGroup: boolean, lit: ArrayLike<number> | null } & Pick<Colours, "group" | "palette" | "dimmed" | "page"> & Pick<View, "rows" | "bottom" | "top">} Looks */
-
-/** The picture before, upright: zoomed or moved along the axis, most columns of the next one show instants that it shows. */
-export class LastPicture {
-  /** @type {Looks | null} */
-  looks = null;
-  /** @type {ArrayLike<number>} */
-  instants = [];
-  /** @type {Strip} */
-  upright = { grid: new Int32Array(0), pixels: new Uint32Array(0) };
-  /** @type {Strip} */
-  spare = { grid: new Int32Array(0), pixels: new Uint32Array(0) };
-
-  /** Makes room for the next picture, and says which instants the one before has that looks the same.
-   * @param {Looks} looks @param {ArrayLike<number>} instants */
-  turnTo(looks, instants) {
-    const was = this.looks;
-    const isAlike = was !== null && Object.entries(looks).every(([name, value]) => was[/** @type {keyof Looks} */ (name)] === value);
-    const before = isAlike ? this.instants : [];
-    const size = instants.length * looks.rows;
-    [this.spare, this.upright] = [this.upright, this.spare.grid.length === size ? this.spare : { grid: new Int32Array(size), pixels: new Uint32Array(size) }];
-    Object.assign(this, { looks, instants: Int32Array.from(instants) });
-    return before;
-  }
-}
-
 /**
  * Fills grid (rows from the bottom, NOTHING above the stack) and pixels (0xAABBGGRR, top row first). `lit`: rows that
- * keep their colour while the others are dimmed, or null. `last` is what the call before was given.
+ * keep their colour while the others are dimmed, or null.
  * @param {Spans} spans @param {ArrayLike<number>} instants @param {View} view @param {Colours} colours
- * @param {{ byGroup?: boolean, lit?: ArrayLike<number> | null, last?: LastPicture } & Strip} options
+ * @param {{ byGroup?: boolean, lit?: ArrayLike<number> | null } & Strip} options
  */
-export function paint(spans, instants, view, colours, { byGroup = true, lit = null, last = new LastPicture(), grid, pixels }) {
-  const { columns, rows, bottom, top } = view;
-  const { group, palette, dimmed, page } = colours;
+export function paint(spans, instants, view, colours, { byGroup = true, lit = null, grid, pixels }) {
+  const { columns, rows } = view;
   const middle = centres(view);
   const stack = new Stack(byGroup ? colours.groups : 1);
-  const before = last.turnTo({ spans, byGroup, lit, group, palette, dimmed, page, rows, bottom, top }, instants);
-  const { upright, spare } = last;
-  let old = 0;
-  // Columns are painted upright and laid down side by side, some at a time: writing each of a column's pixels to
+  // Columns are painted upright into a strip and laid down side by side: writing each of a column's pixels to
   // its own line of the picture would miss the processor's cache every time.
+  const strip = { grid: new Int32Array(STRIP * rows), pixels: new Uint32Array(STRIP * rows) };
   for (let first = 0; first < columns; first += STRIP) {
     const wide = Math.min(STRIP, columns - first);
-    for (let c = first; c < first + wide; c++) {
-      while (old < before.length && before[old] < instants[c]) old++;
-      if (c && instants[c] === instants[c - 1]) copyColumn(upright, c - 1, upright, c, rows);
-      else if (before[old] === instants[c]) copyColumn(spare, old, upright, c, rows);
-      else {
-        stack.moveTo(spans, group, instants[c], byGroup);
-        paintColumn(stack, middle, colours, lit, upright, c * rows);
-      }
+    strip.grid.fill(NOTHING);
+    strip.pixels.fill(colours.page);
+    for (let k = 0; k < wide; k++) {
+      stack.moveTo(spans, colours.group, instants[first + k], byGroup);
+      paintColumn(stack, middle, colours, lit, strip, k * rows);
     }
-    layDown(upright, first, wide, view, grid, pixels);
+    layDown(strip, first, wide, view, grid, pixels);
   }
 }
 
-/** @param {Strip} from @param {number} there @param {Strip} to @param {number} here @param {number} rows */
-function copyColumn(from, there, to, here, rows) {
-  to.grid.set(from.grid.subarray(there * rows, (there + 1) * rows), here * rows);
-  to.pixels.set(from.pixels.subarray(there * rows, (there + 1) * rows), here * rows);
-}
-
-/** One column from the bottom up, at `base` of what stands upright.
- * @param {Stack} stack @param {Float64Array} middle @param {Colours} colours @param {ArrayLike<number> | null} lit @param {Strip} upright @param {number} base */
-function paintColumn(stack, middle, { group, palette, dimmed, page }, lit, upright, base) {
+/** One column from the bottom up, at `base` of the strip.
+ * @param {Stack} stack @param {Float64Array} middle @param {Colours} colours @param {ArrayLike<number> | null} lit @param {Strip} strip @param {number} base */
+function paintColumn(stack, middle, { group, palette, dimmed }, lit, strip, base) {
   const rows = middle.length;
   let sum = 0;
   let r = 0;
@@ -135,27 +96,24 @@ function paintColumn(stack, middle, { group, palette, dimmed, page }, lit, uprig
       const colour = (group[row] * SHADES + shadeOf(row)) * 3;
       const from = r;
       for (; r < rows && middle[r] < sum; r++) {
-        upright.grid[base + r] = row;
-        upright.pixels[base + r] = table[colour];
+        strip.grid[base + r] = row;
+        strip.pixels[base + r] = table[colour];
       }
       const high = r - from;
       // The uppermost pixel of an allocation over 2 pixels high is its edge, fainter up to 4.
-      if (high > 2) upright.pixels[base + r - 1] = table[colour + (high > 4 ? 2 : 1)];
+      if (high > 2) strip.pixels[base + r - 1] = table[colour + (high > 4 ? 2 : 1)];
     }
   }
-  upright.grid.fill(NOTHING, base + r, base + rows);
-  upright.pixels.fill(page, base + r, base + rows);
 }
 
-/** @param {Strip} upright @param {number} first @param {number} wide @param {View} view @param {Int32Array} grid @param {Uint32Array} pixels */
-function layDown(upright, first, wide, { columns, rows }, grid, pixels) {
+/** @param {Strip} strip @param {number} first @param {number} wide @param {View} view @param {Int32Array} grid @param {Uint32Array} pixels */
+function layDown(strip, first, wide, { columns, rows }, grid, pixels) {
   for (let r = 0; r < rows; r++) {
     const below = r * columns + first;
     const above = (rows - 1 - r) * columns + first;
-    const from = first * rows + r;
     for (let k = 0; k < wide; k++) {
-      grid[below + k] = upright.grid[from + k * rows];
-      pixels[above + k] = upright.pixels[from + k * rows];
+      grid[below + k] = strip.grid[k * rows + r];
+      pixels[above + k] = strip.pixels[k * rows + r];
     }
   }
 }
