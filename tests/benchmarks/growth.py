@@ -108,7 +108,7 @@ def _growth(counts: Sequence[int], costs: Sequence[Cost | None]) -> str:
 
 
 def growth(nothing: tuple[int, float], small: tuple[int, float], large: tuple[int, float]) -> float:
-    """Of three sizes with their seconds: what one more costs between the last two over what it does between the first."""
+    """Of three sizes with their seconds: what one more costs in the second half over the first."""
     first = (small[1] - nothing[1]) / (small[0] - nothing[0])
     second = (large[1] - small[1]) / (large[0] - small[0])
     return second / max(first, 1e-12)
@@ -146,7 +146,7 @@ def make_file(path: Path, allocations: int, stacks: int, devices: int) -> None:
     for i in range(allocations):
         address, size, stack = (1 + i % 1000) << 21, 512 * (1 + i % 200), all_stacks[i % stacks]
         own[i % devices].append(alloc(address, size, frames=stack, time_us=3 * i))
-        own[i % devices] += free(address, size, time_us=3 * i + 1)
+        own[i % devices] += free(address, size, frames=stack, time_us=3 * i + 1)
     with path.open("wb") as file:
         pickle.dump({"segments": [], "device_traces": own}, file)
 
