@@ -31,7 +31,7 @@ from memviz.trace.unpickle.window import Column, Contents, Window
 _SHORTEST_RUN = 16
 """Below it, reading row by row is quicker than setting up the columns."""
 _MOST_TEMPLATES = 8
-_MOST_STACKS = 500_000
+_MOST_STACKS = 2_000_000
 _TRIES = 4
 """How often a row may be part of a run that ends before it. A file can be made so that every run does."""
 
