@@ -17,7 +17,7 @@ FILE is written when it ends, also by an error, by running out of memory, by Ctr
 SIGUSR1 writes FILE with .signal1, .signal2 ... in its name and lets the script go on.
 Under torchrun (`torchrun ... -m memviz record ...`) every process writes its own FILE.rank0, FILE.rank1 ...,
 or those that --ranks chooses; a rank that fails writes its own in any case. `memviz ranks` reads them together.
-With --profile the trace of torch's profiler is written beside it when the script ends, not on a signal.
+With --profile the trace of torch's profiler is written beside it when the script ends, also by Ctrl-C or SIGTERM.
 """
 
 

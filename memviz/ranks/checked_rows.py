@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from memviz.ranks.reduce_rank import MOST_SITES
@@ -19,18 +20,19 @@ class NoRow(ValueError):
     """With what is wrong, in words."""
 
 
-def checked_rows(values: Any) -> list[Reduced]:
-    """What a row says of a rank must hold together, as it does where it is written.
+def checked_rows(values: Iterable[Any]) -> list[Reduced]:
+    """What a row says of a rank must hold together, as it does where it is written. They are taken one by one.
 
     Raises:
         NoRow: It is no such table.
     """
-    if type(values) is not list or len(values) > MOST_ROWS:
-        raise NoRow(f"it has no rows, or more than {MOST_ROWS:,}")
     try:
-        return [_row(row) for row in values]
+        rows = [_row(row) for row in islice(values, MOST_ROWS + 1)]
     except (KeyError, TypeError, AttributeError):
         raise NoRow("its rows are not those of ranks") from None
+    if len(rows) > MOST_ROWS:
+        raise NoRow(f"it has more than {MOST_ROWS:,} rows")
+    return rows
 
 
 def _row(row: dict[str, Any]) -> Reduced:

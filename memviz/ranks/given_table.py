@@ -13,12 +13,13 @@ from typing import IO
 from memviz.errors import TraceError, UsageError
 from memviz.mesh import sizes_of
 from memviz.ranks.checked_rows import NoRow, checked_rows
-from memviz.ranks.table_process import MOST_OUT, REFUSED
+from memviz.ranks.table_process import REFUSED
 from memviz.ranks.together import Ranks, together
 
 FIRST_BYTES = b"PAR1"
 MOST_BYTES = 256 << 20
 _SECONDS = 120
+_LONGEST_LINE = 1 << 20
 _ROOT = Path(__file__).parents[2]
 _REMEDY = "Write one with `python -m memviz ranks FOLDER -o ranks.parquet`."
 
@@ -36,8 +37,11 @@ def ranks_of_table(path: Path, name: str) -> Ranks:
     try:
         if path.stat().st_size > MOST_BYTES:
             raise TraceError(f"It has more than the {MOST_BYTES:,} bytes that a table of ranks may have.", source=name)
-        said = json.loads(_read(path, name))
-        rows, mesh = checked_rows(said["rows"]), said["mesh"]
+        with tempfile.TemporaryFile() as out:
+            _read(path, name, out)
+            out.seek(0)
+            mesh = json.loads(_line(out))["mesh"]
+            rows = checked_rows(map(json.loads, iter(lambda: _line(out), b"")))
         return together(rows, sizes_of(mesh) if mesh else None)
     except NoRow as wrong:
         raise TraceError(f"It is no table of ranks: {wrong}.", source=name, remedy=_REMEDY) from None
@@ -47,10 +51,15 @@ def ranks_of_table(path: Path, name: str) -> Ranks:
         raise TraceError("It is no table of ranks.", source=name, remedy=_REMEDY) from None
 
 
-def _read(path: Path, name: str) -> str:
+def _line(file: IO[bytes]) -> bytes:
+    """A row is some ten kilobytes. A longer line is cut, and then is no JSON."""
+    return file.readline(_LONGEST_LINE)
+
+
+def _read(path: Path, name: str, out: IO[bytes]) -> None:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])}
     command = [sys.executable, "-W", "ignore", "-m", "memviz.ranks.table_process", str(path)]
-    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as errors:
+    with tempfile.TemporaryFile() as errors:
         streams = {"stdin": subprocess.DEVNULL, "stdout": out, "stderr": errors}
         try:
             done = subprocess.run(command, env=environment, timeout=_SECONDS, check=False, **streams)  # type: ignore[call-overload]
@@ -61,9 +70,8 @@ def _read(path: Path, name: str) -> str:
             raise TraceError(_whole(errors).replace(path.name, "It", 1), source=name)
         if done.returncode:
             raise TraceError("It is damaged, or made to take more than a table may.", source=name, remedy=_REMEDY)
-        return _whole(out)
 
 
 def _whole(file: IO[bytes]) -> str:
     file.seek(0)
-    return file.read(MOST_OUT).decode("utf-8", "replace").strip()
+    return file.read(_LONGEST_LINE).decode("utf-8", "replace").strip()

@@ -1,7 +1,8 @@
 """The process that reads a visitor's table: `python -m memviz.ranks.table_process FILE`, within bounds of its own.
 
 A table is read by a library in C++, and a visitor may have made it to break that. So it happens where nothing else
-is, and what comes out is one line of JSON. Why there is none stands on the error stream.
+is, and what comes out is lines of JSON: what the table says of itself, then one a row, so that whoever reads them
+holds no more than one. Why there are none stands on the error stream.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from memviz.errors import MemvizError
@@ -32,8 +32,9 @@ def main() -> int:
     except MemoryError:
         sys.stderr.write("It takes more memory than a table may.")
         return REFUSED
-    rows = [row_values(row) for row in table.rows]
-    sys.stdout.write(json.dumps({**asdict(table), "rows": rows}))
+    sys.stdout.write(json.dumps({"device": table.device, "mesh": table.mesh}) + "\n")
+    for row in table.rows:
+        sys.stdout.write(json.dumps(row_values(row)) + "\n")
     return 0
 
 

@@ -12,6 +12,7 @@ import re
 import types
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import lru_cache
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from memviz.errors import UsageError
@@ -161,6 +162,12 @@ def check_knobs(of: Any) -> None:
             raise UsageError(f"{knob_field.name} is {value}; the least is {least}.")
 
 
+@lru_cache(maxsize=128)
+def _annotations(owner: type) -> dict[str, Any]:
+    """Python's way to them reads every text anew, and a search plans thousands of runs."""
+    return get_type_hints(owner)
+
+
 @dataclass(frozen=True)
 class _Accepted:
     """What a field's annotation accepts."""
@@ -171,7 +178,7 @@ class _Accepted:
 
     @classmethod
     def of(cls, owner: type, knob_field: Field[Any]) -> _Accepted:
-        annotated = get_type_hints(owner)[knob_field.name]
+        annotated = _annotations(owner)[knob_field.name]
         members = get_args(annotated) if get_origin(annotated) in (Union, types.UnionType) else (annotated,)
         solid = [member for member in members if member is not type(None)]
         choices = tuple(knob_field.metadata.get("choices", ()))

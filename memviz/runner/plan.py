@@ -21,9 +21,19 @@ Claim = Literal["bitwise", "rounding", "training", "lossy"]
 """From the strongest to the weakest."""
 
 
-ACROSS_STAGES = frozenset({"checkpointing", "allocator_settings", "attention_backend"})
-ACROSS_GPUS = ACROSS_STAGES | {"gradient_accumulation"}
-"""Optimizations that apply to a model that is parted; the others are refused."""
+_ALONG_ALL = ("data", "shard", "tensor", "pipeline")
+_NO_STAGES = ("data", "shard", "tensor")
+ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
+    "allocator_settings": _ALONG_ALL,
+    "attention_backend": _ALONG_ALL,
+    "checkpointing": _ALONG_ALL,
+    "chunked_feed_forward": _ALONG_ALL,
+    "activation_offload": _NO_STAGES,
+    "gradient_accumulation": _NO_STAGES,
+    # It wants the head's whole matrix, and a stage computes its loss apart from it.
+    "chunked_cross_entropy": ("data", "shard"),
+}
+"""Optimizations that apply to a model that is parted, and the axes that they go with; the others are refused."""
 
 
 @dataclass(frozen=True)
@@ -183,8 +193,10 @@ def _check_parallel(request: Request, parallel: Parallel, chosen: tuple[Optimiza
     for optimization in chosen:
         if optimization.name not in ACROSS_GPUS:
             raise UsageError(f"{optimization.name} is tried on one GPU only: leave it out, or choose one GPU.")
-        if parallel.pipeline > 1 and optimization.name not in ACROSS_STAGES:
-            raise UsageError(f"{optimization.name} changes what a pipeline cuts: leave it out, or pipeline=1.")
+        apart = [axis for axis in parallel.used if axis not in ACROSS_GPUS[optimization.name]]
+        if apart:
+            words = " and ".join(f"{axis}=1" for axis in apart)
+            raise UsageError(f"{optimization.name} changes what {' and '.join(apart)} cuts: leave it out, or {words}.")
     if parallel.data > 1 and parallel.shard == 1 and parallel.tensor > 1:
         raise UsageError("Copies of parted matrices are sharded here: give shard 2 or more beside data and tensor.")
 

@@ -123,6 +123,8 @@ class Run:
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
+    link_bytes: int | None = None
+    """Of one step, that collectives send to other devices; None where nobody counted."""
     """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
 
     def as_json(self) -> dict[str, Any]:

@@ -93,6 +93,22 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert "`--keep training` lets more be changed." in words
 
 
+def test_gpus_are_parted_in_every_way_and_the_command_makes_the_same_run(
+    fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(space, "OPTIMIZATIONS", ())
+    small = ["llama", "--set", "layers=2", "--set", "sequence=64", "--set", "batch=1", "--set", "mode=training"]
+    answer = fit(*small, "--gpus", "2")
+    assert answer["tried"] == 4
+    parallel = [way["parallel"] for way in answer["front"]]
+    assert {"tensor": 2} in parallel
+    way = answer["front"][parallel.index({"tensor": 2})]
+    assert (way["label"], way["settings"]["batch"]) == ("2 tensor", "2") and way["cost"]["link_bytes"]
+    command = shlex.split(way["command"])
+    assert main([*command[3:], "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["peak_reserved_bytes"] == way["peak_reserved_without_limit_bytes"]
+
+
 def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
     answer = fit(*EASY, "--keep", "nothing")
     assert list(answer["fronts"]) == ["outputs", "training", "nothing"]

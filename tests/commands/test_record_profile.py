@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,8 @@ from memviz.analysis.health import health
 from memviz.ranks.places import places_of
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.load import load_trace
-from tests.commands.test_record import USES_GPU, names, record, recorded
+from tests import forked
+from tests.commands.test_record import PROGRAM, USES_GPU, environment, names, record, recorded
 
 
 def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_path):
@@ -46,3 +49,24 @@ def test_a_profile_that_is_there_stays(tmp_path):
     (tmp_path / "run.profile.json.gz").write_bytes(b"")
     done = record(tmp_path, "GPU.malloc(1000)\n", "--profile")
     assert done.returncode == 2 and "run.profile.json.gz is there already" in done.stderr
+
+
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGINT])
+def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tmp_path, ends):
+    pytest.importorskip("torch")
+    body = "import time\nimport torch\nGPU.malloc(1000)\ntorch.ones(3, 8) @ torch.ones(8, 5)\n"
+    wait = "print('waiting', flush=True)\nwhile True:\n    time.sleep(0.1)\n"
+    (tmp_path / "train.py").write_text(f"{USES_GPU}{body}{wait}")
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    arguments = ["-c", PROGRAM, "-o", "run.pickle", "--profile", "train.py"]
+    process = forked.start(arguments, cwd=tmp_path, env=environment(), **streams)
+    try:
+        assert process.stdout.readline() == "waiting\n"
+        process.send_signal(ends)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode, said
+    assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"], said
+    profile = load_trace(tmp_path / "run.profile.json.gz")
+    assert "aten::mm" in [profile.strings[name] for name in profile.stacks.frames.name]

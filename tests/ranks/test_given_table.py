@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -106,3 +107,17 @@ def test_what_takes_more_than_it_says_ends_its_own_process(
     (job[0].parent / "pyarrow.py").write_text("held = bytearray(3 << 30)\n")
     with pytest.raises(TraceError, match="more memory than a table may"):
         ranks_of_table(job[0], "ranks.parquet")
+
+
+def test_a_table_of_much_text_is_refused_without_holding_all_of_it(job: tuple[Path, Ranks], tmp_path: Path) -> None:
+    """Of a line that is too long a piece is read, and no list of numbers is made of it."""
+    full, schema = tmp_path / "full.parquet", parquet.read_schema(job[0])
+    row = {**parquet.read_table(job[0]).slice(0, 1).to_pylist()[0], "live": [0] * 600_000}
+    parquet.write_table(arrow.Table.from_pylist([row], schema=schema), full, compression="zstd")
+    tracemalloc.start()
+    try:
+        with pytest.raises(TraceError, match="It is no table of ranks"):
+            ranks_of_table(full, "full.parquet")
+        assert tracemalloc.get_traced_memory()[1] < 6 << 20
+    finally:
+        tracemalloc.stop()

@@ -16,6 +16,7 @@ from memviz.runner.fit.predictions import Predictor
 from memviz.runner.fit.search import Searched, Told, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described, nearest
+from memviz.runner.parallel.parallel import parallel_of
 from memviz.runner.plan import label_of, plan_of
 from memviz.runner.request import Request
 
@@ -150,6 +151,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "optimizations": [{"name": name, **knobs} for name, knobs in request.optimizations],
         "optimizer": request.optimizer,
         "settings": dict(request.settings),
+        "parallel": parallel_of(request.parallel).used,
         "label": way_label(way),
         "keeps": way.candidate.keeps,
         "fits": way.fits,
@@ -162,6 +164,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
             "flops": cost.flops,
             "bytes_moved": cost.bytes_moved,
             "host_bytes": cost.host_bytes,
+            "link_bytes": cost.link_bytes,
             "seconds_low": cost.seconds_low,
             "seconds_high": cost.seconds_high,
         },
@@ -175,7 +178,8 @@ def way_label(way: TriedWay) -> str:
     request = way.candidate.request
     plan = plan_of(request)
     words = label_of(plan.optimizations)
-    more = [] if request.optimizer == "none" else [request.optimizer]
+    more = [way.candidate.layout] if way.candidate.layout else []
+    more += [] if request.optimizer == "none" else [request.optimizer]
     return " + ".join([*more, *([] if words == "baseline" and more else [words])])
 
 

@@ -46,6 +46,7 @@ class Prediction:
     refused: str = ""
     """Why there is none."""
     pinned_host_bytes: int = 0
+    link_bytes: int = 0
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -64,6 +65,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.command,
         run.code,
         pinned_host_bytes=run.pinned_host_bytes or 0,
+        link_bytes=run.link_bytes or 0,
     )
 
 

@@ -18,6 +18,7 @@ from memviz.runner.fit.guesses import Guesses
 from memviz.runner.fit.predictions import Prediction, Predictor
 from memviz.runner.fit.space import Candidate, Space
 from memviz.runner.plan import plan_of
+from memviz.runner.predict.group.rank import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
 MOST_ALL = 300
@@ -69,6 +70,9 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
         tell(way, len(tried), count)
 
     def others(request: Request) -> list[Request]:
+        if plan.parallel.gpus > 1:
+            # There each is a prediction of its own.
+            return []
         alike = [place for place in space.with_other_settings(pending[_name(request)]) if place not in tried]
         return [candidates[place].request for place in alike if not places.is_refused(place)]
 
@@ -84,8 +88,13 @@ def _name(request: Request) -> str:
 def _tried(candidate: Candidate, prediction: Prediction, speed: Any) -> TriedWay | None:
     if prediction.refused:
         return None
-    work = Work(prediction.flops, prediction.bytes_moved, prediction.host_bytes)
-    dtype = getattr(plan_of(candidate.request).workload, "dtype", "")
+    plan = plan_of(candidate.request)
+    waits, gpus = (plan.passes + plan.parallel.pipeline - 1) / plan.passes, plan.parallel.gpus
+    work = Work(
+        prediction.flops, prediction.bytes_moved, prediction.host_bytes,
+        link_bytes=prediction.link_bytes, leaves_machine=gpus > CARDS_OF_A_MACHINE, stretch=waits,
+    )  # fmt: skip
+    dtype = getattr(plan.workload, "dtype", "")
     return TriedWay(candidate, prediction, cost_of(work, speed, dtype))
 
 

@@ -10,7 +10,9 @@ from itertools import combinations, islice
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
+from memviz.runner.fit.layouts import LAYOUT, layouts_of, parted
 from memviz.runner.jobs.searched_runs import ALLOCATOR_SETTINGS
+from memviz.runner.parallel.parallel import parallel_of
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Optimizer, Request
 from optimizations import OPTIMIZATIONS
@@ -68,6 +70,8 @@ _LEAST_OPTIMIZER: Optimizer = "sgd"
 class Candidate:
     request: Request
     keeps: Keep
+    layout: str = ""
+    """How it is parted, where that is not as it was asked for."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,7 @@ class Space:
     """As it is asked for; its own optimizations are always on."""
     keep: Keep
     names: tuple[str, ...]
-    """Of the dimensions: optimizations, and `optimizer` and `dtype` where these may change."""
+    """Of the dimensions: optimizations, and `optimizer`, `dtype` and `parallel` where these may change."""
     options: tuple[tuple[Option, ...], ...]
 
     @cached_property
@@ -88,8 +92,13 @@ class Space:
         for place in self._places():
             changes = _changes(place)
             keeps = max((alone[change] for change in changes), key=KEEPS.index, default=as_it_is)
-            known[place] = Candidate(self._request_of(dict(changes)), keeps)
+            known[place] = self._candidate(dict(changes), keeps)
         return known
+
+    def _candidate(self, changes: Mapping[int, int], keeps: Keep) -> Candidate:
+        request = self._request_of(changes)
+        is_other = request.parallel != self.request.parallel
+        return Candidate(request, keeps, parallel_of(request.parallel).parts if is_other else "")
 
     def _places(self) -> list[Place]:
         places = list(islice(self._going_on(()), MOST_CANDIDATES + 1))
@@ -148,7 +157,7 @@ class Space:
             return None
         changed = request.optimizer != self.request.optimizer
         same = request.optimizer in _SAME_OPTIMIZER.get(self.request.optimizer, ())
-        is_other = (changed and not same) or request.settings != self.request.settings
+        is_other = (changed and not same) or "dtype" in {self.names[place] for place, _ in changes}
         if plan.claim == "lossy":
             return "nothing"
         is_other = is_other or plan.claim == "training"
@@ -166,6 +175,8 @@ class Space:
                 request = replace(request, optimizer=option["optimizer"])  # type: ignore[arg-type]
             elif name == "dtype":
                 request = replace(request, settings={**request.settings, **option})
+            elif name == LAYOUT:
+                request = parted(request, option)
             else:
                 on.append((name, option))
         return replace(request, optimizations=(*request.optimizations, *on))
@@ -220,4 +231,7 @@ def space_of(request: Request, keep: Keep) -> Space:
     if keep != "outputs" and getattr(plan.workload, "dtype", "") == "fp32":
         names.append("dtype")
         options.append((None, {"dtype": "bf16"}))
+    if layouts := layouts_of(plan):
+        names.append(LAYOUT)
+        options.append((None, *layouts))
     return Space(request, keep, tuple(names), tuple(options))

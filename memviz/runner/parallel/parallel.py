@@ -43,8 +43,12 @@ class Parallel:
     @property
     def words(self) -> str:
         """ "8 GPUs: 2 data x 4 shard"."""
-        parts = " x ".join(f"{size} {name}" for name, size in self.used.items())
-        return f"{self.gpus:,} GPUs: {parts}" if parts else "1 GPU"
+        return f"{self.gpus:,} GPUs: {self.parts}" if self.parts else "1 GPU"
+
+    @property
+    def parts(self) -> str:
+        """ "2 data x 4 shard"."""
+        return " x ".join(f"{size} {name}" for name, size in self.used.items())
 
     @property
     def as_texts(self) -> dict[str, str]:

@@ -191,6 +191,8 @@ class OperatorTotals:
     """Read and written by operators, each as if it met its tensors in main memory; views move nothing."""
     from_host_bytes: int = 0
     """Of tensors that were copied from the host; what goes there, `Host` counts."""
+    link_bytes: int = 0
+    """That collectives send to other devices."""
 
     def add(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None) -> None:
         """`shapes` are those of the arguments, where all that is counted follows from them."""

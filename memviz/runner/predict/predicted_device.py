@@ -280,6 +280,11 @@ class PredictedDevice:
         return self.recorder.totals.from_host_bytes + self.recorder.host.arrived_bytes
 
     @property
+    def link_bytes(self) -> int:
+        """To the other devices of a group."""
+        return self.recorder.totals.link_bytes
+
+    @property
     def pinned_host_bytes(self) -> int:
         """What the host holds for tensors in pinned memory, once the run was through."""
         return self.recorder.pinned.held_bytes

@@ -30,9 +30,10 @@ from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
     *("flops", "bytes_moved", "host_bytes", "weights_bytes", "parameters", "seconds", "expected_error", "notes"),
-    "pinned_host_bytes",
+    *("link_bytes", "pinned_host_bytes"),
 )
 """Figures in which allocator settings have no part."""
+_COUNTED = ("flops", "bytes_moved", "host_bytes", "link_bytes")
 
 
 def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_only: bool = False) -> Outcome:
@@ -124,7 +125,7 @@ class _StepTotals:
         self._before = self._now()
 
     def _now(self) -> dict[str, int]:
-        return {name: getattr(self._device, name) for name in ("flops", "bytes_moved", "host_bytes")}
+        return {name: getattr(self._device, name) for name in _COUNTED}
 
     def of_one_step(self, steps: int) -> dict[str, int]:
         return {name: (count - self._before[name]) // steps for name, count in self._now().items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +16,14 @@ _GPUS = ("CUDA", "XPU")
 
 
 class Profile:
-    """Begun with the history, written at the program's end. It never ends the program, whatever becomes of it."""
+    """Begun with the history, written when the program ends or is told to. It never ends the program itself."""
 
     def __init__(self, path: Path, say: Callable[[str], None]) -> None:
         self.path = path
         self._say = say
         self._running: Any = None
+        self.is_over = threading.Event()
+        """Written, or not to be had."""
 
     def start(self) -> None:
         try:
@@ -28,6 +31,7 @@ class Profile:
             self._running.start()
         except Exception as error:
             self._running = None
+            self.is_over.set()
             self._say(f"The profiler could not be switched on: {first_line(error)}")
 
     def write(self) -> bool:
@@ -41,6 +45,8 @@ class Profile:
         except Exception as error:
             self._say(f"The profile is not written. {first_line(error)}")
             return False
+        finally:
+            self.is_over.set()
         self._say(f"The profile is written to {self.path}.")
         return True
 

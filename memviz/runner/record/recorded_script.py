@@ -33,6 +33,8 @@ from memviz.runner.record.write_recording import own_words, without_stacks, writ
 FAILED = 2
 OUT_OF_MEMORY = "oom"
 _MOST_OUT_OF_MEMORY = 8
+_PROFILE_SECONDS = 10.0
+"""Whoever ends a process often waits half a minute before it is killed."""
 """Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
 
 
@@ -62,7 +64,7 @@ def record_script(script: Script, wanted: Wanted, accelerator: Accelerator | Non
     if wanted.profile:
         profile = Profile(free_path(profile_path(path), overwrite=wanted.overwrite), _say)
     keeper = _Keeper(history, path, script.name, position, is_wanted=is_wanted, profile=profile)
-    signals = Signals(keeper.answers())
+    signals = Signals(keeper.answers(), keeper.in_main)
     accelerator.when_used(keeper.start)
     signals.open()
     process = os.getpid()
@@ -190,7 +192,15 @@ class _Keeper:
         # Never let go: nothing may be written after the end has been. Whoever sent this may not wait long, so
         # nothing is looked up that is not in the snapshot.
         self._keep(self.path, self.history.take, "on the signal to end", look_round=False)
+        if self.has_started and self.profile is not None:
+            self.profile.is_over.wait(_PROFILE_SECONDS)
         end_by(number)
+
+    def in_main(self, number: int) -> None:
+        """torch lets only the thread that began a profile end it. One that hangs leaves none."""
+        is_end = number == getattr(signal, "SIGTERM", None)
+        if is_end and self.is_wanted and self.has_started and self.profile is not None:
+            self.profile.write()
 
     def ran_out(self, taken: Taken) -> None:
         with self.lock:

@@ -25,8 +25,15 @@ Answer = Callable[[int], None]
 class Signals:
     """Between `open` and `close`; both in the main thread. Elsewhere than on POSIX there is nothing to answer."""
 
-    def __init__(self, answers: Mapping[int, Answer]) -> None:
+    def __init__(self, answers: Mapping[int, Answer], in_main: Answer = lambda number: None) -> None:
+        """`in_main` is for what only the main thread can do, if it comes to it."""
         self._answers = answers
+
+        def noticed(number: int, _frame: FrameType | None) -> None:
+            """The thread has been told by now. Something has to be here, or Python would not tell it."""
+            in_main(number)
+
+        self._noticed = noticed
         self._before: dict[int, Any] = {}
         self._read = self._write = self._old_write = -1
         self._thread: threading.Thread | None = None
@@ -42,7 +49,7 @@ class Signals:
         os.set_blocking(self._write, False)
         self._old_write = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in ours:
-            self._before[number] = signal.signal(number, _noticed)
+            self._before[number] = signal.signal(number, self._noticed)
         os.register_at_fork(before=self._hold, after_in_parent=self._let_go, after_in_child=self._leave_child)
         self._thread = threading.Thread(target=self._listen, name="memviz signals", daemon=True)
         self._thread.start()
@@ -60,7 +67,7 @@ class Signals:
     def _restore(self) -> None:
         signal.set_wakeup_fd(self._old_write)
         for number, handler in self._before.items():
-            if signal.getsignal(number) is _noticed:
+            if signal.getsignal(number) is self._noticed:
                 signal.signal(number, handler)
 
     def _hold(self) -> None:
@@ -82,12 +89,8 @@ class Signals:
     def _listen(self) -> None:
         while (number := os.read(self._read, 1)) not in (_CLOSE, b""):
             answer = self._answers.get(number[0])
-            if answer is not None and signal.getsignal(number[0]) is _noticed:
+            if answer is not None and signal.getsignal(number[0]) is self._noticed:
                 answer(number[0])
-
-
-def _noticed(_number: int, _frame: FrameType | None) -> None:
-    """The thread has been told by now. Something has to be here, or Python would not tell it."""
 
 
 def end_by(number: int) -> None:

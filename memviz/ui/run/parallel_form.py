@@ -19,7 +19,8 @@ _WORDS = {
 }
 _HOW = (
     "As training scripts do it: FSDP2 shards block by block, DDP copies, DTensor parts matrices, 1F1B runs stages. "
-    "The batch is that of one GPU. One rank of each class of equal ones is predicted."
+    "The batch is that of one GPU. One rank of each class of equal ones is predicted. "
+    "Where no axis is set, the search for the way that fits tries them all."
 )
 
 

@@ -59,7 +59,11 @@ def test_what_cannot_be_is_refused(texts: dict[str, str], words: str) -> None:
         ({"parallel": {"data": "2", "tensor": "2"}}, "give shard 2 or more"),
         (
             {"parallel": {"pipeline": "2"}, "settings": {"batch": "2"}, "optimizations": ACCUMULATED},
-            "gradient_accumulation changes what a pipeline cuts",
+            "gradient_accumulation changes what pipeline cuts",
+        ),
+        (
+            {"parallel": {"tensor": "2"}, "optimizations": (("chunked_cross_entropy", {}),)},
+            "chunked_cross_entropy changes what tensor cuts: leave it out, or tensor=1",
         ),
     ],
 )  # fmt: skip

@@ -10,7 +10,10 @@ from memviz.runner.predict.group.rank import GroupRank
 from tests import forked
 
 ROUNDING = 1e-4
-WAYS = ("tensor", "pipeline", "shard")
+WAYS = (
+    *("tensor", "pipeline", "shard", "shard+chunked_cross_entropy", "shard+chunked_feed_forward"),
+    *("tensor+chunked_feed_forward", "pipeline+chunked_feed_forward"),
+)
 
 
 def test_gradients_are_those_of_one_process(tmp_path: Path) -> None:

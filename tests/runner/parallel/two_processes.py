@@ -1,4 +1,4 @@
-"""A small Llama's step on two processes of the host, parted as a prediction parts it: `two_processes.py WAY`.
+"""A small Llama's step on two processes of the host, parted as a prediction parts it: `two_processes.py WAY[+CHANGE]`.
 
 Each also takes the step alone, and prints how far its gradients are off, as a share of the largest.
 """
@@ -21,6 +21,7 @@ from memviz.runner.parallel.sharded_model import check_tensor, hold_together, pa
 from memviz.runner.parallel.stages import PipelineStep, Stage
 from memviz.runner.plan import plan_of
 from memviz.runner.request import Request
+from optimizations import apply_all
 
 HOST = torch.device("cpu")
 SETTINGS = {"sequence": "16", "batch": "2", "dtype": "fp32"}
@@ -44,11 +45,15 @@ def grads(model: torch.nn.Module) -> dict[str, torch.Tensor]:
     return found
 
 
-def step(way: str) -> float:
-    plan = plan_of(Request("config.json", SETTINGS, config=json.dumps(CONFIG), parallel={way: "2"}))
+def step(chosen: str) -> float:
+    way, _, name = chosen.partition("+")
+    changes = ((name, {"tokens": "5"}),) if name else ()
+    request = Request("config.json", SETTINGS, changes, config=json.dumps(CONFIG), parallel={way: "2"})
+    plan = plan_of(request)
     torch.manual_seed(0)
     model: Any = plan.workload.build()
     alone = copy.deepcopy(model)
+    apply_all(model, plan.optimizations)
     mesh = dist.init_device_mesh("cpu", (2,), mesh_dim_names=(way,))
     rank = mesh.get_local_rank()
     inputs = plan.workload.inputs(HOST)

@@ -12,6 +12,7 @@ from torch.distributed import distributed_c10d as functions
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.group.layout import Layout
+from memviz.runner.predict.group.sent_bytes import counting_functions, sent_bytes
 from memviz.runner.predict.group.works import Works
 from memviz.runner.predict.operator_treatments import Instead, Operator, tensors_in
 from memviz.runner.predict.program_position import NO_TASK
@@ -61,7 +62,8 @@ class Collectives:
             ops.barrier: self._barrier,
             ops.monitored_barrier_: self._barrier,
         }
-        return {packet.default: self._instead(collective) for packet, collective in own.items()}
+        collectives = {packet.default: self._instead(collective) for packet, collective in own.items()}
+        return {**collectives, **counting_functions(self._recorder.totals)}
 
     def _instead(self, collective: Collective) -> Instead:
         def run(func: Operator, args: Any, kwargs: Any) -> Any:
@@ -75,6 +77,8 @@ class Collectives:
             if not returns:
                 return None
             is_async = named.get("async_op", True)
+            if any(tensor.is_meta for tensor in written):
+                self._recorder.totals.link_bytes += sent_bytes(func, args, written, group.size())
             work = self.works.begin(group.group_name, list(tensors_in(list(args))), written, is_async=is_async)
             return (out, work) if len(returns) == 2 else work
 

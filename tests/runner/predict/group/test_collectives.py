@@ -142,3 +142,26 @@ def test_of_processes_that_a_program_starts_one_runs() -> None:
     with as_rank(3, 8, begun=False):
         torch.multiprocessing.spawn(_process, args=(numbers,), nprocs=8)
     assert numbers == [(3, 3)]
+
+
+def test_what_a_rank_sends_is_counted_as_along_a_ring() -> None:
+    with as_rank(0, 8) as device:
+        whole, part = torch.zeros(1024, device="cuda"), torch.zeros(128, device="cuda")
+        functions: Any = torch.ops._c10d_functional
+        group = dist.distributed_c10d._get_default_group().group_name
+        calls = {
+            2 * 3584: (lambda: dist.all_reduce(whole), lambda: functions.all_reduce(whole, "sum", group)),
+            3584: (
+                lambda: gather(whole, part),
+                lambda: reduce_scatter(part, whole),
+                lambda: functions.all_gather_into_tensor(part, 8, group),
+                lambda: functions.reduce_scatter_tensor(whole, "sum", 8, group),
+            ),
+            512: (lambda: dist.send(part, 1),),
+            0: (lambda: dist.recv(part, 1),),
+        }
+        for size, makers in calls.items():
+            for make in makers:
+                before = device.link_bytes
+                make()
+                assert device.link_bytes - before == size
