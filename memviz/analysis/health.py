@@ -52,8 +52,8 @@ def health(trace: Trace) -> tuple[Note, ...]:
 
 _PROFILED = (
     "It is a trace of torch's profiler: sizes are those of blocks (rounded up to 512 bytes on a GPU), and streams, "
-    "segments and what tensors are for are not in it. How much is reserved is; where it lies is not: segments are "
-    "placeholders, maps of them say nothing, and no replay can be held against them."
+    "segments and what tensors are for are not in it. How much is reserved stands in profiles of a GPU alone, where it "
+    "lies in none: segments are placeholders, maps of them say nothing, and no replay can be held against them."
 )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memviz.analysis.findings.facts import Facts, made_by, site_name
+from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.step_names import step_name
 from memviz.analysis.sums import sum_by
@@ -41,8 +41,9 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
             continue
         following = "next step’s forward" if facts.phases.is_training else "next forward"
         name = step_name(facts.trace, facts.device, facts.forwards[step])
+        by = f" by {site_name(site)}" if site_name(site) else ""
         sentence = (
-            f"{bytes_text(int(sums[step]))} made in {name}{made_by(site)} are live for "
+            f"{bytes_text(int(sums[step]))} made in {name}{by} are live for "
             f"most of the {following}, and freed only then."
         )
         yield Finding(
