@@ -293,6 +293,7 @@ class _Page:
     def _begin(self, kept: list[list[str]] | None, browser: str, request: gr.Request) -> list[Any]:
         browser = browser or secrets.token_urlsafe(18)
         self.windows.begin(browser)
+        self.run.answers.look_ahead()
         return [*self._first(kept, request), browser]
 
     def _first(self, kept: list[list[str]] | None, request: gr.Request) -> list[Any]:

@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ _MOST_CHOSEN = 512
 
 
 _BETWEEN_PICTURES = 0.7
+_LOOKS_AHEAD_SECONDS = 2.0
+"""The page that was asked for comes first."""
 
 
 def refused(requests: RunRequests, variant: Variant) -> RunRequests:
@@ -98,10 +101,27 @@ class RunAnswers:
         self.pictures = RunPictures()
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
+        self._looks_ahead: threading.Timer | None = None
         self._lock = threading.Lock()
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
+    def look_ahead(self) -> None:
+        """Somebody has come, and may want to run something: what there is takes seconds to say, the first time."""
+        with self._lock:
+            if self._looks_ahead is None and self._listing is None:
+                self._looks_ahead = threading.Timer(_LOOKS_AHEAD_SECONDS, self._list)
+                self._looks_ahead.daemon = True
+                self._looks_ahead.start()
+
+    def _list(self) -> None:
+        # Who comes to the tab asks again, and is told.
+        with suppress(MemvizError, OSError):
+            self.listing()
+
     def close(self) -> None:
+        with self._lock:
+            if self._looks_ahead is not None:
+                self._looks_ahead.cancel()
         self.searches.close()
         self.scheduler.close()
         self.estimates.scheduler.close()

@@ -18,7 +18,7 @@ from memviz.runner.jobs.order import OrderStatus
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, form_fields
-from memviz.ui.html.markup import Html
+from memviz.ui.html.markup import Html, tag
 from memviz.ui.run.answer import RunAnswers, RunState, refused
 from memviz.ui.run.fit_form import search_of
 from memviz.ui.run.fit_results import fit_head_html, fit_html
@@ -35,6 +35,9 @@ from memviz.ui.shell.wiring import IN_PARTS
 
 ID = "run"
 LABEL = "Run"
+_LOOKING = tag(
+    "p", "PyTorch is starting, to say what can be run here. This takes some seconds.", class_="mv-soft", role="status"
+)
 _PARTS = ("state", "head", "form", "cancel", "fit", "results", "table", "kept")
 
 
@@ -103,10 +106,15 @@ class _RunEvents:
         """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
         secret = visitor or secrets.token_urlsafe(18)
         if not state.drawn:
-            yield [secret, *_values(head=head_html(None))]
+            yield [secret, *_values(head=head_html(None), results=_LOOKING)]
             order = self.answers.scheduler.newest_of(secret)
             searched = self.answers.searches.newest_of(secret)
             state = replace(state, drawn=1, order=order.id if order else "", search=searched.id if searched else "")
+        try:
+            form = self._form(state)
+        except MemvizError as error:
+            yield [secret, *_values(results=refused_html(str(error)))]
+            return
         self.answers.scheduler.warm_up()
         status = self.answers.status(state.order)
         yield [
@@ -114,7 +122,7 @@ class _RunEvents:
             *_values(
                 state=state,
                 head=head_html(status),
-                form=self._form(state),
+                form=form,
                 fit=self._fit_value(state),
                 results=""
                 if state.search and status is None

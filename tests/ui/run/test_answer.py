@@ -13,9 +13,10 @@ import pytest
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.jobs.order import OrderStatus
-from memviz.runner.jobs.worker_process import Worker
+from memviz.runner.jobs.worker_process import RunError, Worker
 from memviz.runner.request import Request
 from memviz.runner.run import run_of
+from memviz.ui.run import answer as run_answers
 from memviz.ui.run import published_tables as run_tables
 from memviz.ui.run.answer import RunAnswers
 from memviz.ui.run.form import RunRequests
@@ -102,6 +103,35 @@ def test_on_a_lent_gpu_measuring_is_offered(answers: RunAnswers, monkeypatch: py
     monkeypatch.setenv("SPACES_ZERO_GPU", "1")
     made = RunAnswers(TraceStore(), Path("unused"))
     assert made.listing()["device"] == "a GPU of this Space"
+
+
+def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
+    monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("once") or {"workloads": []})
+    answers = RunAnswers(TraceStore(), Path("unused"))
+    answers.look_ahead()
+    wait_until(lambda: looked)
+    answers.look_ahead()
+    assert answers.listing() == {"workloads": []}
+    assert looked == ["once"]
+    answers.close()
+
+
+def test_where_it_cannot_be_said_whoever_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_torch(programs: object) -> dict[str, Any]:
+        failed.set()
+        raise RunError("PyTorch is not installed.")
+
+    failed = threading.Event()
+    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
+    monkeypatch.setattr(run_answers, "listing", no_torch)
+    answers = RunAnswers(TraceStore(), Path("unused"))
+    answers.look_ahead()
+    assert failed.wait(30)
+    with pytest.raises(RunError, match="not installed"):
+        answers.listing()
+    answers.close()
 
 
 def ask(answers: RunAnswers, workload: str = "feed_forward", settings: Any = None, optimizations: Any = None) -> Any:
