@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +27,10 @@ settings.register_profile("house", deadline=None, print_blob=True, max_examples=
 # `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
+
+# A shell that starts this in the background has its children ignore Ctrl-C, which some tests are about.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.hookimpl(optionalhook=True)

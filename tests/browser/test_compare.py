@@ -208,6 +208,10 @@ def test_the_address_holds_the_comparison_and_a_link_restores_it(compared: Any, 
     assert names(other) == ["training", "training-checkpointed"]
     assert other.url == link
     other.context.close()
+    # The next story begins side by side; a click while its traces are being drawn could be drawn over.
+    compared.get_by_role("tab", name="Compare").click()
+    compared.get_by_role("button", name="Side by side").click()
+    compared.locator("#compare-A .mvt[data-drawn]").wait_for()
 
 
 def test_words_of_the_legend_stand_beside_each_other(compared: Any) -> None:

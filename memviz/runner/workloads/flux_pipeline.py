@@ -81,13 +81,7 @@ class FluxPipeline(PipelineModel):
         return clip_encoder(words=words, width=_POOLED, layers=self.short_text_layers, heads=12)
 
     def _text_encoder(self) -> nn.Module:
-        return t5_encoder(
-            words=words_of(T5_WORDS, self.narrow),
-            width=4096 // self.narrow,
-            inner=10_240 // self.narrow,
-            layers=self.text_layers,
-            heads=64 // self.narrow,
-        )
+        return t5_encoder(narrow=self.narrow, layers=self.text_layers)
 
     def _autoencoder(self) -> nn.Module:
         channels = max(32, 128 // self.narrow)

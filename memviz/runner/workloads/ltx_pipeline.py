@@ -73,13 +73,7 @@ class LtxPipeline(PipelineModel):
         )
 
     def _text_encoder(self) -> nn.Module:
-        return t5_encoder(
-            words=words_of(T5_WORDS, self.narrow),
-            width=4096 // self.narrow,
-            inner=10_240 // self.narrow,
-            layers=self.text_layers,
-            heads=64 // self.narrow,
-        )
+        return t5_encoder(narrow=self.narrow, layers=self.text_layers)
 
     def _autoencoder(self) -> nn.Module:
         from memviz.runner.workloads.video_decoders import LtxDecoder, in_tiles_of

@@ -15,7 +15,7 @@ Denoiser = TypeVar("Denoiser", bound=FromConfiguration)
 
 PROMPT = 77
 """Tokens that CLIP reads."""
-CLIP_WORDS, T5_WORDS = 49_408, 32_128
+CLIP_WORDS, T5_WORDS, UMT5_WORDS = 49_408, 32_128, 256_384
 
 
 class PipelineModel(FromConfiguration):
@@ -87,28 +87,29 @@ def clip_encoder(*, words: int, width: int, layers: int, heads: int, projected: 
     return model
 
 
-def t5_encoder(*, words: int, width: int, inner: int, layers: int, heads: int) -> nn.Module:
+def t5_encoder(*, narrow: int, layers: int) -> nn.Module:
     from transformers import T5Config, T5EncoderModel
 
-    model: nn.Module = T5EncoderModel(T5Config(**_t5_sizes(words, width, inner, layers, heads)))
+    model: nn.Module = T5EncoderModel(T5Config(**_t5_sizes(T5_WORDS, narrow, layers)))
     return model
 
 
-def umt5_encoder(*, words: int, width: int, inner: int, layers: int, heads: int) -> nn.Module:
+def umt5_encoder(*, narrow: int, layers: int) -> nn.Module:
     """Of many languages: more words, and distances between them that count differently in every block."""
     from transformers import UMT5Config, UMT5EncoderModel
 
-    model: nn.Module = UMT5EncoderModel(UMT5Config(**_t5_sizes(words, width, inner, layers, heads)))
+    model: nn.Module = UMT5EncoderModel(UMT5Config(**_t5_sizes(UMT5_WORDS, narrow, layers)))
     return model
 
 
-def _t5_sizes(words: int, width: int, inner: int, layers: int, heads: int) -> dict[str, Any]:
+def _t5_sizes(words: int, narrow: int, layers: int) -> dict[str, Any]:
+    """Of the largest one, which pipelines have."""
     return {
-        "vocab_size": words,
-        "d_model": width,
-        "d_ff": inner,
+        "vocab_size": words_of(words, narrow),
+        "d_model": 4096 // narrow,
+        "d_ff": 10_240 // narrow,
         "num_layers": layers,
-        "num_heads": heads,
+        "num_heads": 64 // narrow,
         "feed_forward_proj": "gated-gelu",
         "tie_word_embeddings": False,
     }

@@ -13,12 +13,19 @@ import torch
 from torch import Tensor, nn
 
 from memviz.runner.knobs import knob
-from memviz.runner.workloads.pipeline_parts import Parts, PipelineModel, encoded, tile_knob, umt5_encoder, words_of
+from memviz.runner.workloads.pipeline_parts import (
+    UMT5_WORDS,
+    Parts,
+    PipelineModel,
+    encoded,
+    tile_knob,
+    umt5_encoder,
+    words_of,
+)
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.video_model import VIDEO_SIDES
 from memviz.runner.workloads.wan import SIZES, Wan
 
-_WORDS = 256_384
 _GUIDANCE = 5.0
 
 
@@ -58,10 +65,7 @@ class WanPipeline(PipelineModel):
         )
 
     def _text_encoder(self) -> nn.Module:
-        by = self.narrow**2
-        return umt5_encoder(
-            words=words_of(_WORDS, by), width=4096 // by, inner=10_240 // by, layers=self.text_layers, heads=64 // by
-        )
+        return umt5_encoder(narrow=self.narrow**2, layers=self.text_layers)
 
     def _autoencoder(self) -> nn.Module:
         from memviz.runner.workloads.video_decoders import WanDecoder, in_tiles_of
@@ -72,7 +76,7 @@ class WanPipeline(PipelineModel):
         draw, prompts = RandomInputs(device, self.seed, micro_batch), self.batch * (1 + self.guided)
         inner = self._denoiser().inputs(device, micro_batch)
         return {
-            "prompts": draw.whole(words_of(_WORDS, self.narrow**2), prompts, self.text_tokens),
+            "prompts": draw.whole(words_of(UMT5_WORDS, self.narrow**2), prompts, self.text_tokens),
             # As the pipeline has them, whatever the transformer computes in.
             "latents": inner["hidden_states"].to(torch.float32, copy=True),
         }

@@ -15,10 +15,12 @@ NAMES = [
     *(
         "feed_forward",
         "ltx_video",
+        "ltx_pipeline",
         "flux",
         "flux_pipeline",
         "cogvideox",
         "wan",
+        "wan_pipeline",
         "hunyuan_video",
         "sdxl",
         "sdxl_pipeline",
