@@ -41,7 +41,8 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
             continue
         following = "next step’s forward" if facts.phases.is_training else "next forward"
         name = step_name(facts.trace, facts.device, facts.forwards[step])
-        by = f" by {site_name(site)}" if site_name(site) else ""
+        who = site_name(site)
+        by = f" by {who}" if who else ""
         sentence = (
             f"{bytes_text(int(sums[step]))} made in {name}{by} are live for "
             f"most of the {following}, and freed only then."

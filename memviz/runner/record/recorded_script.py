@@ -33,9 +33,9 @@ from memviz.runner.record.write_recording import own_words, without_stacks, writ
 FAILED = 2
 OUT_OF_MEMORY = "oom"
 _MOST_OUT_OF_MEMORY = 8
+"""Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
 _PROFILE_SECONDS = 10.0
 """Whoever ends a process often waits half a minute before it is killed."""
-"""Moments written in one run: a program that tries sizes until one fits would spend its time on them."""
 
 
 @dataclass(frozen=True)
