@@ -54,7 +54,7 @@ def kept_too_long(facts: Facts) -> Iterator[Finding]:
             f"If nothing reads it there, let it go before (del), so that it does not lie beside the {following}.",
             rows,
             int(begins[step + 1]),
-            site_name(site),
+            who,
             facts.certainty(rows),
         )
 
