@@ -22,7 +22,7 @@ import numpy as np
 from memviz.errors import TraceError
 from memviz.trace.distinct import distinct
 from memviz.trace.intern import MOST_FRAMES, Interner, StackNumber
-from memviz.trace.model import Columns, Events, Ints4, Ints8
+from memviz.trace.model import NO_STACK, Columns, Events, Ints4, Ints8
 from memviz.trace.unpickle.rows import EVENT, ROW_KINDS, Kind, RowKind, kind_of, translated
 from memviz.trace.unpickle.run_memo import FRAME, NOTHING, POOL, ROW, STACK, TEXT, RunMemo
 from memviz.trace.unpickle.template import Template, places_in, template_of
@@ -75,7 +75,8 @@ class _Form:
             self.unsure = template
         elif template != self.template and self.templates < _MOST_TEMPLATES:
             self.templates += 1
-            self.template, self.window = template, None
+            both = self.template.also(template) if self.template is not None else None
+            self.template, self.window = both or template, None
 
 
 class Runs:
@@ -151,7 +152,7 @@ class Runs:
         if reader.newest_dict is not row or reader.newest_dict_at < 0 or not row.keys() >= kind.needed:
             return
         known, keys = form.template, list(row)
-        if known is not None and not known.writes_keys_out and keys == [name for name, _, _ in known.slots]:
+        if known is not None and not known.writes_keys_out and known.covers(keys):
             return
         template = template_of(self._buffer, reader.newest_dict_at, reader.at, keys, kind)
         if template is not None:
@@ -237,9 +238,10 @@ class _Run:
             result[rows] = translated(-1 - value[rows], lambda content: self._content(content, kind))
             if len(places):
                 self.owner.memo.put(places, number, result[rows].astype(np.int32))
-        written = np.zeros(len(value), dtype=np.bool_)
-        written[rows] = True
-        references = np.flatnonzero(~written)
+        refers = np.ones(len(value), dtype=np.bool_) if column.present is None else column.present[self.rows].copy()
+        result[~refers] = NO_STACK if kind == "stack" else 0
+        refers[rows] = False
+        references = np.flatnonzero(refers)
         if len(references):
             result[references] = self._recalled(value[references], number, references)
         return result

@@ -19,6 +19,39 @@ class Template:
     """What follows each new object: MEMOIZE, 'r' (LONG_BINPUT with a number behind it) or nothing."""
     slots: tuple[tuple[str, Kind, bytes], ...]
     """Name, kind, and the bytes of the key: they fetch its text from the memo, or write it out."""
+    optional: frozenset[str] = frozenset()
+    """Names of slots that a row may go without: torch leaves out the frames of what was recorded without a stack."""
+
+    def covers(self, names: list[str]) -> bool:
+        """Whether a row with these keys is of this form."""
+        wanted = [name for name, _, _ in self.slots if name not in self.optional or name in names]
+        return names == wanted
+
+    def also(self, other: Template) -> Template | None:
+        """The form of rows of both, where one only has more keys than the other."""
+        longer, shorter = (self, other) if len(self.slots) >= len(other.slots) else (other, self)
+        missing = [slot for slot in longer.slots if slot not in shorter.slots]
+        kept = tuple(slot for slot in longer.slots if slot in shorter.slots)
+        optional = self.optional | other.optional | {name for name, _, _ in missing}
+        apart = self.memo != other.memo or kept != shorter.slots or longer.slots[0] in missing
+        if apart or any(not self._may_miss(slot) for slot in longer.slots if slot[0] in optional):
+            return None
+        return Template(self.memo, longer.slots, optional)
+
+    @staticmethod
+    def _may_miss(slot: tuple[str, Kind, bytes]) -> bool:
+        """A number that is not there may stand for another one, and keys written out tell nothing apart."""
+        _, kind, key = slot
+        return kind != "number" and key[:1] in (b"h", b"j")
+
+    def behind(self, slot: int) -> list[bytes]:
+        """What can follow the value of a slot."""
+        found = []
+        for name, _, key in self.slots[slot + 1 :]:
+            found.append(key)
+            if name not in self.optional:
+                return found
+        return [*found, b"u"]
 
     def is_written_out(self, slot: int) -> bool:
         """torch makes some keys anew for each annotation."""

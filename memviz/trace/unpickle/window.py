@@ -62,6 +62,8 @@ class Column:
     """How many objects the row has put into the memo before this one; -1 where this is a reference."""
     key_offset: Ints8 | None = None
     """The same of its key, where that is written out in each row and put into the memo."""
+    present: Bools | None = None
+    """Which rows have it at all; None where all do."""
 
 
 class Window:
@@ -83,7 +85,7 @@ class Window:
         self.event_memo = self._memo_place()
         self._skip(b"(")
         self._memoized: Ints8 = np.full(len(self.start), 1 if template.memo == b"\x94" else 0)
-        self.columns = {name: self._slot(i) for i, (name, _, _) in enumerate(template.slots)}
+        self.columns = {name: self._column(i) for i, (name, _, _) in enumerate(template.slots)}
         self._skip(b"u")
         self.end = self._at
         self.memo_count = self._memoized
@@ -151,6 +153,21 @@ class Window:
         self._at = self._at + 5
         return _signed((word >> np.uint64(8)) & _mask(4))
 
+    def _column(self, number: int) -> Column:
+        if self.template.slots[number][0] not in self.template.optional:
+            return self._slot(number)
+        present = self._equal(self._at, self.template.slots[number][2])
+        if present.all():
+            return self._slot(number)
+        # Rows without it stand aside meanwhile, as those do that fit no more.
+        at, ok = self._at, self._ok
+        self._ok, self._all_ok = ok & present, False
+        self._at = np.where(self._ok, at, 0)
+        column = self._slot(number)
+        column.present = present
+        self._at, self._ok = np.where(present, self._at, at), np.where(present, self._ok, ok)
+        return column
+
     def _slot(self, number: int) -> Column:
         _, kind, literal = self.template.slots[number]
         self._skip(literal)
@@ -160,8 +177,7 @@ class Window:
             self._memoized += 1
         if kind == "number":
             return Column(self._number(), key_offset=key_offset)
-        following = self.template.slots[number + 1][2] if number + 1 < len(self.template.slots) else b"u"
-        return self._object(kind, following, key_offset)
+        return self._object(kind, self.template.behind(number), key_offset)
 
     def _number(self) -> Ints8:
         word = self._words[self._at]
@@ -185,7 +201,7 @@ class Window:
         self._clamp(self._ok)
         return value
 
-    def _object(self, kind: Kind, following: bytes, key_offset: Ints8 | None) -> Column:
+    def _object(self, kind: Kind, following: list[bytes], key_offset: Ints8 | None) -> Column:
         """A reference, or a text, pool or list written out here."""
         word = self._words[self._at]
         code = word & _mask(1)
@@ -203,7 +219,7 @@ class Window:
         self._clamp(self._ok)
         return column
 
-    def _inline(self, kind: Kind, following: bytes, rows: Ints8, column: Column, after: Ints8) -> None:
+    def _inline(self, kind: Kind, following: list[bytes], rows: Ints8, column: Column, after: Ints8) -> None:
         if kind == "text":
             end, value = self._texts(rows)
             places = self._memo_after(end)
@@ -283,14 +299,14 @@ class Window:
             equal &= (self._words[at] & _mask(len(piece))) == int.from_bytes(piece, "little")
         return equal
 
-    def _lists(self, start: Ints8, following: bytes, rows: Ints8) -> tuple[Ints8, Ints8]:
+    def _lists(self, start: Ints8, following: list[bytes], rows: Ints8) -> tuple[Ints8, Ints8]:
         """A list of references ends where 'e' and the next key follow; the first such place is nearly always right.
 
         A list that is known by its bytes up to there is complete; any other is matched as a whole.
         """
         limit = self._limit
-        closes = self._find(b"e" + following, int(start.min(initial=limit)))
-        closes = np.append(closes, limit)
+        first = int(start.min(initial=limit))
+        closes = np.sort(np.concatenate([*(self._find(b"e" + key, first) for key in following), [limit]]))
         end = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
         size = np.where(start <= limit, end - start, 0)
         leader = self._leaders(start, size)
