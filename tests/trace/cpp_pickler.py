@@ -1,29 +1,45 @@
-"""Writes as the pickler inside PyTorch's C++ does, which programs without Python use: protocol 2, every text and
-container put into the memo by number, integers in one, four or eight bytes, lists in one batch."""
+"""Writes as the pickler inside PyTorch's C++ does, which programs without Python use: protocol 2, texts numbered as
+they are written, lists and dicts once they are whole and only where something else holds them too, tuples never."""
 
 from __future__ import annotations
 
 import struct
+from collections import Counter
 from typing import Any
 
 
-def cpp_dumps(value: Any) -> bytes:
-    writer = _Writer()
+def cpp_dumps(value: dict[str, Any]) -> bytes:
+    writer = _Writer(value)
     writer.write(value)
     return b"\x80\x02" + b"".join(writer.pieces) + b"."
 
 
 class _Writer:
-    def __init__(self) -> None:
+    def __init__(self, root: dict[str, Any]) -> None:
         self.pieces: list[bytes] = []
         self.places: dict[int | str, int] = {}
+        self.holders: Counter[int] = Counter()
+        self._hold(root, "")
+        self.held = {id(root), *map(id, root.values())}
+
+    def _hold(self, value: Any, key: str) -> None:
+        """PyTorch holds every stack, and every dict that has one, in lists of its own until it has written them."""
+        if type(value) not in (list, dict, tuple):
+            return
+        seen = id(value) in self.holders
+        self.holders[id(value)] += 2 if key == "frames" or (type(value) is dict and value.get("frames")) else 1
+        if not seen:
+            for name, inside in value.items() if type(value) is dict else (("", inside) for inside in value):
+                self._hold(inside, name)
 
     def write(self, value: Any) -> None:
         known = self.places.get(value if type(value) is str else id(value))
         if known is not None and type(value) in (str, list, dict):
             self.pieces.append(b"h" + bytes([known]) if known < 256 else b"j" + struct.pack("<I", known))
-        else:
-            getattr(self, f"_{type(value).__name__}")(value)
+            return
+        getattr(self, f"_{type(value).__name__}")(value)
+        if type(value) in (list, dict) and (self.holders[id(value)] > 1 or id(value) in self.held):
+            self._put(id(value))
 
     def _put(self, key: int | str) -> None:
         place = self.places[key] = len(self.places)
@@ -38,6 +54,8 @@ class _Writer:
     def _int(self, value: int) -> None:
         if 0 <= value < 256:
             self.pieces.append(b"K" + bytes([value]))
+        elif 0 <= value < 65536:
+            self.pieces.append(b"M" + struct.pack("<H", value))
         elif -(2**31) <= value < 2**31:
             self.pieces.append(b"J" + struct.pack("<i", value))
         else:
@@ -57,17 +75,13 @@ class _Writer:
         self.pieces.append({0: b")", 1: b"\x85", 2: b"\x86", 3: b"\x87"}[len(value)])
 
     def _list(self, value: list[Any]) -> None:
-        self.pieces.append(b"]")
-        self._put(id(value))
-        self.pieces.append(b"(")
+        self.pieces.append(b"](")
         for each in value:
             self.write(each)
         self.pieces.append(b"e")
 
     def _dict(self, value: dict[str, Any]) -> None:
-        self.pieces.append(b"}")
-        self._put(id(value))
-        self.pieces.append(b"(")
+        self.pieces.append(b"}(")
         for key, each in value.items():
             self.write(key)
             self.write(each)

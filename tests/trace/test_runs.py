@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import pickle
 import random
+import zlib
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -99,7 +101,9 @@ TEXTS = ["", "N/A", "eu", "x" * 300, "Torch-Compiled Region: 0/0", "€uro"]
 
 @st.composite
 def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
-    keys = draw(st.sets(st.sampled_from(["time_us", "compile_context", "user_metadata", "pool_id", "frames"])))
+    known = ["time_us", "compile_context", "user_metadata", "pool_id", "frames"]
+    keys = draw(st.sets(st.sampled_from(known)))
+    left_out = draw(st.sets(st.sampled_from(known)))
     shared = draw(st.booleans())
     seed = draw(st.integers(0, 2**32))
     rnd = random.Random(seed)
@@ -125,6 +129,8 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
         if "frames" in keys:
             stack = rnd.choice(STACKS)
             event["frames"] = stack if shared else list(stack)
+        if event["action"].startswith("free"):
+            event = {key: value for key, value in event.items() if key not in left_out}
         events.append(event)
         if rnd.random() < 0.01:
             events.append({"action": "oom", "device_free": 5, "size": 2**33, "stream": 0, "frames": list(STACKS[3])})
@@ -240,6 +246,37 @@ def test_a_file_that_names_an_annotation_twice_is_read_one_by_one(tmp_path: Path
     path = tmp_path / "twice.pickle"
     path.write_bytes(pickle.dumps(snapshot(plain_history(1), external_annotations=[*rows, rows[50]])))
     assert sorted(load_trace(path).devices[0].annotations.time_us) == sorted([*range(100), 50])
+
+
+WRITTEN_BY_PYTORCH = (
+    b"c-m!9%TmHH6irJDh=PC$zTI}^sGnhneKt&|wpWs|wA?0P;S8fI7XGt?HxZmsmpLcrb>IC}#M_K91+zJnS|OW81hoiC^SlP7(3`Np0gI|"
+    b"C5}BhPv)EhnCP7a{mAxozI8k7I<SSq>VLlJ-OQ#wz<b7+GX}N?XEl5IWj!ozAT&HtT*!poO>5XmfTkZk(99GB@uoL@c6^Si%kNct%dj<"
+    b"~xy9Rs21doe>$3*A`$?`i84+VJx_Ko}Tx!G()C<qjN1H#4bEbnkYmdpsU92z_VJmy^@a#+d?5?!YmH9eU|u4{9<sVZ^g#=2!Vc7^Tj@b"
+    b"tqLVeE}DVQ<FPluE{D6glEOHy$9#s`;V-dy#WN67RRf)*gwmW&D3;H2lKxPTBaQ1i(u^+%-#eRVNCxmgP+0)haT0ZSdyy3#ki)ng"
+)
+"""A small snapshot as the C++ `Pickler` of torch 2.13 wrote it, held as `_memory_snapshot_pickled` holds it. Packed."""
+
+
+def test_the_pickler_of_these_tests_writes_as_the_one_inside_pytorch_does() -> None:
+    raw = zlib.decompress(base64.b85decode(WRITTEN_BY_PYTORCH))
+    assert cpp_dumps(pickle.loads(raw)) == raw
+
+
+def without_frames_of_frees(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """So torch records with context="alloc"."""
+    for event in history[1::2]:
+        event["action"] = "free_completed"
+        del event["frames"]
+    return history
+
+
+@pytest.mark.parametrize("write", [pickle.dumps, partial(pickle.dumps, protocol=2), cpp_dumps])
+def test_rows_of_which_some_leave_out_their_frames_are_runs(write: Callable[[Any], bytes]) -> None:
+    raw = write(snapshot(without_frames_of_frees(plain_history(5_000))))
+    # The first 256 objects are numbered in one byte.
+    assert sum(run_lengths(raw)) > 4_500
+    with_runs, without = both(raw)
+    assert described(with_runs) == described(without)
 
 
 def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:

@@ -193,4 +193,12 @@ class Machine:
         self.deepen(target, values)
         target.update(zip(keys, values, strict=True))
         if self.runs is not None:
-            self.runs.after_row(target)
+            end = self.at
+            self._take_number_behind()
+            self.runs.after_row(target, end)
+
+    def _take_number_behind(self) -> None:
+        """PyTorch's own pickler numbers a container once it is whole."""
+        if self.buffer[self.at] == ord("r") and self.at + 5 <= len(self.buffer) - MARGIN:
+            self.at += 5
+            self.put(int.from_bytes(self.buffer[self.at - 4 : self.at], "little"))

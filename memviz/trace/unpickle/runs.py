@@ -117,13 +117,13 @@ class Runs:
             return self.interner.pool_pair(code)
         return self.A_ROW if kind == ROW else None
 
-    def after_row(self, row: dict[str, Any]) -> None:
-        """The reader has just finished what may be a row; whatever run follows is taken over."""
+    def after_row(self, row: dict[str, Any], end: int) -> None:
+        """The reader has just finished what may be a row, which ends there; whatever run follows is taken over."""
         kind = kind_of(row)
         if kind is None:
             return
         form, reader = self._forms[kind], self.reader
-        self._learn(kind, form, row)
+        self._learn(kind, form, row, end)
         if form.template is None or not reader.marks or not reader.marks[-1] or type(reader.marks[-1][-1]) is not list:
             return
         if form.window is None:
@@ -147,14 +147,14 @@ class Runs:
             if self.watch is not None:
                 self.watch(made, id(reader.marks[-1][-1]))
 
-    def _learn(self, kind: RowKind, form: _Form, row: dict[str, Any]) -> None:
+    def _learn(self, kind: RowKind, form: _Form, row: dict[str, Any], end: int) -> None:
         reader = self.reader
         if reader.newest_dict is not row or reader.newest_dict_at < 0 or not row.keys() >= kind.needed:
             return
         known, keys = form.template, list(row)
         if known is not None and not known.writes_keys_out and known.covers(keys):
             return
-        template = template_of(self._buffer, reader.newest_dict_at, reader.at, keys, kind)
+        template = template_of(self._buffer, reader.newest_dict_at, end, keys, kind)
         if template is not None:
             form.learn(template)
 
@@ -184,7 +184,8 @@ class _Run:
         owner, window = self.owner, self.window
         if window.event_memo is not None:
             places = window.event_memo[self.rows]
-            self._check_places(int(places.max()))
+            places = places[places >= 0]
+            self._check_places(int(places.max(initial=0)))
             owner.memo.put(places, ROW, 0)
         if window.template.memo != b"\x94":
             return None
@@ -206,17 +207,16 @@ class _Run:
                 owner.memo.put(places, TEXT, owner.interner.string(name))
 
     def _places(self, column: Column) -> tuple[Ints8, Ints8]:
-        """Rows whose object is written out here, and its place in the memo (if it has one)."""
+        """Rows whose object is written out here, and its place in the memo: -1 where it has none."""
         offset = column.memo_offset[self.rows] if column.memo_offset is not None else np.zeros(0, dtype=np.int64)
         rows = np.flatnonzero(offset >= 0)
         if self.memo_base is not None:
             return rows, self.memo_base[rows] + offset[rows]
-        if column.second is not None:
-            places = column.second[self.rows][rows]
-            if len(places):
-                self._check_places(int(places.max()))
-            return rows, places
-        return rows, rows[:0]
+        if column.second is None:
+            return rows, np.full(len(rows), -1)
+        places = column.second[self.rows][rows]
+        self._check_places(int(places.max(initial=0)))
+        return rows, places
 
     def _check_places(self, largest: int) -> None:
         """Every object takes bytes of the file, so a memo far larger than what was read is a bomb."""
@@ -236,8 +236,8 @@ class _Run:
         rows, places = self._places(column)
         if len(rows):
             result[rows] = translated(-1 - value[rows], lambda content: self._content(content, kind))
-            if len(places):
-                self.owner.memo.put(places, number, result[rows].astype(np.int32))
+            numbered = places >= 0
+            self.owner.memo.put(places[numbered], number, result[rows[numbered]].astype(np.int32))
         refers = np.ones(len(value), dtype=np.bool_) if column.present is None else column.present[self.rows].copy()
         result[~refers] = NO_STACK if kind == "stack" else 0
         refers[rows] = False

@@ -16,7 +16,10 @@ class Template:
     """How this file writes an event, a block or an annotation."""
 
     memo: bytes
-    """What follows each new object: MEMOIZE, 'r' (LONG_BINPUT with a number behind it) or nothing."""
+    """What follows each new object: MEMOIZE, or 'r' (LONG_BINPUT with a number behind it).
+
+    Nothing where objects are numbered, if at all, only once they are whole: so the pickler inside PyTorch does it.
+    """
     slots: tuple[tuple[str, Kind, bytes], ...]
     """Name, kind, and the bytes of the key: they fetch its text from the memo, or write it out."""
     optional: frozenset[str] = frozenset()
@@ -105,17 +108,22 @@ class _Steps:
         if self.reference(at) > 0:
             return self.reference(at)
         if kind == "text":
-            return self.memoized(self.text(at))
+            return self.whole(self.memoized(self.text(at)))
         if kind == "pool":
-            return self.memoized(self.literal(self.number(self.number(at)), b"\x86"))
-        return self.list(self.memoized(self.literal(at, b"]")))
+            return self.whole(self.memoized(self.literal(self.number(self.number(at)), b"\x86")))
+        return self.whole(self.list(self.memoized(self.literal(at, b"]"))))
 
     def literal(self, at: int, expected: bytes) -> int:
         return at + 1 if 0 <= at < self.end and self.buffer[at : at + 1] == expected else -1
 
     def memoized(self, at: int) -> int:
-        if at < 0 or not self.memo:
-            return at
+        return at if at < 0 or not self.memo else self.numbered(at)
+
+    def whole(self, at: int) -> int:
+        """Behind an object that is numbered only now, if at all."""
+        return self.step(at, 5) if not self.memo and self.buffer[at : at + 1] == b"r" else at
+
+    def numbered(self, at: int) -> int:
         return self.step(self.literal(at, self.memo), 4 if self.memo == b"r" else 0)
 
     def step(self, at: int, size: int) -> int:

@@ -87,6 +87,8 @@ class Window:
         self._memoized: Ints8 = np.full(len(self.start), 1 if template.memo == b"\x94" else 0)
         self.columns = {name: self._column(i) for i, (name, _, _) in enumerate(template.slots)}
         self._skip(b"u")
+        if template.memo == b"":
+            self._at, self.event_memo = self._number_behind(self._at)
         self.end = self._at
         self.memo_count = self._memoized
         self.ok: Bools = self._ok & (self.end <= self._limit)
@@ -220,22 +222,22 @@ class Window:
         return column
 
     def _inline(self, kind: Kind, following: list[bytes], rows: Ints8, column: Column, after: Ints8) -> None:
-        if kind == "text":
-            end, value = self._texts(rows)
-            places = self._memo_after(end)
-        elif kind == "pool":
-            end, value = self._pools(rows)
-            places = self._memo_after(end)
+        places: Ints8 | None = None
+        if kind == "stack":
+            start, places = self._memo_after(self._at[rows] + 1, opcode=self._at[rows])
+            end, value = self._lists(start, following)
         else:
-            places = self._memo_after(self._at[rows] + 1, opcode=self._at[rows])
-            end, value = self._lists(places[0], following, rows)
-        after[rows] = end if kind == "stack" else places[0]
+            end, value = self._texts(rows) if kind == "text" else self._pools(rows)
+            end, places = self._memo_after(end)
+        if self.template.memo == b"":
+            end, places = self._number_behind(end)
+        after[rows] = end
         column.value[rows] = value
         if column.memo_offset is not None:
             column.memo_offset[rows] = self._memoized[rows]
-        if self.template.memo == b"r":
+        if self.template.memo != b"\x94":
             column.second = np.full(len(column.value), -1)
-            column.second[rows] = places[1]
+            column.second[rows] = places
         if self.template.memo == b"\x94":
             self._memoized[rows] += 1
 
@@ -250,6 +252,12 @@ class Window:
         right = (word & _mask(1)) == self.template.memo[0]
         step = 1 if self.template.memo == b"\x94" else 5
         return np.where(right, at + step, self._limit + 1), _signed((word >> np.uint64(8)) & _mask(4))
+
+    def _number_behind(self, at: Ints8) -> tuple[Ints8, Ints8]:
+        """The same of what is numbered once it is whole; -1 where it is not."""
+        word = self._words[np.minimum(at, self._limit)]
+        numbered = (word & _mask(1)) == ord("r")
+        return np.where(numbered, at + 5, at), np.where(numbered, _from_bytes(word >> np.uint64(8), 4, False), -1)
 
     def _texts(self, rows: Ints8) -> tuple[Ints8, Ints8]:
         at = self._at[rows]
@@ -299,14 +307,13 @@ class Window:
             equal &= (self._words[at] & _mask(len(piece))) == int.from_bytes(piece, "little")
         return equal
 
-    def _lists(self, start: Ints8, following: list[bytes], rows: Ints8) -> tuple[Ints8, Ints8]:
+    def _lists(self, start: Ints8, following: list[bytes]) -> tuple[Ints8, Ints8]:
         """A list of references ends where 'e' and the next key follow; the first such place is nearly always right.
 
         A list that is known by its bytes up to there is complete; any other is matched as a whole.
         """
         limit = self._limit
-        first = int(start.min(initial=limit))
-        closes = np.sort(np.concatenate([*(self._find(b"e" + key, first) for key in following), [limit]]))
+        closes = np.append(self._closes(following, int(start.min(initial=limit))), limit)
         end = closes[np.searchsorted(closes, np.minimum(start, limit))] + 1
         size = np.where(start <= limit, end - start, 0)
         leader = self._leaders(start, size)
@@ -319,6 +326,14 @@ class Window:
         for row in np.flatnonzero(~own & ((end - start)[leader] != size)).tolist():
             value[row], end[row] = self._list_at(int(start[row]), int(end[row]))
         return end, value
+
+    def _closes(self, following: list[bytes], first: int) -> Ints8:
+        """Where a list may end: 'e', the list's number if it comes behind, and what can follow."""
+        found = [self._find(b"e" + key, first) for key in following]
+        if self.template.memo == b"":
+            numbered = self._find(b"er", first)
+            found += [numbered[self._equal(numbered + 6, key)] for key in following]
+        return found[0] if len(found) == 1 else np.sort(np.concatenate(found))
 
     def _leaders(self, start: Ints8, size: Ints8) -> Ints8:
         """For each of these texts a row with the same bytes, or itself. Long ones stand for themselves."""
