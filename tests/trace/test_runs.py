@@ -103,6 +103,7 @@ TEXTS = ["", "N/A", "eu", "x" * 300, "Torch-Compiled Region: 0/0", "€uro"]
 def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
     known = ["time_us", "compile_context", "user_metadata", "pool_id", "frames"]
     keys = draw(st.sets(st.sampled_from(known)))
+    of_tomorrow = draw(st.sampled_from([[], [], [1, 2**40], TEXTS, [None, 3, "x", True, 1.5]]))
     left_out = draw(st.sets(st.sampled_from(known)))
     shared = draw(st.booleans())
     seed = draw(st.integers(0, 2**32))
@@ -129,6 +130,8 @@ def histories(draw: st.DrawFn) -> list[dict[str, Any]]:
         if "frames" in keys:
             stack = rnd.choice(STACKS)
             event["frames"] = stack if shared else list(stack)
+        if of_tomorrow:
+            event["tomorrow"] = rnd.choice(of_tomorrow)
         if event["action"].startswith("free"):
             event = {key: value for key, value in event.items() if key not in left_out}
         events.append(event)
@@ -277,6 +280,15 @@ def test_rows_of_which_some_leave_out_their_frames_are_runs(write: Callable[[Any
     assert sum(run_lengths(raw)) > 4_500
     with_runs, without = both(raw)
     assert described(with_runs) == described(without)
+
+
+@pytest.mark.parametrize("value", [7, "a thread's name"])
+def test_a_key_that_nobody_knows_yet_slows_nothing_down_and_is_told(value: Any) -> None:
+    raw = pickle.dumps(snapshot(plain_history(5_000, thread=value)))
+    assert sum(run_lengths(raw)) > 4_900
+    notes = [{note.code: note.text for note in trace.notes} for trace in both(raw)]
+    assert notes[0] == notes[1]
+    assert "'thread'" in str(notes[0])
 
 
 def test_long_histories_of_the_pickler_inside_pytorch_are_runs() -> None:

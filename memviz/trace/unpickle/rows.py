@@ -37,9 +37,18 @@ class RowKind:
     kinds: Mapping[str, Kind]
     """Of the keys that may be there."""
     made: Callable[[Decoded, int, Interner], Columns]
+    apart: frozenset[str] | None = None
+    """Keys of rows that are read by themselves. Any further one is left aside; None: there must be none."""
 
     def __hash__(self) -> int:
         return hash(self.name)
+
+    def kind_of_value(self, key: str, value: Any) -> Kind | None:
+        """None where such a row is in no run. Tomorrow's torch may write a key that nobody knows yet."""
+        if key in self.kinds or self.apart is None or key in self.apart:
+            return self.kinds.get(key)
+        kinds: dict[type, Kind] = {int: "number", str: "text"}
+        return kinds.get(type(value))
 
 
 def _number(columns: Decoded, name: str, count: int) -> Ints8:
@@ -108,6 +117,7 @@ EVENT = RowKind(
         "frames": "stack",
     },
     _events,
+    frozenset({"device_free", "forward_frames", "category"}),
 )
 BLOCK = RowKind(
     "block",

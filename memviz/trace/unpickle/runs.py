@@ -151,10 +151,10 @@ class Runs:
         reader = self.reader
         if reader.newest_dict is not row or reader.newest_dict_at < 0 or not row.keys() >= kind.needed:
             return
-        known, keys = form.template, list(row)
-        if known is not None and not known.writes_keys_out and known.covers(keys):
+        known = form.template
+        if known is not None and not known.writes_keys_out and known.covers(list(row)):
             return
-        template = template_of(self._buffer, reader.newest_dict_at, end, keys, kind)
+        template = template_of(self._buffer, reader.newest_dict_at, end, row, kind)
         if template is not None:
             form.learn(template)
 

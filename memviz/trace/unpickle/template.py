@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -65,12 +67,16 @@ class Template:
         return any(map(self.is_written_out, range(len(self.slots))))
 
 
-def template_of(buffer: bytes, start: int, end: int, keys: list[str], kind: RowKind) -> Template | None:
+def template_of(buffer: bytes, start: int, end: int, row: Mapping[str, Any], kind: RowKind) -> Template | None:
     """None where a key is unknown, or a value of another form."""
-    if any(key not in kind.kinds for key in keys):
-        return None
+    kinds: dict[str, Kind] = {}
+    for key, value in row.items():
+        kind_of_value = kind.kind_of_value(key, value)
+        if kind_of_value is None:
+            return None
+        kinds[key] = kind_of_value
     for memo in (b"\x94", b"r", b""):
-        slots = _Steps(buffer, start, end, memo).slots(keys, kind)
+        slots = _Steps(buffer, start, end, memo).slots(kinds)
         if slots is not None:
             return Template(memo, slots)
     return None
@@ -85,14 +91,14 @@ class _Steps:
         self.end = end
         self.memo = memo
 
-    def slots(self, keys: list[str], kind: RowKind) -> tuple[tuple[str, Kind, bytes], ...] | None:
+    def slots(self, kinds: Mapping[str, Kind]) -> tuple[tuple[str, Kind, bytes], ...] | None:
         at = self.memoized(self.literal(self.start, b"}"))
         at = self.literal(at, b"(")
         slots = []
-        for key in keys:
+        for key, kind in kinds.items():
             behind = self.key(at)
-            slots.append((key, kind.kinds[key], self.buffer[at:behind]))
-            at = self.value(behind, kind.kinds[key])
+            slots.append((key, kind, self.buffer[at:behind]))
+            at = self.value(behind, kind)
             if at < 0:
                 return None
         return tuple(slots) if self.literal(at, b"u") == self.end else None
