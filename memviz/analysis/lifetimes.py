@@ -116,12 +116,12 @@ def matched(device: DeviceTrace) -> Matched:
         lost_blocks=int(lost.sum()),
         lost_bytes=int(events.size[source][lost].sum()),
     )
-    return Matched(_by_start(rows, count), faults)
+    return Matched(_by_start(rows), faults)
 
 
 @dataclass(frozen=True)
 class _Runs:
-    """Events of one allocation each. `count` (the number of events) stands for *never*."""
+    """Events of one allocation each. The number of events stands for *never*."""
 
     first: Ints8
     start: Ints8
@@ -135,42 +135,52 @@ class _Runs:
     @staticmethod
     def of(device: DeviceTrace) -> _Runs:
         events, never = device.events, len(device.events)
-        index = np.flatnonzero(events.action <= Action.FREE_COMPLETED)
-        address = events.address[index]
-        order = _by_address(address)
-        index, address = index[order], address[order]
+        index = np.flatnonzero(events.action <= Action.FREE_COMPLETED).astype(np.int32)
+        order, new_address = _by_address(events.address[index])
+        index = index[order]
         action = events.action[index]
 
-        new_address = np.ones(len(index), dtype=np.bool_)
-        new_address[1:] = address[1:] != address[:-1]
         after_free = np.zeros(len(index), dtype=np.bool_)
         after_free[1:] = action[:-1] == Action.FREE_COMPLETED
         is_alloc = action == Action.ALLOC
         opens = is_alloc | new_address | after_free
         first = np.flatnonzero(opens)
         # A run that neither starts with an alloc nor opens its address: a free of what was free already.
-        sound = (is_alloc | new_address)[first]
-        run_of = np.cumsum(opens) - 1
+        keep = np.flatnonzero((is_alloc | new_address)[first])
 
-        last = np.append(first[1:], len(index)) - 1
-        requested = np.full(len(first), never)
+        last = np.append(first[1:], len(index))[: len(first)] - 1
+        requested = np.full(len(first), never, dtype=np.int32)
         requests = np.flatnonzero(action == Action.FREE_REQUESTED)[::-1]
+        run_of = np.cumsum(opens, dtype=np.int32) - 1
         requested[run_of[requests]] = index[requests]
-        completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], never) if len(first) else requested
-        keep = np.flatnonzero(sound)
-        kept_address = address[first[keep]]
-        is_last = np.ones(len(keep), dtype=np.bool_)
-        is_last[:-1] = kept_address[1:] != kept_address[:-1]
-        start = np.where(is_alloc[first[keep]], index[first[keep]], BEFORE)
-        next_start = np.append(index[first[keep]][1:], never)
+        completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], never)[keep]
+        address = np.cumsum(new_address, dtype=np.int32)[first[keep]]
+        first_event = index[first[keep]].astype(np.int64)
+        runs = _Runs(
+            first=first_event,
+            start=np.where(is_alloc[first[keep]], first_event, BEFORE),
+            requested=requested[keep].astype(np.int64),
+            completed=completed.astype(np.int64),
+            next_start=np.append(first_event[1:], never),
+            is_last=np.append(address[1:] != address[:-1], True)[: len(keep)],
+            stray_frees=len(first) - len(keep),
+        )
+        return runs.by_start(never)
+
+    def by_start(self, count: int) -> _Runs:
+        """First those of which no start is known. No two start at one event, so nothing is to be sorted."""
+        run_of_event = np.full(count, -1, dtype=np.int32)
+        begun = np.flatnonzero(self.start != BEFORE)
+        run_of_event[self.start[begun]] = begun
+        order = np.concatenate([np.flatnonzero(self.start == BEFORE), run_of_event[run_of_event >= 0]])
         return _Runs(
-            first=index[first[keep]],
-            start=start,
-            requested=requested[keep],
-            completed=completed[keep],
-            next_start=next_start,
-            is_last=is_last,
-            stray_frees=int(len(first) - len(keep)),
+            first=self.first[order],
+            start=self.start[order],
+            requested=self.requested[order],
+            completed=self.completed[order],
+            next_start=self.next_start[order],
+            is_last=self.is_last[order],
+            stray_frees=self.stray_frees,
         )
 
 
@@ -205,20 +215,23 @@ def _with(first: npt.NDArray[Whole], second: npt.NDArray[Any]) -> npt.NDArray[Wh
     return np.concatenate([first, second.astype(first.dtype, copy=False)])
 
 
-def _by_start(rows: Lifetimes, count: int) -> Lifetimes:
-    """No two rows start at one event, so each row's place is known without sorting."""
+def _by_start(rows: Lifetimes) -> Lifetimes:
+    """Those that begin here are in order already; what was there before goes first, by address."""
     before = np.flatnonzero(rows.start == BEFORE)
-    row_of_event = np.full(count, -1)
+    if not len(before):
+        return rows
     begun = np.flatnonzero(rows.start != BEFORE)
-    row_of_event[rows.start[begun]] = begun
-    order = np.concatenate([before[np.argsort(rows.address[before], kind="stable")], row_of_event[row_of_event >= 0]])
+    order = np.concatenate([before[np.argsort(rows.address[before], kind="stable")], begun])
     return Lifetimes(**{name: column[order] for name, column in rows.columns()})
 
 
-def _by_address(address: Ints8) -> Ints8:
-    """A stable order by address: numpy sorts numbers several times as fast as it finds their order."""
+def _by_address(address: Ints8) -> tuple[Ints8, Bools]:
+    """A stable order by address, and where in it another address begins.
+
+    numpy sorts numbers several times as fast as it finds their order.
+    """
     if not len(address):
-        return np.zeros(0, dtype=np.int64)
+        return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.bool_)
     offset = (address - address.min()).view(np.uint64)
     used = int(np.bitwise_or.reduce(offset))
     lowest = (used & -used).bit_length() - 1
@@ -228,9 +241,14 @@ def _by_address(address: Ints8) -> Ints8:
         keys = (offset >> np.uint64(max(lowest, 0))) << np.uint64(place_bits)
         keys |= np.arange(len(address), dtype=np.uint64)
         keys.sort()
-        return np.asarray(keys & np.uint64((1 << place_bits) - 1)).view(np.int64)
+        place = np.uint64((1 << place_bits) - 1)
+        return np.asarray(keys & place).view(np.int64), _changes(keys & ~place)
     order = np.arange(len(address))
     for shift in range(max(lowest, 0), used.bit_length(), 16):
         digit = (offset >> np.uint64(shift)).astype(np.uint16)
         order = order[np.argsort(digit[order], kind="stable")]
-    return order
+    return order, _changes(address[order])
+
+
+def _changes(values: npt.NDArray[Any]) -> Bools:
+    return np.append(True, values[1:] != values[:-1])

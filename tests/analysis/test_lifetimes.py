@@ -158,4 +158,6 @@ def test_real_files_match_the_plain_replay(path):
 @given(st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(0, 9).map(lambda n: n << 9), max_size=40))
 def test_addresses_are_ordered_stably_however_far_apart(addresses):
     column = np.array(addresses, dtype=np.int64)
-    assert _by_address(column).tolist() == np.argsort(column, kind="stable").tolist()
+    order, begins = _by_address(column)
+    assert order.tolist() == np.argsort(column, kind="stable").tolist()
+    assert begins.tolist() == (np.diff(np.sort(column), prepend=column.min() - 1) != 0).tolist() if addresses else True

@@ -29,7 +29,7 @@ _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
 
 
 class Evidence:
-    """Per row of `lifetimes`; each column is computed when a rule first asks for it."""
+    """Per row of `lifetimes`; each column is computed when a rule first asks for it, events in four bytes each."""
 
     def __init__(self, trace: Trace, device: DeviceTrace) -> None:
         self._trace = trace
@@ -79,21 +79,21 @@ class Evidence:
     def recomputed(self) -> Bools:
         return self._signs.recomputes[self._rows.stack]
 
-    def comes(self, event: Ints8) -> Bools:
+    def comes(self, event: Ints4) -> Bools:
         return event < self._never
 
-    def outlives(self, event: Ints8) -> Bools:
+    def outlives(self, event: Ints4) -> Bools:
         return (self._rows.end >= event) & self.comes(event)
 
-    def freed_before(self, event: Ints8) -> Bools:
+    def freed_before(self, event: Ints4) -> Bools:
         return (self._rows.end < event) & ~self.never_freed
 
     @cached_property
-    def next_work(self) -> Ints8:
+    def next_work(self) -> Ints4:
         return self._next(self._allocs[np.isin(self._alloc_doing, _WORK)])
 
     @cached_property
-    def next_backward(self) -> Ints8:
+    def next_backward(self) -> Ints4:
         return self._next(self._allocs[self._alloc_doing == Doing.BACKWARD])
 
     @cached_property
@@ -103,9 +103,9 @@ class Evidence:
         return self._rows.start > (work[0] if len(work) else self._never)
 
     @cached_property
-    def pass_of(self) -> Ints8:
+    def pass_of(self) -> Ints4:
         """The forward pass that made it, or -1."""
-        return forward_passes(self._trace, self._device).around(self._rows.start)
+        return forward_passes(self._trace, self._device).around(self._rows.start).astype(np.int32)
 
     @cached_property
     def outlives_pass(self) -> Bools:
@@ -143,12 +143,13 @@ class Evidence:
         return is_last
 
     @cached_property
-    def _call_over(self) -> Ints8:
+    def _call_over(self) -> Ints4:
         """The first alloc that shows the call to be over that made it."""
-        over = np.full(self._count + 1, self._never)
+        over = np.full(len(self.start), self._never, dtype=np.int32)
+        # Each alloc begins a row, and rows are in the order of their allocs.
         stack = self._device.events.stack[self._allocs]
-        over[self._allocs] = call_over(self._trace, self._allocs, stack, self._never)
-        return over[self.start]
+        over[self.begun] = call_over(self._trace, self._allocs, stack, self._never)
+        return over
 
     @cached_property
     def freed_within_call(self) -> Bools:
@@ -165,8 +166,14 @@ class Evidence:
     @cached_property
     def call_goes_on(self) -> Bools:
         """The stack of its free, or the next alloc after it, shows that the call went on that made it."""
-        following = np.append(self._allocs, self._never)[np.searchsorted(self._allocs, self.end)]
-        return np.asarray((self.free_stack != NO_STACK) | (following < self._call_over))
+        return np.asarray((self.free_stack != NO_STACK) | (self._alloc_from[self.end] < self._call_over))
+
+    @cached_property
+    def _alloc_from(self) -> Ints4:
+        """By event: the alloc there, or the next one. Looking it up beats searching for events in any order."""
+        first = np.full(self._count + 1, self._never, dtype=np.int32)
+        first[self._allocs] = self._allocs
+        return np.asarray(np.minimum.accumulate(first[::-1])[::-1])
 
     @cached_property
     def free_stack(self) -> Ints4:
@@ -215,18 +222,18 @@ class Evidence:
         return kept_between_passes(self._rows, passes, self.pass_of, outlives & ~self.comes(self.next_backward))
 
     @cached_property
-    def next_alloc(self) -> Ints8:
+    def next_alloc(self) -> Ints4:
         return self._next(self._allocs)
 
     @cached_property
-    def next_forward(self) -> Ints8:
+    def next_forward(self) -> Ints4:
         """The next work, if it is a forward and the work before was none."""
         forward = self._alloc_doing == Doing.FORWARD
         next_one = self._next(self._allocs[forward])
         work = np.flatnonzero(np.isin(self._alloc_doing, _WORK))
-        before = np.append(work, -1)[np.searchsorted(self._allocs[work], self.start, side="right") - 1]
-        goes_on = (before >= 0) & np.append(forward, False)[before]
-        return np.where((next_one == self.next_work) & ~goes_on, next_one, self._never)
+        before = np.searchsorted(self._allocs[work], self.start, side="right") - 1
+        goes_on = np.append(forward[work], False)[before]
+        return np.where((next_one == self.next_work) & ~goes_on, next_one, np.int32(self._never))
 
     @cached_property
     def sees_training(self) -> bool:
@@ -247,25 +254,25 @@ class Evidence:
         return int(work[0]) if len(work) else self._never
 
     @cached_property
-    def step_over(self) -> Ints8:
+    def step_over(self) -> Ints4:
         return self._next(self._allocs[(self._alloc_doing != Doing.STEP) & self._alloc_seen], self._annotated_ends)
 
     @cached_property
-    def backward_over(self) -> Ints8:
+    def backward_over(self) -> Ints4:
         return self._next(self._backward_ends, self._annotated_starts)
 
     @cached_property
-    def next_backward_over(self) -> Ints8:
+    def next_backward_over(self) -> Ints4:
         """Where the next backward that begins is over."""
         ends = np.sort(np.concatenate([self._backward_ends, self._annotated_starts]))
         return _after(self.next_backward, ends, self._never)
 
     @cached_property
-    def backwards(self) -> Ints8:
+    def backwards(self) -> Ints4:
         """How many backwards began while it was alive."""
         begins = self._backward_begins
-        upto = np.searchsorted(begins, self._rows.end, side="right")
-        return np.asarray(upto - np.searchsorted(begins, self._rows.start, side="right"), dtype=np.int64)
+        upto = np.searchsorted(begins, self._rows.end, side="right").astype(np.int32)
+        return np.asarray(upto - np.searchsorted(begins, self._rows.start, side="right").astype(np.int32))
 
     @cached_property
     def _telling(self) -> Bools:
@@ -303,10 +310,10 @@ class Evidence:
         closed = self._optimizer_steps[~intervals.is_open[self._optimizer_steps]]
         return intervals.end_event[closed] + 1
 
-    def _next(self, *events: Ints8) -> Ints8:
+    def _next(self, *events: Ints8) -> Ints4:
         return _after(self._rows.start, np.sort(np.concatenate(events)), self._never)
 
 
-def _after(start: Ints8, events: Ints8, never: int) -> Ints8:
+def _after(start: Ints4 | Ints8, events: Ints8, never: int) -> Ints4:
     """For each start the first of these (sorted) events behind it, or `never`."""
-    return np.append(events, never)[np.searchsorted(events, start, side="right")]
+    return np.append(events, never).astype(np.int32)[np.searchsorted(events, start, side="right")]

@@ -6,23 +6,23 @@ import numpy as np
 
 from memviz.analysis.lifetimes import Lifetimes
 from memviz.analysis.purpose.forward_passes import Passes
-from memviz.trace.model import Bools, Ints8
+from memviz.trace.model import Bools, Ints4, Ints8
 
 _MOST_PLACES = 2
 _FEWEST_LAYERS = 2
 
 
-def kept_between_passes(rows: Lifetimes, passes: Passes, pass_of: Ints8, outlives: Bools) -> Bools:
+def kept_between_passes(rows: Lifetimes, passes: Passes, pass_of: Ints4, outlives: Bools) -> Bools:
     """Of rows that outlive the pass that made them: those that look like a cache."""
     is_cache = np.zeros(len(rows), dtype=np.bool_)
     left = np.flatnonzero(outlives & (pass_of >= 0))
     if len(left):
         is_cache[left] = _grows_when_replaced(rows, passes, left, pass_of[left])
-        is_cache[left] |= _few_a_layer(rows, left, pass_of[left])
+        is_cache[left] |= _few_a_layer(rows, left, pass_of[left].astype(np.int64))
     return is_cache
 
 
-def _grows_when_replaced(rows: Lifetimes, passes: Passes, left: Ints8, made_in: Ints8) -> Bools:
+def _grows_when_replaced(rows: Lifetimes, passes: Passes, left: Ints8, made_in: Ints4) -> Bools:
     """Freed within a later pass, and the same place makes larger ones: a token longer each time."""
     freed_in = passes.around(np.minimum(rows.end[left], passes.last[-1] + 1))
     stack = rows.stack[left]

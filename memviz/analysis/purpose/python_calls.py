@@ -100,7 +100,7 @@ class PythonStacks:
         first = self.offsets[stack]
         return np.asarray(self._sums[first + depth] - self._sums[first])
 
-    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints8:
+    def calls_that_go_on(self, one: Ints4, other: Ints4) -> Ints4:
         """How many calls, from the outermost in, go on from each of these stacks to the other, which comes later."""
         return _once_a_pair(self._calls_that_go_on, one, other)
 
@@ -119,19 +119,19 @@ class PythonStacks:
         """
         python = self._python[stack]
         same = python[1:] == python[:-1]
-        run = np.cumsum(np.append(True, ~same)) - 1
+        run = np.cumsum(np.append(True, ~same), dtype=np.int32) - 1
         inside = np.flatnonzero(np.append(same, False) | np.append(False, same))
-        keys = run[inside] * (int(stack.max(initial=0)) + 1) + stack[inside]
+        keys = run[inside].astype(np.int64) * (int(stack.max(initial=0)) + 1) + stack[inside]
         _, first, key_of, count = np.unique(keys, return_index=True, return_inverse=True, return_counts=True)
-        fewest = np.full(int(run[-1]) + 1, len(stack))
-        most = np.zeros(len(fewest), dtype=np.int64)
+        fewest = np.full(int(run[-1]) + 1, len(stack), dtype=np.int32)
+        most = np.zeros(len(fewest), dtype=np.int32)
         np.minimum.at(fewest, run[inside], count[key_of])
         np.maximum.at(most, run[inside], count[key_of])
         again = np.zeros(len(stack), dtype=np.bool_)
         again[np.delete(inside, first)] = True
         return np.asarray(same & (again & (fewest == most)[run])[1:])
 
-    def model_called_again(self, one: Ints4, other: Ints4) -> Ints8:
+    def model_called_again(self, one: Ints4, other: Ints4) -> Ints4:
         """At which depth a line of the outermost module's own functions moved up, -1 for none.
 
         There it loops, or was called again.
@@ -144,7 +144,7 @@ class PythonStacks:
         depth = np.minimum(same, np.minimum(self.length[one], self.length[other]) - 1)
         return np.where(own & (self.line_at(other, depth) < self.line_at(one, depth)), depth, -1)
 
-    def line_at(self, stack: Ints4, depth: Ints8) -> Ints4:
+    def line_at(self, stack: Ints4, depth: Ints4 | Ints8) -> Ints4:
         place = self.offsets[stack] + np.minimum(depth, self.length[stack] - 1)
         return np.asarray(self._line[self.frame[place]], dtype=np.int32)
 
@@ -159,7 +159,7 @@ def python_stacks(trace: Trace) -> PythonStacks:
     return kept(trace, python_stacks, lambda: PythonStacks(trace))
 
 
-def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints8:
+def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
     """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
 
     The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
@@ -167,7 +167,7 @@ def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Int
     """
     known = python_stacks(trace)
     depths = known.call_depth if depths is None else depths
-    over = np.full(len(allocs), never)
+    over = np.full(len(allocs), never, dtype=np.int32)
     seen = np.flatnonzero(stack != NO_STACK)
     if not len(seen):
         return over
@@ -176,7 +176,7 @@ def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Int
     depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
     go_on = known.calls_that_go_on(of_seen[:-1], of_seen[1:])
     go_on = np.minimum(go_on - known.is_repeated(of_seen), _NEVER_OPEN).astype(np.int16)
-    later = np.append(allocs[seen[1:]], never)
+    later = np.append(allocs[seen[1:]], never).astype(np.int32)
     for wanted in distinct(depth).tolist():
         rows = np.flatnonzero(depth == wanted)
         ends = np.append(np.flatnonzero(go_on <= wanted), len(seen) - 1)
@@ -199,22 +199,22 @@ def freed_outside_call(trace: Trace, made: Ints4, freed: Ints4) -> Bools:
     return outside
 
 
-def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints8:
+def _once_a_pair(compute: Callable[[Ints4, Ints4], Ints8], one: Ints4, other: Ints4) -> Ints4:
     """Stacks are few and follow one another in few ways, so every pair is looked at once."""
     if not len(one):
-        return np.zeros(0, dtype=np.int64)
+        return np.zeros(0, dtype=np.int32)
     width = int(max(one.max(), other.max())) + 1
     pair = one.astype(np.int64) * width + other
     if width * width > _LARGEST_TABLE:
         pairs, pair = np.unique(pair, return_inverse=True)
         of_pairs = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
-        return np.asarray(of_pairs[pair], dtype=np.int64)
+        return of_pairs.astype(np.int32)[pair]
     known = np.zeros(width * width, dtype=np.bool_)
     known[pair] = True
     pairs = np.flatnonzero(known)
-    table = np.zeros(width * width, dtype=np.int64)
+    table = np.zeros(width * width, dtype=np.int32)
     table[pairs] = compute((pairs // width).astype(np.int32), (pairs % width).astype(np.int32))
-    return np.asarray(table[pair], dtype=np.int64)
+    return np.asarray(table[pair])
 
 
 def _running_hash(frame: Ints4, depth: Ints8) -> np.ndarray:
