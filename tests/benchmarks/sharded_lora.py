@@ -1,8 +1,9 @@
-"""Llama 2 7B tuned by LoRA under FSDP1, as its makers' recipe did in July 2023: `sharded_lora.py all|limited outputs|loss`.
+"""Llama 2 7B tuned by LoRA under FSDP1, for `memviz predict`: `sharded_lora.py all|limited outputs|loss`.
 
-Four sequences of 2,048 tokens a GPU, weights in bf16 and the added ones in fp32, every block checkpointed, attention
-written out. Gatherings run ahead freely or are limited to two; what the model hands back is kept through backward or
-its loss alone. https://github.com/meta-llama/llama-cookbook/pull/41 says what that took on 4 A100s of 40 GB.
+As by the recipe of its makers in July 2023: four sequences of 2,048 tokens a GPU, weights in bf16 and the added ones in
+fp32, every block checkpointed, attention written out. Gatherings run ahead freely or are limited to two; what the
+model hands back is kept through backward or its loss alone. https://github.com/meta-llama/llama-cookbook/pull/41 says
+what that took on 4 A100s of 40 GB.
 """
 
 from __future__ import annotations
