@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -105,6 +105,8 @@ class AllocationRecorder:
         self.categories = self.columns.category
         stack_of_free = self.stacks.here if figures_only else self._stack_of_free
         self.ledger = Ledger(settings, stack_of_free, memory)
+        self.launched: Callable[[], None] = lambda: None
+        """Told of every operator that the card runs."""
         self.ledger.freed = lambda allocation: self.categories.freed(allocation.number, self.position.calls)
         self.host = Host()
         self.pinned = PinnedHost()
@@ -146,17 +148,9 @@ class AllocationRecorder:
     def ran(self, treatment: Treatment, args: Any, kwargs: Any, out: Any, shapes: Shapes | None = None) -> None:
         """`shapes` are those of the arguments, where the operator's work follows from them."""
         self.operators.add(treatment.name)
-        if treatment.gives_new:
-            there = [arg for arg in tensors_in(args) if arg.is_meta]
-            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
-            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
-                if tensor.is_meta:
-                    self._rule = _rule_of_result(treatment.rule, number)
-                    self._has(tensor, treatment, there, known, kwargs)
-        elif treatment.resizes:
-            for tensor in tensors_in(out):
-                if tensor.is_meta:
-                    self.resized(tensor.untyped_storage(), treatment.name)
+        if treatment.launches and any(tensor.is_meta for tensor in tensors_in(out)):
+            self.launched()
+        self._takes(treatment, args, kwargs, out)
         self._rule = treatment.rule
         if treatment.rule != NO_RULE and RULES[treatment.rule].standing is Standing.MISSING and is_on_device(out):
             self._misses(treatment.rule, args, out)
@@ -172,6 +166,20 @@ class AllocationRecorder:
             if lt and kept:
                 self._needs_workspace(treatment, lt, is_lt=True)
         self._rule = NO_RULE
+
+    def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """The memory of its results."""
+        if treatment.gives_new:
+            there = [arg for arg in tensors_in(args) if arg.is_meta]
+            known = {arg.untyped_storage()._cdata for arg in there if arg.layout is torch.strided}
+            for number, tensor in enumerate((out,) if type(out) is torch.Tensor else tensors_in(out)):
+                if tensor.is_meta:
+                    self._rule = _rule_of_result(treatment.rule, number)
+                    self._has(tensor, treatment, there, known, kwargs)
+        elif treatment.resizes:
+            for tensor in tensors_in(out):
+                if tensor.is_meta:
+                    self.resized(tensor.untyped_storage(), treatment.name)
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
         figures = likely_and_most(RULES[rule].name, args, out)

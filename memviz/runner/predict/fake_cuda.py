@@ -32,9 +32,12 @@ from memviz.runner.predict.torch_patches import Patches
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = {
     *(Tensor.item, Tensor.tolist, Tensor.cpu, Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__),
-    *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal),
+    *(Tensor.nonzero, torch.nonzero, torch.equal, Tensor.equal, Tensor.masked_select, torch.masked_select),
+    *(Tensor.__format__, Tensor.__repr__),
 }
-"""The program goes on when the current stream has done its work; a copy by `.to` is looked at by itself."""
+"""The program goes on when the current stream has done its work."""
+_COPIES = {Tensor.to, Tensor.cuda, Tensor.copy_, torch.tensor, torch.as_tensor}
+"""Between the host and the card, perhaps: then they wait for the current stream, as torch's `memcpy_and_sync` does."""
 Mode = Callable[[], AbstractContextManager[Any]]
 _NAME_NO_DEVICE = frozenset((Tensor, nn.Parameter, int, float, bool, type(None), tuple, torch.dtype))
 """Types of arguments that are no device, and hold no number that nobody knows."""
@@ -71,8 +74,16 @@ class FakeCudaMode(TorchFunctionMode):
         return func not in self._answers and func is not Tensor.to and not self._waiting
 
     def _answered(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self._waiting:
-            self._wait_for_host(func, args, kwargs)
+        if not self._waiting:
+            return self._given(func, args, kwargs)
+        if func in _HOST_WAITS and _is_on_card(args):
+            self._host_waits()
+        out = self._given(func, args, kwargs)
+        if func in _COPIES and not (kwargs.get("non_blocking") or True in args[2:]) and _crosses(args, out):
+            self._host_waits()
+        return out
+
+    def _given(self, func: Any, args: Any, kwargs: Any) -> Any:
         answer = self._answers.get(func)
         if answer is not None:
             out = answer(args, kwargs)
@@ -132,18 +143,19 @@ class FakeCudaMode(TorchFunctionMode):
         kind = kwargs.get("dtype", args[1] if len(args) > 1 else None)
         return self._types_of(args, kwargs) if kind is None else cast(args[0], kind)
 
-    def _wait_for_host(self, func: Any, args: Any, kwargs: Any) -> None:
-        """Frees that wait for the current stream are seen to be done where the program waits for it."""
-        copies = (
-            func is Tensor.to and not (kwargs.get("non_blocking") or True in args[2:]) and _names_the_host(args, kwargs)
-        )
-        if (copies or func in _HOST_WAITS) and args and isinstance(args[0], Tensor) and args[0].is_meta:
-            self._order.host_waits(self._order.moment(self._order.current))
+    def _host_waits(self) -> None:
+        """Frees that wait for the current stream are seen to be done."""
+        self._order.host_waits(self._order.moment(self._order.current))
 
 
-def _names_the_host(args: Any, kwargs: Any) -> bool:
-    device = kwargs.get("device", args[1] if len(args) > 1 else None)
-    return str(device) == "cpu" or isinstance(device, Tensor) and not device.is_meta
+def _is_on_card(values: Any) -> bool:
+    return bool(values) and isinstance(values[0], Tensor) and values[0].is_meta
+
+
+def _crosses(args: Any, out: Any) -> bool:
+    """Data of Python's own lie on the host."""
+    source = args[1] if len(args) > 1 and isinstance(out, Tensor) and out is args[0] else args[0]
+    return _is_on_card([source]) != _is_on_card([out])
 
 
 class FakeCuda:
@@ -200,6 +212,7 @@ class FakeCuda:
         _enter_in_backward(patches, mode)
         _enter_in_hooks(patches, mode)
         recorder.ledger.place = order.place
+        recorder.launched = order.launched
         recorder.ledger.first_used = torch.cuda._lazy_init
         return mode
 

@@ -26,6 +26,11 @@ Formula = Callable[..., int]
 """Floating-point operations, from the operator's arguments."""
 
 _RESIZING = {"resize_", "resize_as_", "set_"}
+_ONLY_MEMORY = {
+    *("empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided"),
+    *("_unsafe_view", "lift", "lift_fresh", "lift_fresh_copy", *_RESIZING),
+}
+"""Operators for which the card has nothing to do."""
 _MOST_WORK = 1 << 14
 """Sets of shapes that are remembered of one operator."""
 COPIES = {"_to_copy", "copy_", "_foreach_copy_"}
@@ -54,6 +59,8 @@ class Treatment:
     looks: str | None
     """Its answer, or the size of its answer, is in the data: the operator's name in `looks`."""
     is_view: bool
+    launches: bool
+    """At least one kernel."""
     instead: Instead | None
     shape: Instead | None
     """What it gives, found faster than torch would."""
@@ -88,6 +95,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         uses_cublas=product in USES_CUBLAS,
         looks=packet.__name__ if _looks(func) else None,
         is_view=not new and not schema.is_mutable,
+        launches=(new or schema.is_mutable) and _has_a_kernel(func),
         instead=in_place.add if func is aten.add.Tensor else None,
         shape=_shape_of(func, release),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
@@ -110,6 +118,10 @@ def _shape_of(func: Operator, release: tuple[int, int]) -> Instead | None:
 
 def _resizes(func: Operator) -> bool:
     return func.overloadpacket.__name__ in _RESIZING or any(argument.is_out for argument in func._schema.arguments)
+
+
+def _has_a_kernel(func: Operator) -> bool:
+    return func.overloadpacket.__name__ not in _ONLY_MEMORY and torch.Tag.inplace_view not in func.tags
 
 
 def _looks(func: Operator) -> bool:

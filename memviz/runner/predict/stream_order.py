@@ -1,12 +1,14 @@
 """The order of work on streams: which waits for which, and what the program has waited for.
 
 A block that another stream uses is free only when that stream is done with it. When that is, on a card, depends on
-its speed. Here one thing counts: what the program has waited for is done, and nothing else is.
+its speed. Here two things count: what the program has waited for is done, and so is what lies as far back as a stream
+takes orders ahead. Nothing else is.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import defaultdict, deque
 from dataclasses import dataclass, field
 
 from memviz.allocator.blocks import PoolId
@@ -20,9 +22,13 @@ Moment = dict[int, int]
 _STREAMS_OF_A_PRIORITY = 32
 """torch makes so many, and then gives out the first again."""
 _FIRST_HANDLE, _HANDLE_STEP = 0x5E0000000000, 0x40
+_AHEAD = 1024
+"""Kernels that a stream takes before whoever launches one more has to wait for the first: about a thousand by the
+measurement at https://stackoverflow.com/questions/53970187, whatever the card. An operator is at least one."""
 _WAITED = (
     "Memory that another stream uses is given back when the program waits for that stream (synchronize, .item(), a "
-    "copy to the host); a card gives it back as soon as the stream is done, which is no later."
+    "copy to the host or from it) or has launched 1,024 kernels more there; a card gives it back as soon as the stream "
+    "is done, which is no later."
 )
 _ASKED = "A stream or an event that is asked whether its work is done is taken to be done."
 
@@ -54,6 +60,8 @@ class StreamOrder:
         self._of_thread = threading.local()
         self._are_several = False
         self._of_node = 0
+        self._launched: defaultdict[int, deque[int]] = defaultdict(deque)
+        """By stream, of the last operators there: how many frees had waited for it by then."""
         self.pools: list[PoolId] = []
         """Entered by `torch.cuda.use_mem_pool`, innermost last."""
 
@@ -98,6 +106,16 @@ class StreamOrder:
         # Backward runs each node on the stream of its forward operator.
         self._of_node = self._position.stream_of_node(self._of_node)
         return self._of_node, self.with_handle(self._of_node).capture or pool
+
+    def launched(self) -> None:
+        """One operator more, which waits if the stream has too many before it."""
+        pending = self._pending
+        if pending.blocks:
+            stream = self.place()[0]
+            before = self._launched[stream]
+            before.append(pending.asked(stream))
+            if len(before) > _AHEAD:
+                pending.finish(stream, before.popleft())
 
     def moment(self, lane: Lane) -> Moment:
         """When the stream has done what it was given so far."""

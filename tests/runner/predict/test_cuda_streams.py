@@ -68,7 +68,13 @@ def test_memory_never_crosses_streams() -> None:
         del held, other
 
 
-@pytest.mark.parametrize("how", ["stream", "device", "event", "item", "cpu", "to", "waited for"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("stream", "device", "event", "waited for", "item", "cpu", "to"),
+        *("from the host", "cuda", "written", "tensor", "shown"),
+    ],
+)
 def test_what_another_stream_used_is_free_when_the_program_has_waited_for_it(how: str) -> None:
     with PredictedDevice(A100) as device:
         one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
@@ -87,7 +93,16 @@ def test_what_another_stream_used_is_free_when_the_program_has_waited_for_it(how
             side.wait_stream(torch.cuda.current_stream())
             side.synchronize()
         else:
-            {"item": one.item, "cpu": one.cpu, "to": lambda: one.to("cpu")}[how]()
+            {
+                "item": one.item,
+                "cpu": one.cpu,
+                "to": lambda: one.to("cpu"),
+                "from the host": lambda: torch.ones(1).to("cuda"),
+                "cuda": lambda: torch.ones(1).cuda(),
+                "written": lambda: one.copy_(torch.ones(1)),
+                "tensor": lambda: torch.tensor([1.0], device="cuda"),
+                "shown": lambda: f"{one} and {one!r}",
+            }[how]()
         four_mib()
         assert active() == 512
         assert [said for said in device.unseen() if said.startswith("Memory that another stream uses")]
@@ -105,11 +120,32 @@ def test_what_nobody_waited_for_is_not_free() -> None:
         early.synchronize()
         side.synchronize()
         torch.zeros(1, device="cuda").to("cpu", non_blocking=True)
+        torch.zeros(1).to("cuda", non_blocking=True).to(torch.float64)
         four_mib()
         assert active() == 4 * MiB
         # To empty the cache waits for all.
         torch.cuda.empty_cache()
         assert (active(), device.reserved_bytes) == (0, 0)
+
+
+def test_a_stream_takes_a_thousand_kernels_before_the_first_of_them_is_done() -> None:
+    with PredictedDevice(A100):
+        one, side = torch.zeros(1, device="cuda"), torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            held = four_mib()
+        held.record_stream(torch.cuda.current_stream())
+        del held
+        for _ in range(1024):
+            one.add_(1)
+            # Nothing for the card to do, and something on a stream that nobody waits for.
+            one.view(1), torch.empty(0, device="cuda")
+            with torch.cuda.stream(side):
+                one.mul_(1)
+        four_mib()
+        assert active() == 4 * MiB + 512
+        one.add_(1)
+        four_mib()
+        assert active() == 512
 
 
 def test_a_free_that_waited_is_still_the_tensors_own() -> None:
