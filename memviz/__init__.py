@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from memviz.runner.predict.predicted_program import predict, predicting
     from memviz.runner.record.recording import recording
 
+__version__ = "0.1.0"
 __all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "open": "memviz.notebook.open_trace",

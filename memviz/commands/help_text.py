@@ -8,8 +8,8 @@ from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM
 _INDENT = 4
 _COLUMN = 14
 """Where the words about a command begin."""
-_LEAST = 45
-"""In narrower terminals argparse breaks the words about `--help` too."""
+_LEAST = 52
+"""In narrower terminals argparse breaks the first line too."""
 
 
 def help_text(columns: int) -> str:
@@ -17,11 +17,12 @@ def help_text(columns: int) -> str:
     width = columns - 2
     if width < _LEAST:
         return ""
-    lines = [f"usage: {PROGRAM} [-h] COMMAND ...", "", *_filled(DESCRIPTION, width), "", "positional arguments:"]
+    lines = [f"usage: {PROGRAM} [-h] [--version] COMMAND ...", "", *_filled(DESCRIPTION, width), "", "positional arguments:"]
     lines.append("  COMMAND")
     for name, words in COMMANDS.items():
         lines += _row(name, words, width)
-    lines += ["", "options:", "  -h, --help  show this help message and exit", "", *_filled(EPILOG, width)]
+    lines += ["", "options:", "  -h, --help  show this help message and exit"]
+    lines += ["  --version   show program's version number and exit", "", *_filled(EPILOG, width)]
     return "\n".join(lines) + "\n"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import memviz
 from memviz.commands import COMMANDS, parser
 from memviz.commands.help_text import columns_of_terminal, help_text
 
@@ -55,14 +56,19 @@ def test_a_summary_loads_what_it_needs() -> None:
     assert not ours(loaded, "allocator", "analysis.findings", "analysis.actions", "figures", "ui", "runner", "ranks")
 
 
-@pytest.mark.parametrize("columns", [47, 48, 60, 61, 72, 80, 81, 100, 200])
+@pytest.mark.parametrize("columns", [54, 55, 60, 61, 72, 80, 81, 100, 200])
 def test_help_says_word_for_word_what_argparse_would(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     assert help_text(columns) == parser([]).format_help()
 
 
+def test_the_version_is_one_line() -> None:
+    done = subprocess.run([sys.executable, "-m", "memviz", "--version"], cwd=ROOT, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, f"memviz {memviz.__version__}\n")
+
+
 def test_where_there_is_no_room_for_it_argparse_says_it() -> None:
-    for columns in (20, 46):
+    for columns in (20, 53):
         assert help_text(columns) == ""
     asked = [sys.executable, "-m", "memviz", "--help"]
     done = subprocess.run(asked, cwd=ROOT, env={**os.environ, "COLUMNS": "40"}, capture_output=True, text=True)
