@@ -17,7 +17,13 @@ def help_text(columns: int) -> str:
     width = columns - 2
     if width < _LEAST:
         return ""
-    lines = [f"usage: {PROGRAM} [-h] [--version] COMMAND ...", "", *_filled(DESCRIPTION, width), "", "positional arguments:"]
+    lines = [
+        f"usage: {PROGRAM} [-h] [--version] COMMAND ...",
+        "",
+        *_filled(DESCRIPTION, width),
+        "",
+        "positional arguments:",
+    ]
     lines.append("  COMMAND")
     for name, words in COMMANDS.items():
         lines += _row(name, words, width)
