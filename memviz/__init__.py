@@ -33,4 +33,9 @@ def __getattr__(name: str) -> "Any":
         return import_module("memviz.figures")
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LIVES_IN[name]), name)
+    try:
+        return getattr(import_module(_LIVES_IN[name]), name)
+    except ModuleNotFoundError as error:
+        from memviz.errors import library_needed
+
+        raise library_needed(error) or error from None

@@ -40,6 +40,12 @@ try:
 except memviz.errors.LibraryNeeded as error:
     print(error)
 """
+NO_TORCH = """
+try:
+    memviz.predicting
+except memviz.errors.LibraryNeeded as error:
+    print(error)
+"""
 
 
 def run(program: str) -> tuple[str, str]:
@@ -61,6 +67,12 @@ def test_a_figure_without_plotly_names_the_remedy():
     said, wrong = run(ONLY_NUMPY + NO_PLOTLY)
     assert wrong == ""
     assert said.startswith("This needs plotly, which is not installed here. `pip install 'memviz[page]'` brings it")
+
+
+def test_predicting_without_torch_names_the_remedy():
+    said, wrong = run(ONLY_NUMPY + "import memviz.errors\n" + NO_TORCH)
+    assert wrong == ""
+    assert said.startswith("This needs torch, which is not installed here. `pip install 'memviz[run]'` brings it")
 
 
 def test_memviz_itself_imports_nothing():
