@@ -226,7 +226,7 @@ def _long4(machine: Machine) -> None:
 
 
 def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
-    """Of an operation, which is in the window whole; where the file ends within, zeros follow and reading ends there."""
+    """Of an operation, which is in the window whole; if the file ends within, zeros follow and reading ends there."""
     start = machine.at
     machine.at = start + count
     return int.from_bytes(machine.buffer[start : start + count], "little", signed=signed)
