@@ -65,10 +65,19 @@ def _order(way: Way) -> tuple[float, int, int]:
 
 
 def cost_words(way: Way) -> str:
+    return f"{cost_figure(way)} {cost_unit(way)}"
+
+
+def cost_figure(way: Way) -> str:
     low, high = way["cost"]["seconds_low"], way["cost"]["seconds_high"]
     if low is None or high is None:
-        return f"{way['cost']['flops'] / 1e12:,.1f} TFLOP a step"
-    return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))} a step, estimated"
+        return f"{way['cost']['flops'] / 1e12:,.1f} TFLOP"
+    return f"{duration_text(round(low * 1e6))} to {duration_text(round(high * 1e6))}"
+
+
+def cost_unit(way: Way) -> str:
+    """The same for all ways of a card."""
+    return "a step" if way["cost"]["seconds_low"] is None else "a step, estimated"
 
 
 def fit(status: SearchStatus) -> Headline:

@@ -123,9 +123,9 @@ class Run:
     classes: tuple[RankClass, ...] = ()
     """All ranks then, by what they take."""
     pinned_host_bytes: int | None = None
+    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
     link_bytes: int | None = None
     """Of one step, that collectives send to other devices; None where nobody counted."""
-    """Held on the host in pages that stay there, as offloading takes them; None where nobody counted."""
 
     def as_json(self) -> dict[str, Any]:
         error = self.expected_error

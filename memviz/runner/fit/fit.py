@@ -178,7 +178,9 @@ def way_label(way: TriedWay) -> str:
     request = way.candidate.request
     plan = plan_of(request)
     words = label_of(plan.optimizations)
-    more = [way.candidate.layout] if way.candidate.layout else []
+    # Among ways to part them, the one that was asked for has its name too.
+    layout = way.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
+    more = [layout] if layout else []
     more += [] if request.optimizer == "none" else [request.optimizer]
     return " + ".join([*more, *([] if words == "baseline" and more else [words])])
 

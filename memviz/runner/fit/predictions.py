@@ -47,6 +47,8 @@ class Prediction:
     """Why there is none."""
     pinned_host_bytes: int = 0
     link_bytes: int = 0
+    of_classes: tuple[tuple[int, int, int, int], ...] = ()
+    """`flops`, `bytes_moved`, `host_bytes`, `link_bytes` of one rank of each class, on many GPUs."""
 
 
 def prediction_of(event: RunEvent) -> Prediction:
@@ -66,6 +68,7 @@ def prediction_of(event: RunEvent) -> Prediction:
         run.code,
         pinned_host_bytes=run.pinned_host_bytes or 0,
         link_bytes=run.link_bytes or 0,
+        of_classes=tuple((one.flops, one.bytes_moved, one.host_bytes, one.link_bytes) for one in run.classes),
     )
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-from memviz.runner.fit.card_speeds import speed_of
-from memviz.runner.fit.cost import Work, cost_of
+from memviz.runner.fit.card_speeds import CardSpeed, speed_of
+from memviz.runner.fit.cost import Cost, Work, cost_of
 from memviz.runner.fit.front import TriedWay
 from memviz.runner.fit.guesses import Guesses
 from memviz.runner.fit.predictions import Prediction, Predictor
 from memviz.runner.fit.space import Candidate, Space
-from memviz.runner.plan import plan_of
+from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.group.rank import CARDS_OF_A_MACHINE
 from memviz.runner.request import Request
 
@@ -88,14 +88,19 @@ def _name(request: Request) -> str:
 def _tried(candidate: Candidate, prediction: Prediction, speed: Any) -> TriedWay | None:
     if prediction.refused:
         return None
-    plan = plan_of(candidate.request)
+    return TriedWay(candidate, prediction, cost_of_slowest(plan_of(candidate.request), prediction, speed))
+
+
+def cost_of_slowest(plan: Plan, prediction: Prediction, speed: CardSpeed | None) -> Cost:
+    """Ranks wait for the one whose step is longest, which need not be the one that takes most memory."""
     waits, gpus = (plan.passes + plan.parallel.pipeline - 1) / plan.passes, plan.parallel.gpus
-    work = Work(
-        prediction.flops, prediction.bytes_moved, prediction.host_bytes,
-        link_bytes=prediction.link_bytes, leaves_machine=gpus > CARDS_OF_A_MACHINE, stretch=waits,
-    )  # fmt: skip
     dtype = getattr(plan.workload, "dtype", "")
-    return TriedWay(candidate, prediction, cost_of(work, speed, dtype))
+    own = prediction.flops, prediction.bytes_moved, prediction.host_bytes, prediction.link_bytes
+    costs = (
+        cost_of(Work(*work, leaves_machine=gpus > CARDS_OF_A_MACHINE, stretch=waits), speed, dtype)
+        for work in prediction.of_classes or (own,)
+    )
+    return max(costs, key=lambda cost: cost.rank)
 
 
 class _Places:

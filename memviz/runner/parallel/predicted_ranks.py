@@ -75,4 +75,8 @@ def _figures(ranks: list[int], one: _Predicted) -> RankClass:
         peak_requested_bytes=run.peak_requested_bytes,
         weights_bytes=run.weights_bytes,
         fit="" if run.fit is None else run.fit.word,
+        flops=run.flops or 0,
+        bytes_moved=run.bytes_moved or 0,
+        host_bytes=run.host_bytes or 0,
+        link_bytes=run.link_bytes or 0,
     )

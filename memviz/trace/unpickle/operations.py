@@ -180,13 +180,18 @@ def _put(machine: Machine) -> None:
 
 @_operation("h")
 def _binget(machine: Machine) -> None:
-    machine.get(machine.buffer[machine.at])
+    number = machine.buffer[machine.at]
     machine.at += 1
+    if number in machine.memo:
+        # Nearly all: the keys of dicts.
+        machine.stack.append(machine.memo[number])
+    else:
+        machine.get(number)
 
 
 @_operation("j")
 def _long_binget(machine: Machine) -> None:
-    machine.get(int.from_bytes(machine.take(4), "little"))
+    machine.get(_number(machine, 4))
 
 
 @_operation("g")
@@ -196,27 +201,35 @@ def _get(machine: Machine) -> None:
 
 @_operation("K")
 def _binint1(machine: Machine) -> None:
-    machine.stack.append(machine.take(1)[0])
+    machine.stack.append(machine.buffer[machine.at])
+    machine.at += 1
 
 
 @_operation("M")
 def _binint2(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(2), "little"))
+    machine.stack.append(_number(machine, 2))
 
 
 @_operation("J")
 def _binint(machine: Machine) -> None:
-    machine.stack.append(int.from_bytes(machine.take(4), "little", signed=True))
+    machine.stack.append(_number(machine, 4, signed=True))
 
 
 @_operation(0x8A)
 def _long1(machine: Machine) -> None:
-    _push_long(machine, machine.take(1)[0])
+    _push_long(machine, _number(machine, 1))
 
 
 @_operation(0x8B)
 def _long4(machine: Machine) -> None:
-    _push_long(machine, int.from_bytes(machine.take(4), "little", signed=True))
+    _push_long(machine, _number(machine, 4, signed=True))
+
+
+def _number(machine: Machine, count: int, *, signed: bool = False) -> int:
+    """Of an operation, which is in the window whole; if the file ends within, zeros follow and reading ends there."""
+    start = machine.at
+    machine.at = start + count
+    return int.from_bytes(machine.buffer[start : start + count], "little", signed=signed)
 
 
 def _push_long(machine: Machine, count: int) -> None:

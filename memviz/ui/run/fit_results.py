@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from memviz.headlines.fit import best, cost_words, fit, front, rank
+from memviz.headlines.fit import best, cost_figure, cost_unit, cost_words, fit, front, rank
 from memviz.runner.jobs.searches import SearchStatus
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut, rounded
@@ -88,7 +88,7 @@ def _table(ways: tuple[Mapping[str, Any], ...]) -> Html:
 
 
 def _rows(ways: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str, kind: str) -> Html:
-    heads = (title, "Reserved", "Cost", "")
+    heads = (title, "Reserved", cost_unit(ways[numbers[0]]).capitalize() if numbers else "", "")
     head = [tag("th", words, scope="col", class_="mv-number" if at == 1 else None) for at, words in enumerate(heads)]
     rows = [_row(number, ways[number]) for number in numbers]
     return tag("table", tag("thead", tag("tr", *head)), tag("tbody", *rows), class_=kind)
@@ -101,6 +101,6 @@ def _row(number: int, way: Mapping[str, Any]) -> Html:
         "tr",
         tag("td", name),
         tag("td", rounded(way["peak_reserved_bytes"]), class_="mv-number"),
-        tag("td", cost_words(way)),
+        tag("td", cost_figure(way)),
         tag("td", "fits" if way["fits"] else "does not fit"),
     )

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import cache
+
 from memviz.runner.fit.card_speeds import speed_of
-from memviz.runner.fit.cost import Work, cost_of
+from memviz.runner.fit.cost import Cost, Work, cost_of
+from memviz.runner.fit.fit import way_label
+from memviz.runner.fit.front import TriedWay
 from memviz.runner.fit.layouts import LAYOUT, layouts_of, parted
-from memviz.runner.fit.space import space_of
+from memviz.runner.fit.predictions import Prediction
+from memviz.runner.fit.space import Candidate, Space, space_of
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.request import Request
 
@@ -13,6 +19,11 @@ from memviz.runner.request import Request
 def asked(gpus: int, **axes: str) -> Request:
     settings = {"batch": "2", "sequence": "128", "layers": "2"}
     return Request("llama", settings, optimizer="adamw", parallel={"gpus": str(gpus), **axes})
+
+
+@cache
+def searched() -> Space:
+    return space_of(asked(8), "outputs")
 
 
 def plans(gpus: int) -> list[Plan]:
@@ -43,12 +54,20 @@ def test_parts_of_a_matrix_stay_in_a_machine_and_copies_are_of_one() -> None:
 
 def test_what_was_said_stays() -> None:
     assert layouts_of(plan_of(asked(8, tensor="2"))) == layouts_of(plan_of(Request("llama"))) == ()
-    space = space_of(asked(8), "outputs")
+    space = searched()
     first = space.candidates[next(iter(space.first()))]
     assert (first.request, first.layout) == (asked(8), "")
     others = [way for way in space.candidates.values() if way.layout]
     assert {way.keeps for way in others} == {"outputs"} and space.names[-1] == LAYOUT
     assert next(way for way in others if way.layout == "8 tensor").request.settings["batch"] == "16"
+
+
+def test_the_way_that_was_asked_for_has_a_name_among_the_others() -> None:
+    space, work = searched(), Cost(0, 0, 0, None, None)
+    ways = [TriedWay(candidate, Prediction(), work) for candidate in space.candidates.values()]
+    alone = [way_label(way) for way in ways if not way.candidate.request.optimizations]
+    assert {"8 shard + adamw", "8 shard + adamw-fused", "8 tensor + adamw"} <= set(alone)
+    assert way_label(replace(ways[0], candidate=Candidate(Request("llama", optimizer="adamw"), "outputs"))) == "adamw"
 
 
 def test_what_is_sent_and_waited_for_costs_time() -> None:

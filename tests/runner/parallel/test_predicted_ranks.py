@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,11 @@ from typing import Any
 import pytest
 
 from memviz.errors import UsageError
+from memviz.runner.fit.card_speeds import speed_of
+from memviz.runner.fit.predictions import prediction_of
+from memviz.runner.fit.search import cost_of_slowest
 from memviz.runner.jobs.worker import answer
+from memviz.runner.jobs.worker_process import RunEvent
 from memviz.runner.outcome import Outcome
 from memviz.runner.parallel.parallel import parallel_of
 from memviz.runner.parallel.predicted_ranks import predict_plan
@@ -75,6 +80,21 @@ def test_the_fullest_rank_speaks_for_all() -> None:
     assert (run.rank, run.peak_reserved_bytes) == (fullest.shown, fullest.peak_reserved_bytes)
     assert Run.from_json(json.loads(json.dumps(run.as_json()))) == run
     assert any("No recording of a rank" in note for note in run.notes)
+
+
+def test_a_step_takes_as_long_as_that_of_the_slowest_rank() -> None:
+    """Here that is a first stage: it has two of three blocks, and the last one a head as large as half a block."""
+    run, plan, speed = done(STAGES).run, plan_of(request(STAGES)), speed_of("NVIDIA A100 80GB")
+    first, last = sorted(run.classes, key=lambda one: one.shown)
+    assert 0 < last.flops < first.flops
+    # As if the other one had been the fullest: what it does says nothing of how long they all take.
+    lighter = replace(run, flops=last.flops, bytes_moved=last.bytes_moved, host_bytes=0, link_bytes=last.link_bytes)
+    costs = [
+        cost_of_slowest(plan, prediction_of(RunEvent("done", 0, run=speaks)), speed)
+        for speaks in (lighter, run, replace(lighter, classes=()))
+    ]
+    assert costs[0] == costs[1] and (costs[0].flops, costs[0].link_bytes) == (first.flops, first.link_bytes)
+    assert (costs[0].seconds_high or 0) > (costs[2].seconds_high or 0)
 
 
 def test_states_are_sharded_with_the_weights() -> None:
