@@ -189,6 +189,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
 def _work_of(treatment: Treatment, args: Any, kwargs: Any, out: Any) -> tuple[int, int]:
     formula = treatment.formula
     flops = 0 if formula is None else int(formula(*args, **kwargs, out_val=out))
+    if not treatment.launches:
+        return flops, 0
     met = tensors_in((*args, *kwargs.values(), out if treatment.gives_new else None))
     return flops, sum(tensor.numel() * tensor.element_size() for tensor in met)
 
@@ -200,7 +202,7 @@ class OperatorTotals:
     flops: int = 0
     """Of matrix products, convolutions and attention, a multiply and an add each; all others are not counted."""
     bytes_moved: int = 0
-    """Read and written by operators, each as if it met its tensors in main memory; views move nothing."""
+    """Read and written by operators, each as if it met its tensors in main memory; no views, and no empty memory."""
     from_host_bytes: int = 0
     """Of tensors that were copied from the host; what goes there, `Host` counts."""
     link_bytes: int = 0
