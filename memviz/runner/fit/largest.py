@@ -18,6 +18,8 @@ _MOST = 1 << 40
 _MOST_PREDICTIONS = 100
 _FARTHEST = 64
 """Times as far as what is known to fit: a line through two small values may be far off."""
+_FIRST_STEP = 8
+"""Times as far without a line: blocks are rounded and segments reserved, which hides the slope of a short one."""
 _PATIENCE = 2
 """Guesses by the line that may leave more than half of what is open; then the middle is tried."""
 
@@ -62,7 +64,7 @@ def _border(points: dict[int, Point]) -> tuple[int, int | None]:
 
 
 def _above(points: dict[int, Point], low: int, line: int | None) -> int:
-    return 2 * low if line is None else min(max(line, low + 1), _FARTHEST * low)
+    return _FIRST_STEP * low if line is None else min(max(line, low + 1), _FARTHEST * low)
 
 
 def _between(low: int, high: int, line: int | None) -> int:

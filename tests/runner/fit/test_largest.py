@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -46,6 +47,22 @@ def test_it_fits_and_the_next_does_not(at_rest: int, slope: int, floor: int, fir
 def test_a_line_takes_six_predictions_at_most(at_rest: int, slope: int) -> None:
     machine = Machine(lambda value: at_rest + slope * value, 24 * GiB)
     assert largest_that_fits(machine, machine.usable) is not None
+    assert len(machine.asked) <= 6
+
+
+@pytest.mark.parametrize("border", [3, 7, 13, 22, 29, 39])
+def test_a_floor_that_rises_slowly_at_first_takes_six_predictions_at_most(border: int) -> None:
+    """As where an optimizer works in backward: the slope between 1 and 2 says little of what comes, and sizes are
+    rounded as segments are."""
+
+    def peak(value: int) -> int:
+        exact = max(3700 + 38 * value, 3200 + 139 * value)
+        return -(-exact // 20) * 20 << 20
+
+    machine = Machine(peak, peak(border))
+    found = largest_that_fits(machine, machine.usable)
+    assert found is not None
+    assert machine.peak(found.value) <= machine.usable < machine.peak(found.value + 1)
     assert len(machine.asked) <= 6
 
 
