@@ -37,7 +37,7 @@ _OPTIONS: dict[str, tuple[Chosen, ...]] = {
     "chunked_cross_entropy": ({"tokens": "1024"},),
     "chunked_feed_forward": ({"tokens": "1024"},),
     "layerwise_casting": ({"storage": "float8_e4m3fn"}, {"storage": "float8_e4m3fn", "granularity": "block"}),
-    "weight_quantization": ({"bits": "8"}, {"bits": "4"}),
+    "weight_quantization": ({"bits": "8"}, {"bits": "8", "codes": "float8"}, {"bits": "4"}),
     "weight_offload": (
         {"granularity": "block"},
         {"granularity": "leaf"},
