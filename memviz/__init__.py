@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from memviz.runner.predict.predicted_program import predict, predicting
     from memviz.runner.record.recording import recording
 
-__version__ = "0.1.0"
 __all__ = ["figures", "open", "predict", "predicting", "recording"]
 _LIVES_IN = {
     "open": "memviz.notebook.open_trace",
@@ -31,11 +30,11 @@ def __getattr__(name: str) -> "Any":
     """Only when asked for: the command line starts before torch could be imported."""
     if name == "figures":
         return import_module("memviz.figures")
+    if name == "__version__":
+        return import_module("memviz.commands.listed").VERSION
     if name not in _LIVES_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:
         return getattr(import_module(_LIVES_IN[name]), name)
     except ModuleNotFoundError as error:
-        from memviz.errors import library_needed
-
-        raise library_needed(error) or error from None
+        raise import_module("memviz.errors").library_needed(error) or error from None

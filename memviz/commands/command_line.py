@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from memviz import __version__
 from memviz.commands.help_text import columns_of_terminal
-from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM
+from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION
 from memviz.commands.terminal import (
     FAILED,
     INTERRUPTED,
@@ -36,7 +35,7 @@ class _Help(argparse.HelpFormatter):
 def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
     """With the arguments of the command that is given; of every one where none is."""
     top = argparse.ArgumentParser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG, formatter_class=_Help)
-    top.add_argument("--version", action="version", version=f"memviz {__version__}")
+    top.add_argument("--version", action="version", version=f"memviz {VERSION}")
     choices = top.add_subparsers(prog=PROGRAM, dest="command", required=True, metavar="COMMAND")
     for name, words in COMMANDS.items():
         child = choices.add_parser(name, help=words, description=words, formatter_class=_Help)

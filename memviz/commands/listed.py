@@ -1,5 +1,6 @@
 """The commands, and what the command line says of itself."""
 
+VERSION = "0.1.0"
 PROGRAM = "python -m memviz"
 DESCRIPTION = "Explore PyTorch memory snapshots."
 COMMANDS = {

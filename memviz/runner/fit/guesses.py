@@ -20,8 +20,9 @@ Floats = npt.NDArray[np.float64]
 _SMALL_SINGLE, _SMALL_PAIR = 1e-3, 3e-2
 """How strongly terms are held to nothing, those of pairs more than those of single options."""
 _NOISE = 1e-6
-_HOPE = 2.0
-"""Standard deviations."""
+_HOPES = (4.0, 2.0, 0.0)
+"""Standard deviations, in turn: looking far afield, near by, and where most is expected. Any one alone missed more than a
+hundredth of the front in 2 to 6 of 60 made-up spaces with a quarter tried; in turn they did in none of 200."""
 _MARGIN = 1.02
 """Of the worst that was seen: the front's own ends count."""
 
@@ -69,7 +70,8 @@ class Guesses:
         # In units of how far each known value is from what the others say of it.
         precision = np.diag(inverse)[:, None]
         unit = np.sqrt((((inverse @ values) ** 2) / precision).mean(axis=0))
-        hoped: Floats = expected - _HOPE * np.sqrt(np.maximum(unknown, 0.0))[:, None] * unit
+        hope = _HOPES[len(self._known) % len(_HOPES)]
+        hoped: Floats = expected - hope * np.sqrt(np.maximum(unknown, 0.0))[:, None] * unit
         return hoped
 
 

@@ -115,7 +115,7 @@ def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup
     place[largest] = np.arange(len(largest))
     if len(rest):
         name = f"{count_text(len(rest))} smaller groups of other pools and streams"
-        groups.append(SegmentGroup(name, _group_words(counts[rest].sum(), sizes[rest].sum(), "segment")))
+        groups.append(SegmentGroup(name, _group_words(int(counts[rest].sum()), int(sizes[rest].sum()), "segment")))
     return tuple(groups), place[code]
 
 
