@@ -21,8 +21,8 @@ _SMALL_SINGLE, _SMALL_PAIR = 1e-3, 3e-2
 """How strongly terms are held to nothing, those of pairs more than those of single options."""
 _NOISE = 1e-6
 _HOPES = (4.0, 2.0, 0.0)
-"""Standard deviations, in turn: looking far afield, near by, and where most is expected. Any one alone missed more than a
-hundredth of the front in 2 to 6 of 60 made-up spaces with a quarter tried; in turn they did in none of 200."""
+"""Standard deviations, in turn: looking far afield, near by, and where most is expected. Any one alone missed more than
+a hundredth of the front in 2 to 6 of 60 made-up spaces with a quarter tried; in turn they did in none of 200."""
 _MARGIN = 1.02
 """Of the worst that was seen: the front's own ends count."""
 
