@@ -6,7 +6,7 @@ PyTorch. Everything here comes from a browser, so only what the listing names is
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import prod
@@ -257,6 +257,17 @@ def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[s
             if other in form.chosen:
                 yield f"o:{name}", reason
                 yield f"o:{other}", reason
+
+
+def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
+    """By name: why an optimization that is off would do nothing here."""
+    modes = _modes(form, listing)
+    rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
+    return {row["name"]: f"Has an effect in {row['needs']} only." for row in rows if _is_idle(row, modes)}
+
+
+def _is_idle(row: Mapping[str, Any], modes: Sequence[str]) -> bool:
+    return bool(modes) and row["needs"] not in ("any", *modes)
 
 
 def changed(

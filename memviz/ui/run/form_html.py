@@ -10,7 +10,7 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
 from memviz.ui.run.fit_form import fit_fields_html
-from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of
+from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of, without_effect
 from memviz.ui.run.parallel_form import asked_of, parallel_fields_html, parallel_words
 from memviz.units import bytes_text, count_text
 
@@ -51,6 +51,7 @@ def form_value(
             "count": count_words(requests),
             "parallel": parallel_words(asked_of(form.parallel, form.on)),
             "buttons": joined(_said(requests, said), buttons_html(form, requests)),
+            **{f"idle:{name}": words for name, words in without_effect(form, listing).items()},
         },
     }
 
@@ -257,6 +258,7 @@ def _optimization(row: Mapping[str, Any], form: FormFields) -> Html:
     return tag(
         "div",
         tag("label", box, tag("b", row["title"]), class_="mv-opt-head"),
+        tag("p", data_part=f"idle:{name}", class_="mv-idle"),
         tag("p", row["sentence"], " ", _CLAIMS[row["claim"]]),
         _fault(f"o:{name}"),
         tag("div", *knobs, class_="mv-knobs mv-opt-knobs") if knobs else Html(""),

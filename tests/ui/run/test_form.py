@@ -212,6 +212,22 @@ def test_the_form_shows_what_there_is_and_escapes_it() -> None:
     assert "No CUDA device" not in with_device
 
 
+@pytest.mark.parametrize(
+    "fields, idle",
+    [
+        ({"workload": "tiny"}, {"idle:checkpoint": "Has an effect in training only."}),
+        ({"workload": "tiny", "w:mode": "training"}, {}),
+        ({"workload": "tiny", "w:mode": "inference,training"}, {}),
+        ({"workload": "tiny", "o:checkpoint": True}, {}),
+        ({"workload": "other"}, {}),
+    ],
+)
+def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str, Any], idle: dict[str, str]) -> None:
+    form = form_fields_of(fields, LISTING)
+    parts = form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]
+    assert {name: said for name, said in parts.items() if name.startswith("idle:")} == idle
+
+
 def test_the_button_counts() -> None:
     form = form_fields_of({"workload": "tiny", "o:split": True, "o:split:parts": "2,8"}, LISTING)
     value = form_value(form, requests_of(form, LISTING), LISTING, version="1")
