@@ -31,7 +31,11 @@ _ARGUMENTS = [
 _SIZE = {"width": 1440, "height": 1000}
 _PATIENCE_SECONDS = 120
 # What Gradio says of its own open connections when the page that holds them goes.
-_CUT_BY_LEAVING = ("AbortError: signal is aborted", "Unexpected error Connection errored out")
+_CUT_BY_LEAVING = (
+    "AbortError: signal is aborted",
+    "AbortError: BodyStreamBuffer was aborted",
+    "Unexpected error Connection errored out",
+)
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 
 
