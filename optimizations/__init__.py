@@ -49,9 +49,11 @@ class Optimization(Protocol):
     # May be left out: `withholds: ClassVar[tuple[str, ...]]`, names of outputs that the model gives no more;
     # `needs_optimizer: ClassVar[bool]`, whether it changes how an optimizer steps and nothing else;
     # `trains_others: ClassVar[bool]`, whether weights are trained that are not the model's own, and these no more;
-    # a knob `micro_batches`, which a run sets to how many backward passes make its step;
+    # `shrinks_weights: ClassVar[bool]`, whether weights take less from then on, so that it may come before they are
+    # on the device; a knob `micro_batches`, which a run sets to how many backward passes make its step;
     # `changes_loop: ClassVar[bool]`, whether it changes how a step goes through its batch and nothing of the model:
-    # then `split` gives the pieces; `needs_cache: ClassVar[bool]`, whether it has an effect only where a model is told
+    # then `split` gives the pieces; `only_on: ClassVar[str]`, the only kind of model that it has an effect on, as in
+    # "an autoencoder"; `needs_cache: ClassVar[bool]`, whether it has an effect only where a model is told
     # to keep keys and values.
 
     @property

@@ -12,11 +12,16 @@ matrix is read twice a step as before, and nothing is computed again. What to kn
 * The gradient of the head's matrix is added up piece by piece in the matrix's dtype (fp32 for fp16), where one product
   over all tokens would round once. It is made in the forward pass and waits for backward, which may come once.
 * PyTorch has the same as `torch.nn.functional.linear_cross_entropy` from 2.13 on; this works with those before, too.
+* `by="liger"` leaves it to Liger's kernels, where liger-kernel and a GPU are there. How many tokens a piece has that
+  library decides, so that a piece's logits take about as much as all hidden states: their number over the words a
+  channel, rounded up to a power of two. Gradients are made in the forward pass there, too.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, NoReturn
@@ -27,6 +32,8 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 IGNORED = -100
+_BY = ("torch", "liger")
+_TOKENS = 1024
 _LOSS = "ForCausalLMLoss"
 _CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
 
@@ -36,9 +43,10 @@ class ChunkedCrossEntropy:
     """`undo = ChunkedCrossEntropy().apply(model)`, then `model(input_ids=..., labels=...).loss` as before."""
 
     tokens: int = field(
-        default=1024,
+        default=_TOKENS,
         metadata={"help": "tokens whose logits exist at once", "least": 1, "says": "logits of {} tokens at once"},
     )
+    by: str = field(default="torch", metadata={"help": "whose kernels: PyTorch's, or a library's", "choices": _BY})
 
     name: ClassVar[str] = "chunked_cross_entropy"
     title: ClassVar[str] = "Loss in pieces"
@@ -53,6 +61,12 @@ class ChunkedCrossEntropy:
     def __post_init__(self) -> None:
         if self.tokens < 1:
             raise ValueError(f"tokens is {self.tokens}; a piece has at least 1.")
+        if self.by not in _BY:
+            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
+        if self.by == "liger" and self.tokens != _TOKENS:
+            raise ValueError(
+                "How many tokens a piece has, Liger decides by itself: leave tokens out, or take by=torch."
+            )
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:
@@ -66,6 +80,8 @@ class ChunkedCrossEntropy:
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
             raise ValueError("Inference has no loss: train, or leave the loss in pieces out.")
+        if self.by == "liger":
+            _liger()
         for name, language_model in _language_models(model):
             _refuse_other_heads(name, language_model)
 
@@ -73,7 +89,7 @@ class ChunkedCrossEntropy:
         self.check(model, training=True)
         chosen = [language_model for _, language_model in _language_models(model)]
         for language_model in chosen:
-            language_model.__dict__["forward"] = _InPieces(language_model, self.tokens)
+            language_model.__dict__["forward"] = _InPieces(language_model, self.tokens, self.by)
 
         def undo() -> None:
             for language_model in chosen:
@@ -187,8 +203,8 @@ def _sum_dtype(weight: Tensor) -> torch.dtype:
 class _InPieces:
     """Stands as a model's `forward`. An object, so that copies and files of a model take it along."""
 
-    def __init__(self, model: nn.Module, tokens: int) -> None:
-        self.model, self.tokens = model, tokens
+    def __init__(self, model: nn.Module, tokens: int, by: str = "torch") -> None:
+        self.model, self.tokens, self.by = model, tokens, by
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         model: Any = self.model
@@ -227,6 +243,8 @@ class _InPieces:
         head: Any = self.model.get_output_embeddings()  # type: ignore[operator]
 
         def whole(hidden: Tensor) -> tuple[Tensor, Tensor]:
+            if self.by == "liger":
+                return _by_liger(hidden, head, shift_labels.to(hidden.device), ignore_index)
             return chunked_cross_entropy(
                 hidden, head.weight, shift_labels.to(hidden.device), head.bias, tokens=self.tokens, ignored=ignore_index
             )
@@ -237,6 +255,24 @@ class _InPieces:
         head.__dict__["forward"] = NoLogits
         loss: Tensor = total / (count if num_items_in_batch is None else num_items_in_batch)
         return loss
+
+
+def _by_liger(hidden: Tensor, head: Any, targets: Tensor, ignored: int) -> tuple[Tensor, Tensor]:
+    if hidden.device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise ValueError("Liger's kernels run on a GPU alone: on the processor leave by=torch.")
+    loss = _liger()(ignore_index=ignored, reduction="sum")
+    total: Tensor = loss(head.weight, hidden.reshape(-1, hidden.shape[-1]), targets.reshape(-1), head.bias)
+    return total, (targets != ignored).sum()
+
+
+def _liger() -> Any:
+    try:
+        return importlib.import_module("liger_kernel.transformers").LigerFusedLinearCrossEntropyLoss
+    except ImportError as error:
+        raise ValueError(
+            f"by=liger needs libraries that are not installed ({error}): pip install liger-kernel triton, or leave "
+            "by=torch."
+        ) from None
 
 
 class NoLogits:

@@ -11,10 +11,14 @@ the wide ones exist for one weight at a time. What to know before using it:
 * States of fewer than `least` numbers stay as they are, and so do counters.
 * It goes by torch's hooks of an optimizer's step, for those of `torch.optim` that step each weight by itself.
 * While a step lasts, the gradients are set aside. A closure is not called a second time.
+* `by="bitsandbytes"` has that library step what `torch.optim.AdamW` would, where it is installed: one kernel reads and
+  writes the bytes, and wide states never exist. It begins with states of its own, so apply it before the first step;
+  undo hands them to torch's optimizer. On the processor it needs bitsandbytes 0.50 or newer.
 """
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +29,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+_BY = ("torch", "bitsandbytes")
+_HELD = "by_bitsandbytes"
 _BLOCK = 256
 _PIECE = 1 << 24
 """Numbers that are packed at once, so that what that takes itself stays small."""
@@ -37,6 +43,7 @@ class EightBitStates:
     """`undo = EightBitStates().apply(model)`, then train as before."""
 
     least: int = field(default=4096, metadata={"help": "states of fewer numbers stay as they are", "least": 1})
+    by: str = field(default="torch", metadata={"help": "what packs and steps: this file, or a library", "choices": _BY})
 
     name: ClassVar[str] = "eight_bit_states"
     title: ClassVar[str] = "Optimizer states in 8 bits"
@@ -51,6 +58,8 @@ class EightBitStates:
     def __post_init__(self) -> None:
         if self.least < 1:
             raise ValueError(f"least is {self.least}; it is 1 or more.")
+        if self.by not in _BY:
+            raise ValueError(f"by is {self.by!r}; it is one of {', '.join(_BY)}.")
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "training", "lossy"]:
@@ -64,9 +73,11 @@ class EightBitStates:
     def check(self, model: nn.Module, *, training: bool) -> None:
         if not training:
             raise ValueError("Inference has no optimizer: train, or leave its states out.")
+        if self.by == "bitsandbytes":
+            _bitsandbytes()
 
     def apply(self, model: nn.Module) -> Callable[[], None]:
-        steps = _Steps(model, self.least)
+        steps = _Steps(model, self.least) if self.by == "torch" else _StepsOfBitsandbytes(model, self.least)
         before = register_optimizer_step_pre_hook(steps.before)
         after = register_optimizer_step_post_hook(steps.after)
 
@@ -74,7 +85,7 @@ class EightBitStates:
             before.remove()
             after.remove()
             for optimizer in steps.stepped:
-                _unpack_all(optimizer)
+                steps.unpack(optimizer)
 
         # Nobody need undo it for a model that is gone.
         return weakref.finalize(model, undo)
@@ -169,7 +180,7 @@ class _Steps:
         ]
         if not todo:
             return
-        _refuse_others(optimizer)
+        self.refuse(optimizer, [weight for weight, _ in todo])
         self.stepped.add(optimizer)
         gradients = {weight: weight.grad for weight, _ in todo}
         for parameter in gradients:
@@ -177,27 +188,30 @@ class _Steps:
         try:
             for weight, group in todo:
                 weight.grad = gradients[weight]
-                optimizer.param_groups = [{**group, "params": [weight]}]
-                self.step(optimizer, weight)
+                self.step(optimizer, weight, group)
                 weight.grad = None
         finally:
-            optimizer.param_groups = groups
             self.aside = gradients
 
     # An optimizer that steps one weight at a time, during backward, looks for this.
     before.of_each_weight = True  # type: ignore[attr-defined]
 
-    def step(self, optimizer: Optimizer, weight: nn.Parameter) -> None:
+    def refuse(self, optimizer: Optimizer, weights: list[nn.Parameter]) -> None:
+        _refuse_others(optimizer)
+
+    def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
         for key, packed in list(_packed_in(state)):
             state[key] = packed.unpacked()
-        step: Any = type(optimizer).step
-        step = step.__wrapped__ if getattr(step, "hooked", False) else step
-        with torch.no_grad():
-            step(optimizer)
-            for key, value in list(state.items()):
-                if isinstance(value, Tensor) and value.is_floating_point() and value.numel() >= self.least:
-                    state[key] = Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
+        _step_one(optimizer, weight, group)
+        for key, value in list(state.items()):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() >= self.least:
+                state[key] = Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
+
+    def unpack(self, optimizer: Optimizer) -> None:
+        for state in optimizer.state.values():
+            for key, packed in list(_packed_in(state)):
+                state[key] = packed.unpacked()
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         for weight, gradient in self.aside.items():
@@ -213,10 +227,19 @@ def _packed_in(state: Mapping[str, Any]) -> Iterator[tuple[str, Packed]]:
             yield key, value
 
 
-def _unpack_all(optimizer: Optimizer) -> None:
-    for state in optimizer.state.values():
-        for key, packed in list(_packed_in(state)):
-            state[key] = packed.unpacked()
+@torch.no_grad()
+def _step_one(optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
+    """Without hooks: whose step this is has been said, and its end is not here."""
+    groups, step = optimizer.param_groups, _plain(type(optimizer).step)
+    optimizer.param_groups = [{**group, "params": [weight]}]
+    try:
+        step(optimizer)
+    finally:
+        optimizer.param_groups = groups
+
+
+def _plain(step: Any) -> Any:
+    return step.__wrapped__ if getattr(step, "hooked", False) else step
 
 
 def _refuse_others(optimizer: Optimizer) -> None:
@@ -225,3 +248,65 @@ def _refuse_others(optimizer: Optimizer) -> None:
         raise ValueError(
             f"{kind.__name__} may need all states at once; one of torch.optim other than LBFGS has them packed."
         )
+
+
+@dataclass(frozen=True)
+class Held:
+    """What bitsandbytes remembers of a weight, by its names. Not tensors by themselves: torch would widen those."""
+
+    states: dict[str, Any]
+
+
+class _StepsOfBitsandbytes(_Steps):
+    """The same order of steps, each made by that library's optimizer, whose states stand where torch's would."""
+
+    def __init__(self, model: nn.Module, least: int) -> None:
+        super().__init__(model, least)
+        self.library = _bitsandbytes()
+        # Made of a weight of nobody's, since others listen for optimizers of the model's.
+        self.theirs = self.library.optim.AdamW8bit([nn.Parameter(torch.zeros(1))], min_8bit_size=least)
+        self.theirs.state.clear()
+
+    def refuse(self, optimizer: Optimizer, weights: list[nn.Parameter]) -> None:
+        if type(optimizer) is not torch.optim.AdamW or any(
+            group["amsgrad"] or group["maximize"] for group in optimizer.param_groups
+        ):
+            raise ValueError("by=bitsandbytes steps torch.optim.AdamW without amsgrad and maximize: leave by=torch.")
+        if any(weight in optimizer.state and _HELD not in optimizer.state[weight] for weight in weights):
+            raise ValueError("bitsandbytes begins with states of its own: apply it before the first step.")
+
+    def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
+        state = optimizer.state[weight]
+        held = state.get(_HELD)
+        if held is not None:
+            self.theirs.state[weight] = held.states
+        # As they are now: a scheduler may have changed them since the last step.
+        now = {name: group[name] for name in ("betas", "eps", "weight_decay")} | {"lr": float(group["lr"])}
+        _step_one(self.theirs, weight, {**self.theirs.defaults, **now})
+        # States live as long as torch's optimizer remembers them.
+        held = state[_HELD] = Held(self.theirs.state.pop(weight))
+        state["step"] = torch.tensor(float(held.states["step"]))
+
+    def unpack(self, optimizer: Optimizer) -> None:
+        for weight, state in optimizer.state.items():
+            held = state.pop(_HELD, None)
+            if held is not None:
+                for number, key in enumerate(("exp_avg", "exp_avg_sq"), start=1):
+                    state[key] = self._unpacked(held.states, number).to(weight.dtype).view_as(weight)
+
+    def _unpacked(self, states: dict[str, Any], number: int) -> Tensor:
+        state: Tensor = states[f"state{number}"]
+        if state.is_floating_point():
+            return state
+        scales, codes = states[f"absmax{number}"], states[f"qmap{number}"]
+        wide: Tensor = self.library.functional.dequantize_blockwise(state, absmax=scales, code=codes, blocksize=_BLOCK)
+        return wide
+
+
+def _bitsandbytes() -> Any:
+    try:
+        return importlib.import_module("bitsandbytes")
+    except ImportError:
+        raise ValueError(
+            "by=bitsandbytes needs a library that is not installed: pip install bitsandbytes, or leave by=torch."
+        ) from None

@@ -51,6 +51,7 @@ class KvCache:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+    only_on: ClassVar[str] = "a language model that writes"
     needs_cache: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -138,6 +139,13 @@ def _caching(model: nn.Module) -> Any:
     """The outermost model that takes a cache; those inside are given it."""
     for module in model.modules():
         known = inspect.signature(type(module).forward).parameters
-        if {"past_key_values", "use_cache"} <= set(known) and hasattr(module, "config"):
+        takes_one = {"past_key_values", "use_cache"} <= set(known) and hasattr(module, "config")
+        if takes_one and not _only_reads(module):
             return module
     raise ValueError("No language model of transformers that keeps keys and values was found here.")
+
+
+def _only_reads(model: nn.Module) -> bool:
+    """An encoder, such as BERT: its class takes a cache for those who make a decoder of it."""
+    said = [module.is_decoder for module in model.modules() if isinstance(getattr(module, "is_decoder", None), bool)]
+    return bool(said) and not any(said)

@@ -10,7 +10,12 @@ what is computed depends on `skip` alone. What to know before using it:
 * Trained weights would lose their small updates, so they are refused: freeze them and train adapters.
 * Autograd keeps the weights that a backward pass needs, cast up. So with frozen weights, too, training gains only
   under checkpointing.
+* Applied before `model.to("cuda")`, it rounds in host memory, and the wide weights never lie on the card.
 * The whole model as one piece saves nothing while it runs, only between runs.
+* `ahead` casts the next piece up on a CUDA stream of its own while one computes, so that two pieces are up at once. It
+  goes by the order of the forward pass before, and casting down stays on the stream that computes. Where weights wait
+  on the host, only those that came together with the piece that computes are cast ahead. There is no `non_blocking`:
+  that is about copies between host and device, and a cast on one device never makes anybody wait.
 * It comes after splitting feed-forwards and before checkpointing.
 * A model that is converted (`.half()`, `.to(dtype)`) or gets other weights is cast again by its next forward pass, and
   then computes in what it was converted to. Until then its weights are as wide as they came.
@@ -18,6 +23,7 @@ what is computed depends on `skip` alone. What to know before using it:
 
 from __future__ import annotations
 
+import contextlib
 import dis
 import inspect
 import re
@@ -71,6 +77,7 @@ class LayerwiseCasting:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+    shrinks_weights: ClassVar[bool] = True
 
     storage: str = field(
         default="float8_e4m3fn", metadata={"help": "what weights rest in", "choices": _SMALL, "says": "weights in {}"}
@@ -86,6 +93,10 @@ class LayerwiseCasting:
         metadata={"help": "patterns of module names to leave alone; @declared: those that the model's class asks for"},
     )
     skip_classes: str = field(default="", metadata={"help": "names of module classes to leave alone"})
+    ahead: bool = field(
+        default=False,
+        metadata={"help": "cast the next piece up beside the computation, on a stream: two are up at once, less waits"},
+    )
 
     def __post_init__(self) -> None:
         for knob, choices in (("storage", _SMALL), ("compute", _WIDE), ("granularity", _PIECES)):
@@ -96,6 +107,8 @@ class LayerwiseCasting:
                 re.compile(pattern)
             except re.error as error:
                 raise ValueError(f"{pattern!r} in skip is not a regular expression: {error}.") from None
+        if self.ahead and self.granularity == "model":
+            raise ValueError("Of one piece there is no next one to cast ahead: choose granularity=leaf or block.")
         if self.compute != "own":
             _check_holds(_DTYPES[self.storage], _DTYPES[self.compute])
 
@@ -141,13 +154,17 @@ class LayerwiseCasting:
         telling, undo = _telling(model, weights), []
         for module, (kind, first) in telling.items():
             module.__class__ = _telling_class(kind, first)
-        for module, unit in _units(model, weights, self.granularity):
+        ahead = _Ahead() if self.ahead else None
+        for module, unit in _units(model, weights, self.granularity, ahead):
             undo.append(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
             undo.append(module.register_forward_hook(unit.leave, always_call=True).remove)
         for module in self._converted(model, cast).values():
             convert = _Convert(_DTYPES[self.compute], next(module.parameters()).dtype)
             undo.append(module.register_forward_pre_hook(convert.enter, with_kwargs=True).remove)
             undo.append(module.register_forward_hook(convert.leave).remove)
+        if ahead is not None:
+            undo.append(model.register_forward_pre_hook(ahead.begin, prepend=True).remove)
+            undo.append(model.register_forward_hook(ahead.end, always_call=True).remove)
         for resting in weights.values():
             resting.rest()
 
@@ -238,6 +255,8 @@ class _Weight:
         self.compute = compute
         """None: in its own dtype, whatever the model is converted to."""
         self.users = 0
+        self.ready: tuple[Tensor, int, Tensor] | None = None
+        """Cast up ahead: what was at rest then, its version, and what became of it."""
         self.witness = f"_{owners[0][2]}_before_casting"
         """A buffer without elements, in the weight's own dtype: what rests in bf16 does not show `.to(bfloat16)`."""
 
@@ -251,7 +270,8 @@ class _Weight:
             self.look_again()
             if torch.is_grad_enabled() and self.weight.requires_grad:
                 raise ValueError(f"{self.owners[0][0]} has a trained weight, and is cast. {_TRAINED}")
-            _cast(self.weight, self.compute or self.own)
+            if not self._is_ready():
+                _cast(self.weight, self.compute or self.own)
             if torch.is_grad_enabled():
                 # Autograd may keep this, and must not find it cast down when the backward pass comes.
                 self._put(Parameter(self.weight.detach(), requires_grad=False))
@@ -262,6 +282,25 @@ class _Weight:
         if self.users == 0:
             self._put(self.weight)
             _cast(self.weight, self.storage)
+
+    def make_ready(self) -> None:
+        """Casts up what the next forward pass to need it will take; it rests until then."""
+        if self.users == 0 and self.weight.dtype is self.storage:
+            with torch.inference_mode(False):
+                rests = self.weight.data
+                self.ready = rests, self.weight._version, rests.to(self.compute or self.own)
+
+    def _is_ready(self) -> bool:
+        """Whether the weight was cast up ahead, and is up now. What has changed since is not taken."""
+        if self.ready is None:
+            return False
+        (rests, version, wide), self.ready = self.ready, None
+        now = self.weight
+        same = now.data_ptr() == rests.data_ptr() and now._version == version and now.device == rests.device
+        if same and wide.dtype is (self.compute or self.own):
+            now.data = wide
+            return True
+        return False
 
     def look_again(self) -> None:
         """Since the last forward pass the model may have been converted, or have got other weights."""
@@ -313,19 +352,85 @@ class _Weight:
 class _Unit:
     """Weights that go up before a module's forward pass and down after it, even if it ends in an exception."""
 
-    def __init__(self, weights: list[_Weight]) -> None:
-        self.weights = weights
+    def __init__(self, weights: list[_Weight], ahead: _Ahead | None) -> None:
+        self.weights, self.ahead = weights, ahead
         self.risen: list[list[_Weight]] = []
 
     def enter(self, module: nn.Module, args: Any) -> None:
+        if self.ahead is not None:
+            self.ahead.arrive_at(self)
         self.risen.append([])
         for weight in self.weights:
             weight.up()
             self.risen[-1].append(weight)
+        if self.ahead is not None:
+            self.ahead.go_on_from(self)
 
     def leave(self, module: nn.Module, args: Any, output: Any) -> None:
         for weight in self.risen.pop() if self.risen else ():
             weight.down()
+
+
+class _Ahead:
+    """Casts the next unit up beside the one that computes, in the order of the forward pass of the model before.
+
+    Memory that the stream takes was used by nothing launched later than when the stream begins to wait for the one
+    that computes, and that one waits for it before it reads: so neither overwrites what the other still needs.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[_Unit] = []
+        """Of the pass before; of this one, those so far."""
+        self.so_far: list[_Unit] | None = None
+        self.next: _Unit | None = None
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files of a model have streams of their own."""
+        return {**vars(self), "streams": {}}
+
+    def begin(self, *_: Any) -> None:
+        self.so_far = []
+
+    def end(self, *_: Any) -> None:
+        self.order, self.so_far = self.so_far or [], None
+        self.arrive_at(None)
+
+    def arrive_at(self, unit: _Unit | None) -> None:
+        if self.next is None:
+            return
+        if unit is self.next:
+            for device, stream in self.streams.items():
+                torch.cuda.current_stream(device).wait_stream(stream)
+        else:
+            for weight in self.next.weights:
+                weight.ready = None
+        self.next = None
+
+    def go_on_from(self, unit: _Unit) -> None:
+        if self.so_far is None:
+            # A backward pass that runs blocks again goes through them in another order.
+            return
+        self.so_far.append(unit)
+        done = len(self.so_far)
+        if done < len(self.order) and self.order[done - 1] is unit:
+            self.next, here = self.order[done], unit.weights[0].weight.device
+            with self._stream_of(here):
+                for weight in self.next.weights:
+                    if weight.weight.device == here:
+                        weight.make_ready()
+
+    @contextlib.contextmanager
+    def _stream_of(self, device: torch.device) -> Iterator[None]:
+        if device.type != "cuda":
+            yield
+            return
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self.streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
 
 
 def _owners(model: nn.Module) -> dict[Parameter, list[_Owner]]:
@@ -361,7 +466,7 @@ def _in_order(module: nn.Module) -> list[Parameter]:
 
 
 def _units(
-    model: nn.Module, weights: Mapping[Parameter, _Weight], granularity: str
+    model: nn.Module, weights: Mapping[Parameter, _Weight], granularity: str, ahead: _Ahead | None
 ) -> Iterator[tuple[nn.Module, _Unit]]:
     blocks = [model] if granularity == "model" else list(_blocks(model)) if granularity == "block" else []
     inside = {module for block in blocks for module in block.modules()}
@@ -369,7 +474,7 @@ def _units(
     readers = {module: read for module in model.modules() if (read := _reads(module))}
     for module, used in [*((module, _in_order(module)) for module in (*blocks, *leaves)), *readers.items()]:
         if unit := [weights[weight] for weight in used if weight in weights]:
-            yield module, _Unit(unit)
+            yield module, _Unit(unit, ahead)
 
 
 def _blocks(module: nn.Module) -> Iterator[nn.Module]:

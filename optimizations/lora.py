@@ -84,7 +84,7 @@ class Lora:
             weight.requires_grad_(False)
         known = set(vars(model))
         if self.by == "peft":
-            self._inject(model, [name for names in chosen.values() for name in names])
+            self._inject(model, chosen)
         else:
             adapted = {layer: Adapted(layer, self.rank, self.alpha) for layer in chosen}
             for owner, last, layer in places:
@@ -100,9 +100,12 @@ class Lora:
 
         return undo
 
-    def _inject(self, model: nn.Module, names: list[str]) -> None:
+    def _inject(self, model: nn.Module, chosen: Mapping[nn.Module, list[str]]) -> None:
         peft = _peft()
-        config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names)
+        names = [name for names in chosen.values() for name in names]
+        # As GPT-2's Conv1D have their matrices; where it differs from layer to layer, it finds out by itself.
+        turned = not any(isinstance(layer, nn.Linear) for layer in chosen)
+        config = peft.LoraConfig(r=self.rank, lora_alpha=self.alpha, target_modules=names, fan_in_fan_out=turned)
         peft.inject_adapter_in_model(config, model)
 
     def code(self) -> str:

@@ -30,6 +30,7 @@ class VaeSlicing:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+    only_on: ClassVar[str] = "an autoencoder"
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:

@@ -33,6 +33,7 @@ class VaeTiling:
     )
     not_with: ClassVar[Mapping[str, str]] = {}
     needs: ClassVar[Literal["any", "training", "inference"]] = "inference"
+    only_on: ClassVar[str] = "an autoencoder"
 
     @property
     def claim(self) -> Literal["bitwise", "rounding", "lossy"]:

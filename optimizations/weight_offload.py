@@ -6,8 +6,10 @@ it, between its forward passes. A part stays until another one computes, as with
 of a denoiser find its weights there. Nothing is computed otherwise. What to know before using it:
 
 * It is for inference: autograd would keep the weights of every module on the device until backward.
-* Every forward pass copies all weights over the bus, 1 GiB in 40 ms or so, before each module computes: copies do not
-  run beside the computation.
+* Every forward pass copies all weights over the bus, 1 GiB in 40 ms or so, before each module computes.
+* `ahead` copies the next piece on a CUDA stream of its own while one computes, in the order of the forward pass before,
+  so that two pieces are on the device at once. Copies out of pinned memory need no word to run by themselves:
+  they always are `non_blocking`.
 * With `block` what lies outside of the blocks stays on the device: embeddings, norms, the head.
 * Host memory is pinned, in one piece a weight, and PyTorch rounds each piece up to a power of two. `most_gib` bounds
   what is held there, so rounded: modules beyond it stay on the device.
@@ -41,6 +43,13 @@ class WeightOffload:
     group: int = field(default=1, metadata={"help": "with blocks: so many after each other as one", "least": 1})
     most_gib: float = field(default=0.0, metadata={"help": "pinned on the host at most; 0 is no bound", "unit": "GiB"})
 
+    ahead: bool = field(
+        default=False,
+        metadata={
+            "help": "bring the next piece beside the computation, on a stream: two are there at once, less waits"
+        },
+    )
+
     name: ClassVar[str] = "weight_offload"
     title: ClassVar[str] = "Weights wait on the host"
     sentence: ClassVar[str] = (
@@ -53,6 +62,10 @@ class WeightOffload:
     def __post_init__(self) -> None:
         if self.granularity not in _PIECES:
             raise ValueError(f"granularity is {self.granularity!r}; it is one of {', '.join(_PIECES)}.")
+        if self.ahead and self.granularity == "model":
+            raise ValueError(
+                "Of one piece there is no next one to bring ahead: choose granularity=block, leaf or part."
+            )
         if self.group < 1 or self.most_gib < 0:
             raise ValueError("group is 1 or more, most_gib is 0 or more.")
 
@@ -96,6 +109,12 @@ class WeightOffload:
             for unit in units:
                 unit.until = units
             undo.callback(model.register_forward_hook(_Away(units), always_call=True).remove)
+        if self.ahead:
+            ahead = _Ahead()
+            for unit in units:
+                unit.ahead = ahead
+            undo.callback(model.register_forward_pre_hook(ahead.begin, prepend=True).remove)
+            undo.callback(model.register_forward_hook(ahead.end, always_call=True).remove)
         for unit in units:
             for module in unit.modules:
                 undo.callback(module.register_forward_pre_hook(unit.enter, prepend=True).remove)
@@ -144,6 +163,8 @@ class _Weight:
         self.parameter = parameter
         self.device = parameter.device
         self.host: Tensor | None = None
+        self.ready: tuple[Tensor, int, Tensor] | None = None
+        """Brought ahead: what was on the host then, its version, and the copy of it."""
         self.users = 0
 
     def rest(self) -> None:
@@ -154,7 +175,22 @@ class _Weight:
         if self.users == 1:
             # As it is now: it may have been loaded or converted since.
             self.host = self.parameter.data
-            self.parameter.data = _on_device(self.host, self.device)
+            here = self._brought()
+            self.parameter.data = _on_device(self.host, self.device) if here is None else here
+
+    def make_ready(self) -> None:
+        if not self.users and self.host is not None:
+            now = self.parameter.data
+            self.ready = now, self.parameter._version, _on_device(now, self.device)
+
+    def _brought(self) -> Tensor | None:
+        """What came ahead, where nothing has changed since."""
+        if self.ready is None:
+            return None
+        (host, version, here), self.ready = self.ready, None
+        now = self.parameter
+        same = now.data_ptr() == host.data_ptr() and now.dtype is host.dtype and now._version == version
+        return here if same else None
 
     def go(self) -> None:
         self.users -= 1
@@ -175,14 +211,19 @@ class _Unit:
         self.here = False
         self.until: list[_Unit] = []
         """All of them, where a unit stays until another one comes."""
+        self.ahead: _Ahead | None = None
 
     def enter(self, module: nn.Module, _: Any) -> None:
         if not self.here:
             for unit in self.until:
                 unit.go()
             self.here = True
+            if self.ahead is not None:
+                self.ahead.arrive_at(self)
             for weight in self.weights:
                 weight.come()
+            if self.ahead is not None:
+                self.ahead.go_on_from(self)
 
     def leave(self, module: nn.Module, *_: Any) -> None:
         if not self.until and module is self.modules[-1]:
@@ -197,6 +238,66 @@ class _Unit:
     def restore(self) -> None:
         for weight in self.weights:
             weight.restore()
+
+
+class _Ahead:
+    """Brings the next unit beside the one that computes, in the order of the forward pass of the model before.
+
+    Memory that the stream takes was used by nothing launched later than when the stream begins to wait for the one
+    that computes, and that one waits for it before it reads: so neither overwrites what the other still needs.
+    """
+
+    def __init__(self) -> None:
+        self.order: list[_Unit] = []
+        """Of the pass before."""
+        self.so_far: list[_Unit] | None = None
+        self.next: _Unit | None = None
+        self.streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Copies and files of a model have streams of their own."""
+        return {**vars(self), "streams": {}}
+
+    def begin(self, *_: Any) -> None:
+        self.so_far = []
+
+    def end(self, *_: Any) -> None:
+        self.order, self.so_far = self.so_far or [], None
+        self.arrive_at(None)
+
+    def arrive_at(self, unit: _Unit | None) -> None:
+        if self.next is None:
+            return
+        if unit is self.next:
+            for device, stream in self.streams.items():
+                torch.cuda.current_stream(device).wait_stream(stream)
+        else:
+            for weight in self.next.weights:
+                weight.ready = None
+        self.next = None
+
+    def go_on_from(self, unit: _Unit) -> None:
+        if self.so_far is None:
+            return
+        self.so_far.append(unit)
+        done = len(self.so_far)
+        if done < len(self.order) and self.order[done - 1] is unit:
+            self.next = self.order[done]
+            for weight in self.next.weights:
+                with self._stream_of(weight.device):
+                    weight.make_ready()
+
+    @contextlib.contextmanager
+    def _stream_of(self, device: torch.device) -> Iterator[None]:
+        if device.type != "cuda":
+            yield
+            return
+        if device not in self.streams:
+            self.streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream = self.streams[device]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            yield
 
 
 class _Away:

@@ -11,6 +11,7 @@ faster. Backward unpacks again, so in training with adapters no unpacked matrix 
 * Trained weights are refused: freeze them and train adapters, which come before this.
 * `by="torchao"` leaves rounding, and how its matrices multiply, to that library, where it is installed: its 8 bits have
   a scale for each output, its 4 bits want bf16 and kernels for the GPU at hand.
+* Applied before `model.to("cuda")`, it rounds in host memory, and the wide weights never lie on the card.
 * The weights as they were wait in host memory, so that undo brings them back. With `keep=False` they are gone, and undo
   gives what the codes stand for.
 """
@@ -66,6 +67,7 @@ class WeightQuantization:
         "weight_offload": "codes are no parameters, and only those would move.",
     }
     needs: ClassVar[Literal["any", "training", "inference"]] = "any"
+    shrinks_weights: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         if self.bits not in (8, 4):
@@ -106,7 +108,7 @@ class WeightQuantization:
         if self.by == "torchao":
             return self._apply_torchao(model, set(chosen.values()))
         quantized = {layer: self._quantized(layer) for layer in chosen.values()}
-        kept = {layer: layer.weight.detach().cpu() for layer in quantized} if self.keep else {}
+        kept = {layer: _on_host(layer.weight.detach()) for layer in quantized} if self.keep else {}
         for name, layer in chosen.items():
             _put(model, name, quantized[layer])
         for layer in quantized:
@@ -130,7 +132,7 @@ class WeightQuantization:
         quantization = _torchao()
         eight, four = quantization.Int8WeightOnlyConfig, quantization.Int4WeightOnlyConfig
         before = {layer: layer.weight for layer in layers}
-        kept = {layer: weight.detach().cpu() for layer, weight in before.items()} if self.keep else {}
+        kept = {layer: _on_host(weight.detach()) for layer, weight in before.items()} if self.keep else {}
 
         def undo() -> None:
             for layer, parameter in before.items():
@@ -220,6 +222,11 @@ class Quantized(nn.Module):
         """For whoever asks for its dtype, its device or its shape. It is made anew each time."""
         return self.unpacked()
 
+    @property
+    def replaced(self) -> int:
+        """How many weights the codes stand for."""
+        return int(self.in_features * self.out_features)
+
     def unpacked(self) -> Tensor:
         codes = self.codes
         if self.bits == 4:
@@ -268,6 +275,11 @@ def _packed(weight: Tensor, group: int, bits: int, kind: torch.dtype) -> tuple[T
     if bits == 4:
         codes = codes[:, ::2] | codes[:, 1::2] << 4
     return codes, scales
+
+
+def _on_host(tensor: Tensor) -> Tensor:
+    """Of a model without values there is nothing to copy."""
+    return tensor if tensor.device.type == "meta" else tensor.cpu()
 
 
 def _is_torchao(module: nn.Module) -> bool:

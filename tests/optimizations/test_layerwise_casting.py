@@ -359,6 +359,10 @@ def test_a_second_casting_is_refused():
         ({"skip": "norm,("}, "'(' in skip is not a regular expression"),
         ({"storage": "fp16", "compute": "bf16"}, "torch.bfloat16 save nothing when stored in fp16"),
         ({"storage": "bf16", "compute": "bf16"}, "save nothing"),
+        (
+            {"granularity": "model", "ahead": True},
+            "there is no next one to cast ahead: choose",
+        ),
     ],
     ids=str,
 )

@@ -1,13 +1,15 @@
 """Every pair that goes together, in the order of application, on two small models: as claimed, and undone to the bit.
 
-What changes the outputs is held against itself alone, so that whatever the other one breaks shows.
+What changes the outputs is held against itself alone, so that whatever the other one breaks shows. Some have a knob
+that takes another way through their code: those pairs are tried once more with it, on one model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import combinations
+from functools import cache
+from itertools import combinations, islice
 from typing import Any
 
 import pytest
@@ -23,8 +25,11 @@ from optimizations.chunked_feed_forward import ChunkedFeedForward
 from optimizations.eight_bit_states import EightBitStates
 from optimizations.flat_gradients import FlatGradients
 from optimizations.gradient_accumulation import GradientAccumulation
+from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.lora import Lora
 from optimizations.split_feed_forward import SplitFeedForward
+from optimizations.weight_offload import WeightOffload
+from optimizations.weight_quantization import WeightQuantization
 from tests.optimizations.pieces import parts_of
 from tests.optimizations.tiny import Case, autoencoder, flux, llama, ltx
 from tests.optimizations.whole import WIDTH, Whole
@@ -38,6 +43,11 @@ SMALL: dict[str, Optimization] = {
     )
 }
 """Cut so small that they have an effect on a small model."""
+OTHERWISE: dict[str, Optimization] = {
+    each.name: each
+    for each in (LayerwiseCasting(ahead=True), WeightOffload(ahead=True), WeightQuantization(codes="float8"))
+}
+"""The same by another way: on streams of their own, or with other codes."""
 
 
 def whole() -> Case:
@@ -57,7 +67,30 @@ def goes_together(pair: tuple[type[Optimization], type[Optimization]]) -> bool:
     return {kind.needs for kind in pair} != {"training", "inference"}
 
 
-PAIRS = [pair for pair in combinations(OPTIMIZATIONS, 2) if goes_together(pair)]
+def usual(kind: type[Optimization]) -> Optimization:
+    return SMALL.get(kind.name, kind())
+
+
+PAIRS = [(usual(one), usual(other)) for one, other in combinations(OPTIMIZATIONS, 2) if goes_together((one, other))]
+ONCE_MORE = [
+    pair
+    for one, other in PAIRS
+    for pair in (
+        (OTHERWISE.get(one.name), other),
+        (one, OTHERWISE.get(other.name)),
+        (OTHERWISE.get(one.name), OTHERWISE.get(other.name)),
+    )
+    if None not in pair and "allocator_settings" not in (one.name, other.name)
+]
+
+
+def named(pair: tuple[Optimization, Optimization]) -> str:
+    return " and ".join(each.name + "*" * (each in OTHERWISE.values()) for each in pair)
+
+
+def as_usual(change: Any) -> Any:
+    """What casts ahead gives the bits of what does not."""
+    return replace(change, ahead=False) if hasattr(change, "ahead") else change
 
 
 @pytest.fixture(autouse=True)
@@ -89,11 +122,14 @@ class Results:
 
 
 def results(case: Case, pieces: GradientAccumulation | None = None, *, training: bool) -> Results:
-    """The loss; in training its gradients too, and the weights after two steps, which are taken back."""
+    """The loss; in training its gradients too, and the weights after two steps, which are taken back.
+
+    In inference the loss twice, since some go by what the pass before has shown.
+    """
     torch.manual_seed(7)
     if not training:
         with torch.no_grad():
-            return Results({"loss": case.loss(case.model.eval())})
+            return Results({f"loss {number}": case.loss(case.model.eval()) for number in (1, 2)})
     case.model.train().zero_grad()
     loss = backward(case, pieces)
     numbers = {f"gradient {name}": each.grad for name, each in case.model.named_parameters() if each.grad is not None}
@@ -186,16 +222,32 @@ CANNOT_TRAIN = {("layerwise_casting", name) for name in ("checkpointing", "activ
 """What is quantized or cast cannot be trained, and these are for training; with adapters between them they go."""
 
 
-@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair[0].name} and {pair[1].name}")
-def test_together_they_keep_what_they_claim(pair: tuple[Any, Any]) -> None:
-    chosen = counted([SMALL.get(kind.name, kind()) for kind in pair])
-    training = any(kind.needs == "training" for kind in pair)
-    models = [make for make in CASES if takes(made(make), chosen, training=training)][:2]
+@cache
+def plainly(make: Callable[[], Case], *, training: bool) -> Results:
+    """As the model is; the same for all pairs."""
+    return results(made(make), training=training)
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=named)
+def test_together_they_keep_what_they_claim(pair: tuple[Optimization, Optimization]) -> None:
+    try_on(2, pair)
+
+
+@pytest.mark.parametrize("pair", ONCE_MORE, ids=named)
+def test_so_they_do_by_their_other_way(pair: tuple[Optimization, Optimization]) -> None:
+    try_on(1, pair)
+
+
+def try_on(count: int, pair: tuple[Optimization, Optimization]) -> None:
+    chosen = counted(list(pair))
+    training = any(change.needs == "training" for change in pair)
+    taking = (make for make in CASES if takes(made(make), chosen, training=training))
+    models = list(islice(taking, count))
     assert bool(models) != ((pair[0].name, pair[1].name) in CANNOT_TRAIN | NO_MODEL_HAS_BOTH)
     for make in models:
-        case = made(make)
-        weights, plain = weights_of(case.model), results(case, training=training)
-        lossy = [each for each in chosen if each.claim == "lossy"]
+        case, plain = made(make), plainly(make, training=training)
+        weights = weights_of(case.model)
+        lossy = [as_usual(each) for each in chosen if each.claim == "lossy"]
         order = ("bitwise", "rounding", "training")
         others = [each.claim for each in chosen if each.claim != "lossy"]
         claim = max(others, key=order.index, default="bitwise")
@@ -208,14 +260,17 @@ def test_together_they_keep_what_they_claim(pair: tuple[Any, Any]) -> None:
         assert not any({"forward", "_loss_function"} & set(vars(module)) for module in case.model.modules())
 
 
-@pytest.mark.parametrize("storing", ["layerwise_casting", "weight_quantization"])
-def test_what_cannot_train_goes_with_adapters_between(storing: str) -> None:
+@pytest.mark.parametrize(
+    ("storing", "otherwise"),
+    [(name, otherwise) for name in ("layerwise_casting", "weight_quantization") for otherwise in (False, True)],
+)
+def test_what_cannot_train_goes_with_adapters_between(storing: str, otherwise: bool) -> None:
     names = {name for pair in CANNOT_TRAIN for name in pair}
     names -= {"eight_bit_states", "flat_gradients", "layerwise_casting", "weight_quantization"} - {storing}
     rest = [kind for kind in OPTIMIZATIONS if kind.name in names]
-    chosen = counted([SMALL.get(kind.name, kind()) for kind in rest])
+    chosen = counted([OTHERWISE[storing] if kind.name == storing and otherwise else usual(kind) for kind in rest])
     case = made(llama)
     lora = SMALL["lora"]
-    stored = next(each for each in chosen if each.name == storing)
+    stored = next(as_usual(each) for each in chosen if each.name == storing)
     expected = changed(case, [lora, stored], training=True)
     compare(changed(case, [lora, *chosen], training=True), expected, "rounding")

@@ -12,6 +12,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
+from memviz.trace.model import Action
 from optimizations import apply_all, weight_offload
 from optimizations.layerwise_casting import LayerwiseCasting
 from optimizations.split_feed_forward import SplitFeedForward
@@ -21,6 +22,11 @@ from tests.optimizations.whole import Whole
 
 CASES = [bert, flux, gpt2, llama, ltx, stack, vit]
 WAYS = [WeightOffload(), WeightOffload(group=3), WeightOffload("leaf"), WeightOffload("model")]
+WAYS += [WeightOffload(ahead=True), WeightOffload("leaf", ahead=True)]
+
+
+def named(way: WeightOffload) -> str:
+    return f"{way.granularity} {way.group}{' ahead' * way.ahead}"
 
 
 @pytest.fixture
@@ -41,7 +47,7 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
 
 @pytest.mark.usefixtures("wrong_on_the_host")
 @pytest.mark.parametrize("case", CASES, ids=lambda each: each.__name__)
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.granularity} {way.group}")
+@pytest.mark.parametrize("way", WAYS, ids=named)
 def test_outputs_are_the_same_to_the_bit_and_so_are_weights_undone(case, way):
     made = case()
     before, expected = weights_of(made.model), output(made.model, made.loss)
@@ -58,7 +64,7 @@ def test_outputs_are_the_same_to_the_bit_and_so_are_weights_undone(case, way):
 
 
 @pytest.mark.usefixtures("wrong_on_the_host")
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: f"{way.granularity} {way.group}")
+@pytest.mark.parametrize("way", WAYS, ids=named)
 def test_a_forward_that_reads_its_layers_weights_finds_them(way):
     model, x = Whole(), torch.randn(2, 5, 16)
     SplitFeedForward(4).apply(model)
@@ -112,6 +118,8 @@ def test_tied_weights_are_counted_once():
 def test_what_would_save_nothing_is_refused():
     with pytest.raises(ValueError, match="Autograd keeps the weights"):
         WeightOffload().check(stack().model, training=True)
+    with pytest.raises(ValueError, match="Of one piece there is no next one"):
+        WeightOffload("model", ahead=True)
     with pytest.raises(ValueError, match="No blocks were found"):
         WeightOffload().check(nn.Linear(2, 2), training=False)
     model = stack().model
@@ -142,6 +150,45 @@ def test_the_device_holds_a_block_or_a_layer_and_the_bus_carries_the_rest():
     assert block.peak_allocated_bytes < group.peak_allocated_bytes < plain.peak_allocated_bytes
     assert leaf.peak_allocated_bytes < block.peak_allocated_bytes
     assert whole.peak_allocated_bytes > 0.99 * plain.peak_allocated_bytes
+
+
+def test_ahead_the_stream_brings_every_block_but_the_first_and_two_are_there_at_once():
+    settings = {"double_layers": "1", "single_layers": "3"}
+
+    def run(ahead: str):
+        chosen = (("weight_offload", {"ahead": ahead}),)
+        done = predict(plan_of(Request("flux", settings, chosen, numerics=False)), lambda _: None)
+        events = done.trace.devices[0].events
+        return done.run, events.size[(events.stream != 0) & (events.action == Action.ALLOC)]
+
+    (plain, nothing), (ahead, beside) = run("false"), run("true")
+    with torch.device("meta"):
+        model = workload_named("flux", settings).build()
+    single = [parameter.nbytes for parameter in model.single_transformer_blocks[0].parameters()]
+    assert len(nothing) == 0
+    assert sorted(beside) == sorted(2 * single)
+    grown = ahead.peak_allocated_bytes - plain.peak_allocated_bytes
+    assert grown == pytest.approx(sum(single), rel=0.01)
+    same = ("host_bytes", "pinned_host_bytes", "weights_bytes", "flops", "bytes_moved")
+    assert [getattr(ahead, name) for name in same] == [getattr(plain, name) for name in same]
+
+
+@pytest.mark.usefixtures("wrong_on_the_host")
+def test_what_came_ahead_is_not_taken_where_the_weight_has_been_loaded_since():
+    case = stack()
+    WeightOffload(ahead=True).apply(case.model)
+    before = output(case.model, case.loss)
+    first, second = (case.model.blocks[place] for place in (0, 1))
+
+    def load(*_: object) -> None:
+        for parameter in second.parameters():
+            parameter.mul_(2)
+
+    loading = first.register_forward_hook(load)
+    changed = output(case.model, case.loss)
+    loading.remove()
+    assert changed != before
+    assert torch.equal(output(case.model, case.loss), changed)
 
 
 def test_weights_in_fp8_come_over_the_bus_as_they_are_and_half_as_many_bytes_wait():

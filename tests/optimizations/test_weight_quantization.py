@@ -133,6 +133,10 @@ def test_a_predicted_model_takes_as_many_bytes_as_its_codes_and_scales():
     # Of two bytes a weight one and a 64th are left, or a half and a 64th; the largest matrix is unpacked for a while.
     assert 0.40 * weights < saved["8"] < 0.49 * weights
     assert 0.62 * weights < saved["4"] < 0.74 * weights
+    for bits, bytes_saved in saved.items():
+        # The weights as they are now: but for the matrix that is unpacked, what the peak has lost is what they have.
+        assert peaks[bits].weights_bytes == pytest.approx(weights - bytes_saved, rel=0.25)
+        assert peaks[bits].parameters == peaks[None].parameters
     # A scale for each output is next to nothing.
     assert saved["8"] < saved["float8"] < 0.5 * weights
 
