@@ -35,6 +35,15 @@ def dask_client(address: str) -> Iterator[Any]:
         client.close()
 
 
+@contextmanager
+def one_at_a_time(name: str) -> Iterator[None]:
+    """In a task of a worker: nobody else of the cluster is in here under this name, whoever sent them."""
+    from distributed import Lock
+
+    with Lock(name):
+        yield
+
+
 def by_value(function: Any) -> Any:
     """The same function as code alone: nobody has to import this file to have it."""
     code = types.FunctionType(function.__code__, {"__builtins__": builtins}, function.__name__)

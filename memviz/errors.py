@@ -11,6 +11,8 @@ command line, `memviz.ui.shell.programs` and the tabs for the page.
 
 from __future__ import annotations
 
+import os
+
 
 class MemvizError(Exception):
     """Base of all; its text is complete and safe to show."""
@@ -56,10 +58,14 @@ def library_needed(error: ModuleNotFoundError) -> LibraryNeeded | None:
 
 
 def needed_library(name: str) -> LibraryNeeded:
-    return LibraryNeeded(
-        f"This needs {name}, which is not installed here. `pip install 'memviz[{_EXTRA_OF[name]}]'` brings it, and in "
-        "a checkout `pip install -r requirements.txt`."
-    )
+    # Where memviz is installed pip adds to that one. In a checkout it would bring the package of somebody else that
+    # has this name on the public index.
+    remedy = "-r requirements.txt" if _in_a_checkout() else f'"memviz[{_EXTRA_OF[name]}]"'
+    return LibraryNeeded(f"This needs {name}, which is not installed here. `pip install {remedy}` brings it.")
+
+
+def _in_a_checkout() -> bool:
+    return os.path.isfile(os.path.join(os.path.dirname(__file__), os.pardir, "requirements.txt"))
 
 
 def first_line(error: BaseException) -> str:

@@ -24,8 +24,12 @@ class Cluster:
 
 
 @contextmanager
-def dask_cluster(folder: Path, *, workers: int = 2, environment: dict[str, str] | None = None) -> Iterator[Cluster]:
-    """Workers of one thread each, as on machines of their own. They start in `folder`."""
+def dask_cluster(
+    folder: Path, *, workers: int = 2, environment: dict[str, str] | None = None, preload: str = ""
+) -> Iterator[Cluster]:
+    """Workers of one thread each, as on machines of their own. They start in `folder`, each with `preload` imported."""
+    from distributed import Client
+
     told = folder / "scheduler.json"
     scheduling = {"DASK_DISTRIBUTED__SCHEDULER__ALLOWED_FAILURES": "1"}
     with ExitStack() as ends:
@@ -37,7 +41,11 @@ def dask_cluster(folder: Path, *, workers: int = 2, environment: dict[str, str] 
             time.sleep(0.05)
         for _ in range(workers):
             options = (known, "--nworkers", "1", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1")
+            options += ("--preload", preload) if preload else ()
             ends.enter_context(_running("dask_worker", *options, folder=folder, environment=environment or {}))
+        # A test that counts them must not begin while the second is still being started.
+        with Client(known, set_as_default=False) as client:
+            client.wait_for_workers(workers, timeout=_STARTS_WITHIN_SECONDS)
         yield Cluster(known)
 
 

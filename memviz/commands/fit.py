@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from memviz.commands.command import (
     Command,
@@ -23,11 +24,13 @@ from memviz.units import bytes_text, count_text, duration_text
 if TYPE_CHECKING:
     from memviz.runner.fit.fit import FitAnswer
     from memviz.runner.fit.front import TriedWay
+    from memviz.runner.fit.measured_ways import Gpu, MeasuredWay
     from memviz.runner.fit.predictions import Predictor
     from memviz.runner.request import Request
 
 _KEEPS = ("outputs", "training", "nothing")
 _MOST_ROWS = 12
+_MEASURED = 3
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,6 +56,11 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--scheduler", metavar="ADDRESS", help="of Dask, whose workers predict; they need the same memviz and PyTorch"
     )
+    parser.add_argument(
+        "--measure", type=_count, nargs="?", const=_MEASURED, metavar="N",
+        help="measure the N cheapest ways that fit, on the GPU here or, with --scheduler, on those of the workers that "
+        "have one (default: %(const)s)",
+    )  # fmt: skip
     parser.add_argument("--processes", type=_count, metavar="N", help="that predict at once (default: one a core)")
     add_json(parser)
 
@@ -67,8 +75,12 @@ def _run(args: argparse.Namespace) -> int:
     from memviz.runner.fit.fit import find_fit, fit_json
 
     request, best = _request(args), _Best()
+    if args.measure:
+        from memviz.runner.fit.measured_ways import check_can_be_measured
+
+        check_can_be_measured(request)
     try:
-        with _predictor(args) as predictor:
+        with _machines(args) as (predictor, gpus):
             answer = find_fit(
                 request,
                 predictor,
@@ -78,30 +90,63 @@ def _run(args: argparse.Namespace) -> int:
                 tell=best.tell,
                 tell_largest=lambda value: progress(f"{args.largest or 'sequence'} {count_text(value)} ..."),
             )
+            measured = _measured(answer, gpus, args.measure) if args.measure else None
+    except KeyboardInterrupt:
+        progress("")
+        print(f"memviz: {best.stopped}", file=sys.stderr)
+        raise
     finally:
         progress("")
     if args.json:
-        print_json(fit_json(answer))
+        print_json({**fit_json(answer), "measured": None if measured is None else _measured_json(measured)})
     else:
-        _print(answer)
+        _print(answer, measured)
     return 0
 
 
 @contextmanager
-def _predictor(args: argparse.Namespace) -> Iterator[Predictor]:
+def _machines(args: argparse.Namespace) -> Iterator[tuple[Predictor, list[Gpu]]]:
+    """What predicts, and what is measured on: looked for first, so that nobody waits for a search to hear of none."""
     from memviz.runner.fit.predictions import Predictor
 
     if args.scheduler is None:
+        from memviz.runner.fit.measured_ways import gpus_of_this_machine
+
+        gpus = gpus_of_this_machine() if args.measure else []
         with Predictor(processes=args.processes) as predictor:
-            yield predictor
+            yield predictor, gpus
         return
     from memviz.dask_client import dask_client
-    from memviz.runner.fit.far_predictions import FarWorker, threads_of
+    from memviz.runner.fit.far_gpus import gpus_of_workers
+    from memviz.runner.fit.far_predictions import FarWorker, predict_alike, threads_of
 
     with dask_client(args.scheduler) as client:
+        gpus = gpus_of_workers(client, args.scheduler) if args.measure else []
+        if gpus and not predict_alike(client):
+            # Their PyTorch is built for a GPU and ours is not: what they predict would not be kept as ours.
+            with Predictor(processes=args.processes) as predictor:
+                yield predictor, gpus
+            return
         threads = threads_of(client, args.scheduler)
         with Predictor(processes=args.processes or threads, make_worker=lambda: FarWorker(client)) as predictor:
-            yield predictor
+            yield predictor, gpus
+
+
+def _measured(answer: FitAnswer, gpus: list[Gpu], count: int) -> list[MeasuredWay]:
+    from memviz.runner.fit.measured_ways import chosen_ways, measured, of_card
+    from memviz.runner.plan import plan_of
+
+    ways = chosen_ways(answer.front(answer.shown), count)
+    used = of_card(gpus, plan_of(answer.request).card.name)
+    progress(f"measuring {count_text(len(ways))} ways on {count_text(len(used))} GPUs ...")
+    return measured(ways, used, lambda done: progress(f"{done} of {len(ways)} ways measured ..."))
+
+
+def _measured_json(measured: list[MeasuredWay]) -> list[dict[str, Any]]:
+    from memviz.runner.fit.fit import way_label
+    from memviz.runner.fit.measured_ways import measured_json
+
+    return [measured_json(each, way_label(each.way)) for each in measured]
 
 
 def _request(args: argparse.Namespace) -> Request:
@@ -125,11 +170,20 @@ class _Best:
 
     def __init__(self) -> None:
         self._way: TriedWay | None = None
+        self._done = self._of = 0
 
     def tell(self, way: TriedWay | None, done: int, of: int) -> None:
+        self._done, self._of = done, of
         if way is not None and way.fits and (self._way is None or way.cost.rank < self._way.cost.rank):
             self._way = way
         progress(f"{done} of {of} ways predicted, {self._words()} ...")
+
+    @property
+    def stopped(self) -> str:
+        if not self._done:
+            return "Stopped before any way was predicted."
+        kept = f"Stopped after {count_text(self._done)} of {count_text(self._of)} ways, {self._words()}."
+        return f"{kept} What was predicted is kept: the same command goes on from there."
 
     def _words(self) -> str:
         from memviz.runner.fit.fit import way_label
@@ -139,7 +193,7 @@ class _Best:
         return f"{way_label(self._way)} fits: {bytes_text(self._way.peak_reserved_bytes)}"
 
 
-def _print(answer: FitAnswer) -> None:
+def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None:
     from memviz.runner.fit.fit import way_label
     from memviz.runner.plan import plan_of
 
@@ -161,6 +215,8 @@ def _print(answer: FitAnswer) -> None:
     _print_front(answer)
     print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
     print("Seconds are an estimate from the work of a step and the card's data sheet, and no measurement.")
+    if measured is not None:
+        _print_measured(measured, plan.card.name)
     if chosen is not None:
         print(f"\n{printable(chosen.prediction.command)}\n")
         for line in chosen.prediction.code.splitlines():
@@ -216,6 +272,36 @@ def _print_front(answer: FitAnswer) -> None:
     print_table(["cheapest first", "reserved", "seconds a step", "fits"], rows, left=1)
     if len(front) > _MOST_ROWS:
         print(f"and {len(front) - _MOST_ROWS} that take less and cost more")
+
+
+def _print_measured(measured: list[MeasuredWay], card: str) -> None:
+    from memviz.runner.fit.fit import way_label
+
+    if not measured:
+        print("\nNothing fits as predicted, so nothing was measured.")
+        return
+    rows = [
+        [
+            printable(way_label(each.way)),
+            printable(each.gpu),
+            "not measured" if each.run is None else bytes_text(each.run.peak_reserved_bytes),
+            bytes_text(each.way.prediction.peak_reserved_bytes),
+            _measured_seconds(each),
+        ]
+        for each in measured
+    ]
+    print()
+    print_table(["measured", "on", "reserved", f"predicted for {card}", "seconds a step"], rows, left=2)
+    for each in measured:
+        if each.run is None:
+            print(f"- {printable(way_label(each.way))}: {printable(each.why)}")
+    if not all(each.gpu.startswith(card) for each in measured):
+        print(f"Where the GPU is no {card}, it may choose other kernels, and its seconds are its own.")
+
+
+def _measured_seconds(each: MeasuredWay) -> str:
+    seconds = None if each.run is None else each.run.seconds
+    return "" if seconds is None else f"{duration_text(round(seconds.median * 1e6))}, {seconds.spread_words}"
 
 
 def _seconds(way: TriedWay) -> str:

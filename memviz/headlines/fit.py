@@ -38,11 +38,12 @@ def rank(way: Way) -> float:
 
 
 def best(ways: Sequence[Way]) -> int | None:
-    """The number of the cheapest that fits, of the strongest class in which any does."""
+    """The number of the cheapest that fits, of the strongest class in which any does; of equally cheap ones, that with
+    the fewest changes."""
     for keeps in _KEEPS:
         fitting = [number for number, way in enumerate(ways) if way["fits"] and way["keeps"] == keeps]
         if fitting:
-            return min(fitting, key=lambda number: (*_order(ways[number]), number))
+            return min(fitting, key=lambda number: (*_simplest(ways[number]), number))
     return None
 
 
@@ -60,8 +61,15 @@ def front(ways: Sequence[Way]) -> Front:
 
 
 def _order(way: Way) -> tuple[float, int, int]:
-    changes = sum(len(change) for change in way["optimizations"])
-    return rank(way), way["peak_reserved_bytes"], changes
+    return rank(way), way["peak_reserved_bytes"], _changes(way)
+
+
+def _simplest(way: Way) -> tuple[float, int, int]:
+    return rank(way), _changes(way), way["peak_reserved_bytes"]
+
+
+def _changes(way: Way) -> int:
+    return sum(len(change) for change in way["optimizations"])
 
 
 def cost_words(way: Way) -> str:
@@ -93,8 +101,7 @@ def fit(status: SearchStatus) -> Headline:
 
 
 def _fits(status: SearchStatus, way: Way) -> str:
-    label = str(way["label"])
-    what = "It fits as it is" if label == "baseline" else f"It fits with {label}"
+    what = "It fits as it is" if way["label"] == "baseline" else f"It fits with {way['title']}"
     so_far = "" if status.is_over else " so far"
     return f"{what}{so_far}: {bytes_text(way['peak_reserved_bytes'])} reserved."
 
@@ -114,7 +121,7 @@ def _nothing_fits(status: SearchStatus) -> Headline:
     if least is None:
         return Headline("Nothing that was tried could run.", "Predict it as it is: that says why.")
     more = {"outputs": "Let training change too.", "training": "Let weights be stored in fewer bits too."}
-    said = f"The least is {least['label']}: {bytes_text(least['peak_reserved_bytes'])}."
+    said = f"The least is {least['title']}: {bytes_text(least['peak_reserved_bytes'])}."
     return Headline("Nothing that was tried fits.", f"{said} {more.get(status.order.keep, '')}".strip())
 
 

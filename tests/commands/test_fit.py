@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from memviz.commands import FAILED, main
+from memviz.commands import fit as fit_command
 from memviz.runner.fit import space
 
 # Two tensors of the inner width are more than a T4 has, slices of them are not.
@@ -130,3 +131,24 @@ def test_each_class_has_a_front_of_its_own(fit: Asked) -> None:
 def test_what_is_wrong_is_said(arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", *arguments]) == FAILED
     assert words in capsys.readouterr().err
+
+
+def test_whoever_stops_it_is_told_what_was_found_and_that_it_is_kept(
+    fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit(*EASY)
+    told, progress = 0, fit_command.progress
+
+    def stop_at_the_third(text: str) -> None:
+        nonlocal told
+        told += bool(text)
+        if text and told == 3:
+            raise KeyboardInterrupt
+        progress(text)
+
+    monkeypatch.setattr(fit_command, "progress", stop_at_the_third)
+    assert main(["fit", *EASY, "--card", "T4", "--processes", "1"]) == 130
+    said = capsys.readouterr().err
+    assert "memviz: Stopped after 3 of " in said
+    assert " fits: " in said
+    assert "the same command goes on from there" in said

@@ -25,6 +25,7 @@ def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
     cost = tried.cost
     return {
         "label": label,
+        "title": label.replace("_", " ").capitalize(),
         "optimizations": [{"name": name, **knobs} for name, knobs in tried.candidate.request.optimizations],
         "keeps": tried.candidate.keeps,
         "fits": tried.fits,
@@ -60,17 +61,17 @@ def test_each_moment_has_its_sentence() -> None:
     assert str(fit(status(before=2))) == "Looking for the way that fits. 2 of others first."
     assert str(fit(status(ways=(bad,), done=1, of=9))) == "Looking for the way that fits. 1 of 9 ways predicted."
     assert str(fit(status(ways=(bad, good), done=2, of=9))) == (
-        "It fits with split_feed_forward so far: 20.00 GiB reserved. 2 of 9 ways predicted."
+        "It fits with Split feed forward so far: 20.00 GiB reserved. 2 of 9 ways predicted."
     )
     assert str(fit(status(ways=(good,), value=37, of=9))).endswith("Trying batch 37.")
     answer = {"largest": {"knob": "batch", "value": 36, "next_fails": True, "predictions": 4}}
     assert str(fit(status(ways=(good,), answer=answer))) == (
-        "It fits with split_feed_forward: 20.00 GiB reserved. Its outputs stay as they are, to the bit or to rounding. "
+        "It fits with Split feed forward: 20.00 GiB reserved. Its outputs stay as they are, to the bit or to rounding. "
         "The largest batch this way is 36; 37 does not fit."
     )
     assert str(fit(status(ways=(told(way(1, GiB), "baseline"),), answer={}))).startswith("It fits as it is: 1,024 MiB")
     assert str(fit(status(ways=(bad,), answer={}))) == (
-        "Nothing that was tried fits. The least is split_feed_forward: 30.00 GiB. Let training change too."
+        "Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. Let training change too."
     )
     assert str(fit(status(failed="There is no workload x."))) == "No way was found. There is no workload x."
     assert str(fit(status(answer={}))).startswith("Nothing that was tried could run.")

@@ -16,11 +16,10 @@ from typing import Any
 from memviz.dask_client import by_value
 from memviz.errors import UsageError, first_line
 from memviz.runner.fit.predictions import code_state
-from memviz.runner.jobs.worker_process import RunEvent, Worker, event_of
+from memviz.runner.jobs.worker_process import RunEvent, Worker, event_of, message_of
 from memviz.runner.request import Request
 
 _OF_THIS_THREAD = threading.local()
-_TOLD = ("kind", "number", "what", "text")
 
 
 class FarWorker:
@@ -56,12 +55,12 @@ def predicted_there(requests: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         worker = _OF_THIS_THREAD.worker = Worker(Path(tempfile.mkdtemp(prefix="memviz-")))
     wanted = [Request.from_json(request) for request in requests]
     last = {event.number: event for event in worker.run(wanted, figures_only=True)}
-    return [_message(last[number]) for number in range(len(wanted))]
+    return [message_of(last[number]) for number in range(len(wanted))]
 
 
-def _message(event: RunEvent) -> dict[str, Any]:
-    run = None if event.run is None else event.run.as_json()
-    return {**{key: value for key, value in vars(event).items() if key in _TOLD}, "run": run}
+def predict_alike(client: Any) -> bool:
+    """Whether each of the workers would answer as this machine does, to the build of its PyTorch."""
+    return set(client.run(code_state).values()) == {code_state()}
 
 
 def threads_of(client: Any, address: str) -> int:
@@ -71,7 +70,7 @@ def threads_of(client: Any, address: str) -> int:
     except Exception as error:
         raise UsageError(
             f"The workers of {address} cannot predict ({first_line(error)}). They need what this machine has: "
-            "memviz with what runs models, as in pip install 'memviz[run]'."
+            "memviz with what runs models, as in `pip install .[run]` in a checkout."
         ) from None
     ours = code_state()
     other = [worker for worker, state in states.items() if state != ours]

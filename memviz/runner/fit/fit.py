@@ -17,8 +17,9 @@ from memviz.runner.fit.search import Searched, Told, search
 from memviz.runner.fit.space import KEEPS, Keep, space_of
 from memviz.runner.knobs import described, nearest
 from memviz.runner.parallel.parallel import parallel_of
-from memviz.runner.plan import label_of, plan_of
+from memviz.runner.plan import label_of, plan_of, title_of
 from memviz.runner.request import Request
+from optimizations import Optimization
 
 LARGEST = ("batch", "sequence")
 
@@ -153,6 +154,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
         "settings": dict(request.settings),
         "parallel": parallel_of(request.parallel).used,
         "label": way_label(way),
+        "title": way_label(way, title_of),
         "keeps": way.candidate.keeps,
         "fits": way.fits,
         "fit": way.prediction.fit,
@@ -173,16 +175,15 @@ def way_json(way: TriedWay) -> dict[str, Any]:
     }
 
 
-def way_label(way: TriedWay) -> str:
-    """`checkpointing every=2 + adamw-fused`, or `baseline`."""
+def way_label(way: TriedWay, named: Callable[[tuple[Optimization, ...]], str] = label_of) -> str:
+    """`checkpointing every=2 + adamw-fused`, or `baseline`; in the words of the page by `title_of`."""
     request = way.candidate.request
     plan = plan_of(request)
-    words = label_of(plan.optimizations)
     # Among ways to part them, the one that was asked for has its name too.
     layout = way.candidate.layout or (plan.parallel.parts if plan.parallel.gpus > 1 else "")
     more = [layout] if layout else []
     more += [] if request.optimizer == "none" else [request.optimizer]
-    return " + ".join([*more, *([] if words == "baseline" and more else [words])])
+    return " + ".join([*more, *([named(plan.optimizations)] if plan.optimizations or not more else [])])
 
 
 def largest_json(answer: FitAnswer) -> dict[str, Any] | None:

@@ -37,10 +37,18 @@ def front_of(ways: Iterable[TriedWay]) -> tuple[TriedWay, ...]:
 
 
 def cheapest_that_fits(ways: Iterable[TriedWay]) -> TriedWay | None:
+    """Of equally cheap ones, that with the fewest changes, though another may take less."""
     fitting = (way for way in ways if way.fits)
-    return min(fitting, key=_order, default=None)
+    return min(fitting, key=_simplest, default=None)
 
 
 def _order(way: TriedWay) -> tuple[float, int, int]:
-    request = way.candidate.request
-    return way.cost.rank, way.peak_reserved_bytes, sum(1 + len(knobs) for _, knobs in request.optimizations)
+    return way.cost.rank, way.peak_reserved_bytes, _changes(way)
+
+
+def _simplest(way: TriedWay) -> tuple[float, int, int]:
+    return way.cost.rank, _changes(way), way.peak_reserved_bytes
+
+
+def _changes(way: TriedWay) -> int:
+    return sum(1 + len(knobs) for _, knobs in way.candidate.request.optimizations)

@@ -78,31 +78,53 @@ class KeptPredictions:
     def __init__(self, folder: Path | None = None) -> None:
         self._path = (folder or _usual_folder()) / f"{code_state()}.jsonl"
         self._known: dict[str, Prediction] = {}
+        self._orders: dict[str, list[tuple[int, ...]]] = {}
         self._lock = threading.Lock()
         with contextlib.suppress(OSError), self._path.open(encoding="utf-8") as lines:
             for line in lines:
                 # A line that another process is writing, or that a full disk cut, is none.
                 with contextlib.suppress(ValueError, TypeError, KeyError):
-                    row = json.loads(line)
-                    self._known[row["key"]] = Prediction(**row["prediction"])
+                    self._read(json.loads(line))
+
+    def _read(self, row: Mapping[str, Any]) -> None:
+        if "search" in row:
+            self._orders.setdefault(row["search"], []).append(tuple(row["place"]))
+        else:
+            self._known[row["key"]] = Prediction(**row["prediction"])
 
     def get(self, request: Request) -> Prediction | None:
-        return self._known.get(_key(request)) if _may_be_kept(request) else None
+        return self._known.get(_key(request)) if may_be_kept(request) else None
 
     def add(self, request: Request, prediction: Prediction) -> None:
-        if not _may_be_kept(request):
+        if not may_be_kept(request):
             return
-        with self._lock, contextlib.suppress(OSError):
+        with self._lock:
             self._known[_key(request)] = prediction
+            self._write({"key": _key(request), "prediction": asdict(prediction)})
+
+    def order_of(self, search: str) -> Sequence[tuple[int, ...]]:
+        """Places of a space in the order in which this search tried them before.
+
+        What is tried next depends on which process answered first. Without the order a search that is asked again
+        would go another way, and predict anew.
+        """
+        return tuple(self._orders.get(search, ()))
+
+    def add_to_order(self, search: str, place: tuple[int, ...]) -> None:
+        with self._lock:
+            self._orders.setdefault(search, []).append(place)
+            self._write({"search": search, "place": place})
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             if self._path.exists() and self._path.stat().st_size > _MOST_BYTES:
                 return
-            line = json.dumps({"key": _key(request), "prediction": asdict(prediction)})
             with self._path.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(row) + "\n")
 
 
-def _may_be_kept(request: Request) -> bool:
+def may_be_kept(request: Request) -> bool:
     """What a file of one's own imports, nobody knows."""
     return ".py" not in request.workload
 
@@ -116,15 +138,19 @@ def _usual_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / _FOLDER
 
 
-def code_state() -> str:
-    """The same wherever the same request comes to the same figures."""
+def code_state(*, builds: bool = True) -> str:
+    """The same wherever the same request comes to the same figures.
+
+    `builds`: whether PyTorch's build for the processor counts as another than one for a GPU.
+    """
     state = blake2b(digest_size=12)
     for source in _SOURCES:
         for path in sorted((_ROOT / source).rglob("*.py")):
             state.update(path.read_bytes())
     for library in _LIBRARIES:
         with contextlib.suppress(PackageNotFoundError):
-            state.update(f"{library} {version(library)}".encode())
+            release = version(library) if builds else version(library).partition("+")[0]
+            state.update(f"{library} {release}".encode())
     return state.hexdigest()
 
 
@@ -168,7 +194,7 @@ class Predictor:
         self._more: dict[str, Any] = {"environment": dict(environment or {})}
         if timeout is not None:
             self._more["timeout"] = timeout
-        self._kept = KeptPredictions() if kept is None else kept
+        self.kept = KeptPredictions() if kept is None else kept
         self._folder = tempfile.TemporaryDirectory(prefix="memviz-")
         self._workers: list[SearchWorker | None] = [None] * self._count
         self._make_worker = make_worker
@@ -186,7 +212,7 @@ class Predictor:
         self._folder.cleanup()
 
     def one(self, request: Request) -> Prediction:
-        known = self._kept.get(request)
+        known = self.kept.get(request)
         return known if known is not None else self._predict(0, request)
 
     def all(self, ask: Ask, hear: Hear, others: Others = lambda request: ()) -> None:
@@ -204,7 +230,7 @@ class Predictor:
                         request = ask()
                     if request is None:
                         return
-                    prediction = self._kept.get(request) or self._predict(place, request, others(request))
+                    prediction = self.kept.get(request) or self._predict(place, request, others(request))
                     with self._lock:
                         hear(request, prediction)
             except BaseException as fault:
@@ -228,7 +254,7 @@ class Predictor:
 
     def _predict(self, place: int, request: Request, others: Sequence[Request] = ()) -> Prediction:
         with self._turn():
-            unknown = (other for other in others if _may_be_kept(other) and self._kept.get(other) is None)
+            unknown = (other for other in others if may_be_kept(other) and self.kept.get(other) is None)
             return self._in_turn(place, [request, *unknown])
 
     def _in_turn(self, place: int, requests: Sequence[Request]) -> Prediction:
@@ -240,7 +266,7 @@ class Predictor:
         last = {event.number: event for event in worker.run(wanted, figures_only=True)}
         for number, request in enumerate(requests):
             if last[number].what not in _SAYS_NOTHING:
-                self._kept.add(request, prediction_of(last[number]))
+                self.kept.add(request, prediction_of(last[number]))
         with self._lock:
             self.made += len(requests)
         return prediction_of(last[0])

@@ -6,8 +6,9 @@ was asked for, each change alone, and one of everything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import chain
 from typing import Any
 
@@ -15,7 +16,7 @@ from memviz.runner.fit.card_speeds import CardSpeed, speed_of
 from memviz.runner.fit.cost import Cost, Work, cost_of
 from memviz.runner.fit.front import TriedWay
 from memviz.runner.fit.guesses import Guesses
-from memviz.runner.fit.predictions import Prediction, Predictor
+from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor, may_be_kept
 from memviz.runner.fit.space import Candidate, Space
 from memviz.runner.plan import Plan, plan_of
 from memviz.runner.predict.group.rank import CARDS_OF_A_MACHINE
@@ -52,7 +53,8 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
     plan, tried = plan_of(space.request), dict[Place, TriedWay | None]()
     speed, count = speed_of(plan.card.name), trials_of(len(candidates))
     pending: dict[str, Place] = {}
-    places = _Places(space, count)
+    order = _Order(space, predictor.kept)
+    places = _Places(space, count, order.before)
 
     def ask() -> Request | None:
         place = places.next()
@@ -66,6 +68,7 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
         place = pending.pop(_name(request))
         way = _tried(candidates[place], prediction, speed)
         tried[place] = way
+        order.add(place)
         places.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
         tell(way, len(tried), count)
 
@@ -79,6 +82,21 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
     predictor.all(ask, hear, others)
     possible = sum(place in tried or not places.is_refused(place) for place in candidates)
     return Searched(tuple(way for way in tried.values() if way is not None), len(tried), possible)
+
+
+class _Order:
+    """In which a large space is tried, kept so that the same search asked again goes the same way."""
+
+    def __init__(self, space: Space, kept: KeptPredictions) -> None:
+        is_kept = len(space.candidates) > MOST_ALL and may_be_kept(space.request)
+        self._kept = kept if is_kept else None
+        self._search = blake2b(repr(space).encode(), digest_size=16).hexdigest()
+        self.before = [place for place in kept.order_of(self._search) if place in space.candidates] if is_kept else []
+        self._written = set(self.before)
+
+    def add(self, place: Place) -> None:
+        if self._kept is not None and place not in self._written:
+            self._kept.add_to_order(self._search, place)
 
 
 def _name(request: Request) -> str:
@@ -106,10 +124,10 @@ def cost_of_slowest(plan: Plan, prediction: Prediction, speed: CardSpeed | None)
 class _Places:
     """Which combination is tried next. What a model refuses alone is not tried together with anything."""
 
-    def __init__(self, space: Space, count: int) -> None:
+    def __init__(self, space: Space, count: int, before: Sequence[Place] = ()) -> None:
         self._left = count
         self._refused: set[tuple[int, int]] = set()
-        first = list(space.first())
+        first = list(dict.fromkeys([*space.first(), *before]))
         sizes = [len(options) for options in space.options]
         self._guesses = None if count >= len(space.candidates) else Guesses(sizes, list(space.candidates), first)
         self._plain = chain(first, (place for place in space.candidates if place not in first))

@@ -69,7 +69,7 @@ def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
         def run(self, function: Any) -> dict[str, str]:
             raise ModuleNotFoundError("No module named 'memviz'")
 
-    with pytest.raises(UsageError, match=r"cannot predict \(No module named 'memviz'\).*pip install 'memviz\[run\]'"):
+    with pytest.raises(UsageError, match=r"cannot predict \(No module named 'memviz'\).*pip install \.\[run\]` in a"):
         threads_of(Client(), "an-address")
 
 
@@ -85,3 +85,10 @@ def test_an_address_nobody_answers_at_is_said(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
     with pytest.raises(UsageError, match="^No scheduler answers at tcp://127.0.0.1:9 "):
         dask_client.dask_client("tcp://127.0.0.1:9").__enter__()
+
+
+def test_workers_without_a_gpu_measure_nothing_and_nothing_is_searched(address: str) -> None:
+    done = memviz("fit", "feed_forward", "--scheduler", address, "--measure")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"--measure needs a GPU, and none of the 2 workers of {address} has one. " in done.stderr
+    assert "Without --measure they predict." in done.stderr

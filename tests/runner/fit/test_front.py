@@ -24,6 +24,13 @@ def test_of_equal_ways_the_one_with_the_fewest_changes() -> None:
     assert chosen.candidate.request.optimizations == ()
 
 
+def test_what_fits_as_it_is_stays_as_it_is_where_a_change_costs_nothing() -> None:
+    """Such as settings of the allocator, which are on the front all the same."""
+    ways = [way(1, 20, "allocator_settings"), way(1, 30), way(2, 10, "checkpointing")]
+    assert cheapest_that_fits(ways) == ways[1]
+    assert front_of(ways) == (ways[0], ways[2])
+
+
 def test_the_cheapest_that_fits_is_not_the_smallest() -> None:
     ways = [way(1, 30, fits=False), way(2, 20), way(3, 10)]
     assert cheapest_that_fits(ways) == ways[1]

@@ -9,6 +9,13 @@ from hypothesis import strategies as st
 from memviz.runner.fit.largest import Largest, largest_that_fits
 
 GiB = 1 << 30
+SEGMENTS = (
+    *(3560, 3264, 3524, 3770, 4028, 4270, 4534, 3762, 4644, 5148, 5594, 5260, 5650, 6050, 6406, 6784, 7172, 7528),
+    *(7906, 8274, 8670, 9028, 9420, 9776, 10168, 10536, 10920, 11278, 11680, 12040, 10472, 10770, 11110, 11406),
+    *(11720, 12042, 12380, 12674, 12980, 13286, 13614, 13928),
+)
+"""MiB that two layers of Llama reserve with 1, 2 ... sequences of 128 tokens, predicted: where a buffer of a batch
+begins to fit into a segment that was too small or too large before, the peak falls."""
 
 
 class Machine:
@@ -74,6 +81,34 @@ def test_steps_of_any_size_are_no_trouble(steps: list[int], first: int) -> None:
     fitting = [value for value in range(1, len(peaks) + 1) if machine.peak(value) <= machine.usable]
     found = largest_that_fits(machine, machine.usable, first)
     assert (found.value if found else 0) == max(fitting, default=0)
+
+
+def test_a_peak_that_falls_here_and_there_by_segments_takes_seldom_more_than_six() -> None:
+    counts = []
+    for usable in SEGMENTS[:39]:
+        more = (SEGMENTS[-1] - SEGMENTS[0]) / len(SEGMENTS)
+        machine = Machine(
+            lambda value, more=more: SEGMENTS[value - 1] if value <= 42 else int(SEGMENTS[-1] + more * (value - 42)),
+            usable,
+        )
+        found = largest_that_fits(machine, usable)
+        counts.append(len(machine.asked))
+        if found is not None:
+            assert machine.peak(found.value) <= usable < machine.peak(found.value + 1)
+    assert max(counts) <= 7
+    assert sum(count > 6 for count in counts) <= 4
+
+
+def test_what_fits_because_segments_are_given_back_is_found_too() -> None:
+    """A tiny model on a T4: 68 thousand sequences fit, 27 GB without a limit, and the line ends at 38 thousand."""
+    asked: list[int] = []
+
+    def ask(value: int) -> tuple[bool, int]:
+        asked.append(value)
+        return value <= 67_840, (23 << 20) + 402_000 * value
+
+    assert largest_that_fits(ask, 15_558_519_030) == Largest(67_840, True, len(asked))
+    assert len(asked) <= 25
 
 
 def test_a_value_that_the_model_does_not_take_does_not_fit() -> None:

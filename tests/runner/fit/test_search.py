@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import random
 from itertools import product
+from pathlib import Path
+from typing import cast
+from zlib import crc32
 
 import pytest
 
 from memviz.runner.fit.guesses import Guesses
-from memviz.runner.fit.search import trials_of
+from memviz.runner.fit.predictions import Ask, Hear, KeptPredictions, Others, Prediction, Predictor
+from memviz.runner.fit.search import MOST_ALL, search, trials_of
+from memviz.runner.fit.space import space_of
+from memviz.runner.request import Request
 from tests.runner.fit.ways import hypervolume
 
 SIZES = (4, 6, 3, 2, 4)
@@ -78,3 +84,48 @@ def test_what_cannot_run_is_not_tried_again_and_all_is_given_in_the_end() -> Non
 
 def test_a_small_space_is_tried_whole_and_a_large_one_in_part() -> None:
     assert [trials_of(size) for size in (1, 300, 400, 500, 1000, 10**6)] == [1, 300, 125, 125, 250, 300]
+
+
+class Teller:
+    """In the place of a Predictor: says figures at once, and answers in another order each time."""
+
+    def __init__(self, kept: KeptPredictions, luck: int) -> None:
+        self.kept, self.made, self._luck = kept, 0, random.Random(luck)
+
+    def all(self, ask: Ask, hear: Hear, others: Others) -> None:
+        pending: list[Request] = []
+        while (request := ask()) is not None or pending:
+            pending += [request] if request is not None else []
+            if request is None or len(pending) == 3:
+                heard = pending.pop(self._luck.randrange(len(pending)))
+                hear(heard, self.one(heard))
+
+    def one(self, request: Request) -> Prediction:
+        known = self.kept.get(request)
+        if known is None:
+            self.made += 1
+            names = repr(request.optimizations).encode()
+            known = Prediction(peak_reserved_bytes=1 + crc32(names) % 1000, flops=1 + crc32(names[::-1]) % 1000)
+            self.kept.add(request, known)
+        return known
+
+
+def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_path: Path) -> None:
+    space = space_of(Request("gpt2", {"layers": "2"}, optimizer="adamw"), "outputs")
+    assert len(space.candidates) > MOST_ALL
+    found, made = [], []
+    for luck in (1, 2):
+        teller = Teller(KeptPredictions(tmp_path), luck)
+        searched = search(space, cast(Predictor, teller))
+        found.append({repr(way.candidate.request) for way in searched.ways})
+        made.append(teller.made)
+    assert found[0] == found[1]
+    assert made == [len(found[0]), 0]
+
+
+def test_another_search_has_an_order_of_its_own(tmp_path: Path) -> None:
+    kept = KeptPredictions(tmp_path)
+    kept.add_to_order("one", (0, 1))
+    kept.add_to_order("other", (2, 3))
+    again = KeptPredictions(tmp_path)
+    assert [list(again.order_of(name)) for name in ("one", "other", "third")] == [[(0, 1)], [(2, 3)], []]
