@@ -132,8 +132,7 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{rank}{steps}{until}:")
-    blocks = bytes_text(estimate.peak_allocated)
-    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, in blocks of {blocks}")
+    _line(f"  live       {bytes_text(estimate.peak_requested)} at the highest moment, {_blocks(estimate)}")
     _line(f"  reserved   {bytes_text(estimate.peak_reserved)} at most{_elsewhere(estimate)}")
     _line(f"  beside it  {estimate.context.interval} for the CUDA context, {estimate.context.source}")
     if estimate.peak_host:
@@ -149,6 +148,13 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
         _line(f"- assumed: {stated.sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
+
+
+def _blocks(estimate: Estimate) -> str:
+    blocks = bytes_text(estimate.peak_allocated)
+    if estimate.peak_allocated >= estimate.peak_requested:
+        return f"in blocks of {blocks}"
+    return f"in blocks of {blocks} as torch counts, which leaves out what is freed and waits for a stream"
 
 
 def _elsewhere(estimate: Estimate) -> str:

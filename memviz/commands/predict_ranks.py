@@ -61,6 +61,7 @@ def predict_all_ranks(args: argparse.Namespace) -> int:
         files = [_kept(args, runs.file_of(ranks[0]), ranks[0]) for ranks, _ in classes]
     for (ranks, one), file in zip(classes, files, strict=True):
         _line(_sentence(ranks, one.figures, file))
+    runs.say_who_failed()
     said = [
         {"ranks": ranks, **{peak: one.figures[peak] for peak in _PEAKS}, "file": file}
         for (ranks, one), file in zip(classes, files, strict=True)
@@ -78,6 +79,8 @@ class _Runs:
         self._args = args
         self._folder = folder
         self.count = 0
+        self._failed: dict[int, str] = {}
+        """What was said by ranks whose program ended with an error of its own."""
 
     def file_of(self, rank: int) -> Path:
         name = self._args.output.name if self._args.output else "run.pickle"
@@ -98,10 +101,19 @@ class _Runs:
             raise UsageError(f"Rank {rank} could not be predicted:\n{done.stderr.strip()}")
         if figures["stopped"] is not None:
             raise UsageError(f"Rank {rank} stopped at {figures['stopped']['where']}: {figures['stopped']['what']}")
+        if figures["exit_status"]:
+            self._failed[rank] = done.stderr.partition("\nmemviz: ")[0].strip()
         if rank == 0:
             sys.stdout.write("".join(f"{line}\n" for line in lines[:-1]))
             sys.stdout.flush()
         return PredictedRank(figures)
+
+    def say_who_failed(self) -> None:
+        """The first of them: alike ranks fail alike. Its figures are those until there."""
+        for rank in sorted(self._failed)[:1]:
+            sys.stderr.write(f"{self._failed[rank]}\n")
+            others = f", as {len(self._failed) - 1} more of those that ran" if len(self._failed) > 1 else ""
+            _line(f"rank {rank} ended with the error above{others}; the figures are those until there")
 
     def _options(self, rank: int) -> Iterator[str]:
         args = self._args

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from memviz.commands import predict_ranks
+from memviz.commands.command_line import parser
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
 from tests.second_process import ROOT
@@ -70,13 +72,20 @@ def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
     assert "live       12 bytes" in done.stderr or "12 B" in done.stderr
 
 
-def test_ctrl_c_ends_it_as_it_would_end_the_script(tmp_path: Path) -> None:
-    body = "import os, signal, time\nprint('here', flush=True)\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
-    (tmp_path / "train.py").write_text(body)
-    done = real(tmp_path, "--json", "train.py", timeout=60)
-    assert done.stdout == "here\n"
-    assert done.returncode in (-signal.SIGINT, 128 + signal.SIGINT)
-    assert "Traceback" not in done.stderr or "KeyboardInterrupt" in done.stderr
+def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
+    body = TRAINING.replace("    optimizer.zero_grad()", "    if step == 3: os.kill(os.getpid(), signal.SIGINT)")
+    (tmp_path / "train.py").write_text("import atexit, os, signal\natexit.register(print, 'goodbye')\n" + body)
+    done = real(tmp_path, "--json", "-o", "run.pickle", "train.py", timeout=300)
+    assert done.returncode == 128 + signal.SIGINT
+    assert "Traceback" not in done.stderr
+    assert "memviz: stopped at train.py:11: Ctrl-C ended it." in done.stderr and "until there" in done.stderr
+    assert done.stdout.splitlines()[0] == "goodbye"
+    figures = said(done)
+    assert figures["stopped"] == {"where": "train.py:11", "what": "Ctrl-C ended it.", "assume": ""}
+    assert (figures["steps"], figures["exit_status"], figures["fits"]) == (4, 130, None)
+    # The weights, their gradient, their momentum and what the last step has left.
+    assert figures["peak_requested_bytes"] > 3 * 256 * 256 * 4
+    assert load_trace(tmp_path / "run.pickle").devices[0].events is not None
 
 
 def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
@@ -246,6 +255,26 @@ torch.empty(30 << 30, dtype=torch.uint8, device="cuda")
     assert done.returncode == 0 and said(done)["fits"] is False
 
 
+def test_what_waits_for_a_stream_is_live_and_torch_counts_it_no_longer(tmp_path: Path) -> None:
+    done = predict(
+        tmp_path,
+        """
+import torch
+side = torch.cuda.Stream()
+for _ in range(3):
+    x = torch.empty(4 << 20, dtype=torch.uint8, device="cuda")
+    with torch.cuda.stream(side):
+        x.add_(1)
+    x.record_stream(side)
+    del x
+y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
+""",
+    )
+    figures = said(done)
+    assert figures["peak_requested_bytes"] > figures["peak_allocated_bytes"] == 4 * MiB
+    assert "in blocks of 4.00 MiB as torch counts, which leaves out what is freed and waits for a stream" in done.stderr
+
+
 def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
     """Of 23.64 GiB the context takes 0.19 to 0.50: 23 fit beside all, 23.3 beside the least, 23.6 beside none."""
     body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"
@@ -337,3 +366,27 @@ def test_all_processes_are_one_of_each_class(tmp_path: Path) -> None:
     stopping = body + "dist.broadcast(held.new_empty(int(torch.rand(3, device='cuda')[0] * 9)), 0)\n"
     stopped = predict(tmp_path, stopping, "--world-size", "2", "--rank", "all")
     assert stopped.returncode == 2 and "Rank 0 stopped at train.py:5" in stopped.stderr
+
+
+def test_what_a_rank_of_all_ended_with_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ran(command: list[str], **_named: object) -> subprocess.CompletedProcess[str]:
+        rank = command[command.index("--rank") + 1]
+        status = 0 if rank == "2" else 1
+        said = f"[rank{rank}]: ValueError: of rank {rank}\nmemviz: predicted for a card:\n" if status else ""
+        figures = {"fingerprint": "", "exit_status": status, "stopped": None}
+        return subprocess.CompletedProcess(command, status, json.dumps(figures) + "\n", said)
+
+    monkeypatch.setattr(predict_ranks.subprocess, "run", ran)
+    args = parser(["predict"]).parse_args(["predict", "--world-size", "4", "--rank", "all", "train.py"])
+    runs = predict_ranks._Runs(args, tmp_path)
+    runs.predict([2])
+    runs.say_who_failed()
+    assert capsys.readouterr().err == ""
+    runs.predict([1, 3])
+    runs.say_who_failed()
+    assert capsys.readouterr().err.splitlines() == [
+        "[rank1]: ValueError: of rank 1",
+        "memviz: rank 1 ended with the error above, as 1 more of those that ran; the figures are those until there",
+    ]

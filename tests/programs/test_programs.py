@@ -43,6 +43,7 @@ CASES = {
     "parallel_step": Case(options=("--world-size", "2", "--rank", "1"), arguments=("sharded",)),
     "profiling": Case(steps=4, arguments=("dumps",)),
     "recommender": Case(steps=6),
+    "skipgram": Case(steps=4),
     "smaller_batch": Case(options=("--card", "T4"), failures=5),
     "spectral": Case(steps=3),
     "speech_ctc": Case(steps=3),

@@ -217,6 +217,9 @@ class AllocationRecorder:
     def know(self, value: Any, category: Category) -> None:
         """What the memory of the tensors in a value, however nested, is for: told after it was taken."""
         for tensor in tensors_among(value):
+            if tensor.layout is torch.sparse_coo:
+                self.know((tensor._indices(), tensor._values()), category)
+                continue
             # Of a tensor that is parted among ranks, this one's part.
             number = self._number_of(getattr(tensor, "_local_tensor", tensor))
             if number is not None:
@@ -264,7 +267,7 @@ class AllocationRecorder:
     ) -> None:
         """`there` are the operator's own tensors on the device, `known` the storages of these."""
         if tensor.layout is not torch.strided:
-            raise not_predicted(treatment.name, "how much a sparse tensor takes depends on its values")
+            raise not_predicted(treatment.name, "no rule says what it takes of a sparse tensor")
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
@@ -24,6 +25,7 @@ from memviz.runner.predict.prediction_errors import (
     not_predicted,
     remedy_for,
 )
+from memviz.runner.predict.sparse import OF_SPARSE, Sparse, may_be_sparse
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
@@ -40,6 +42,10 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._kernels = kernels
         self._treatments: dict[Operator, Treatment] = {}
         self.looks = Looks(recorder, self)
+        self._sparse = Sparse(recorder)
+
+    supports_higher_order_operators = True
+    """To refuse them in words of ours."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -47,6 +53,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if isinstance(func, HigherOrderOperator):
+            raise not_predicted(func.__name__, "it takes functions as arguments, and no rule says what they would take")
         if types and any(kind.__torch_dispatch__ is not _PLAIN for kind in types):
             # A tensor made of others says itself what of them is in memory.
             return on_shards(self, func, args, kwargs or {})
@@ -81,10 +89,16 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _treatment_of(self, func: Any) -> Treatment:
         treatment = treatment_of(func, self._kernels, self.autocast.release)
         instead = self.recorder.instead.get(func)
+        treatment = replace(treatment, sparse=self._sparse.runs.get(func))
         return treatment if instead is None else replace(treatment, instead=instead)
 
     def _instead(self, func: Any, treatment: Treatment, args: Any, kwargs: Any) -> Any:
         """What is answered without running anything on the device, or NotImplemented."""
+        if treatment.sparse is not None and may_be_sparse(func, args):
+            with self:
+                out = treatment.sparse(*args, **kwargs)
+            if out is not NotImplemented:
+                return out
         if treatment.instead is not None:
             out = treatment.instead(func, args, kwargs)
             if out is not NotImplemented:
@@ -131,4 +145,6 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 raise
             reason = str(error).partition(". ")[0].strip()
             why = f"torch {torch.__version__} does not know its shapes without running it ({reason})"
+            if "SparseMeta" in reason:
+                why = OF_SPARSE
             raise not_predicted(name_for_users(func), why) from error

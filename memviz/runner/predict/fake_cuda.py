@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, overrides
+from torch._ops import HigherOrderOperator
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -21,13 +22,17 @@ from memviz.runner.predict.cuda_random import IN_ORDER, check_generator, follow_
 from memviz.runner.predict.cuda_streams import follow_streams
 from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
+from memviz.runner.predict.flex_attention import ASSUMED as FLEX_ASSUMED
+from memviz.runner.predict.flex_attention import flex_attention
 from memviz.runner.predict.named_devices import META, NamedDevices
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
 from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
+from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.stream_order import StreamOrder
 from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
+from memviz.runner.predict.triton_kernels import follow_triton
 
 _modes: Callable[[], list[Any]] = overrides._get_current_function_mode_stack
 _HOST_WAITS = {
@@ -57,6 +62,7 @@ class FakeCudaMode(TorchFunctionMode):
         self._recorder = recorder
         self._waiting = recorder.ledger.allocator.pending.blocks
         own = {Tensor.cuda: self._to_the_card, Tensor.record_stream: self._record_stream, Tensor.type: self._type}
+        own[Tensor.new] = new_of_sparse
         self._types_of = tensors.answers[Tensor.type]
         self._answers = {**tensors.answers, **own}
 
@@ -89,6 +95,9 @@ class FakeCudaMode(TorchFunctionMode):
             out = answer(args, kwargs)
             if out is not NotImplemented:
                 return out
+        if isinstance(func, HigherOrderOperator) and func.__name__ == "flex_attention" and _is_on_card(args):
+            self._recorder.assumptions.state(FLEX_ASSUMED)
+            return flex_attention(self._tensors.lose, *args[:4])
         nowhere = self._named.means_nowhere
         if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
             return self._tensors.made_nowhere(func, args, kwargs)
@@ -203,6 +212,7 @@ class FakeCuda:
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
         follow_profilers(patches)
+        follow_triton(patches, tensors.lose, recorder.assumptions)
         follow_threads(patches, (shared, mode))
         follow_workers(patches, recorder)
         # Between the host and a card a tensor may take over another's memory; torch would not have it with ours.

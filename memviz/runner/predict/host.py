@@ -22,7 +22,7 @@ from torch import Tensor
 from memviz.runner.predict import known_values, stand_ins
 from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
 from memviz.runner.predict.stand_ins import StandIns
 
 aten = torch.ops.aten
@@ -36,6 +36,7 @@ _FILLERS = {
 _PACK = aten._pack_padded_sequence.default
 _FROM_ONE_NUMBER = {aten.fill_.Tensor, aten.index_put_.default, aten.masked_fill_.Tensor}
 """Their number may lie on the device, though the rest lies on the host."""
+_SIZED_BY_LARGE = "how much it gives depends on the values of a large tensor, which nobody computes"
 _WHOLE = (torch.long, torch.int)
 
 
@@ -237,7 +238,10 @@ class Host:
             return twin
 
         named = {key: "meta" if key == "device" else value for key, value in kwargs.items() if key not in _NOT_SHAPES}
-        out = func(*with_each(shape_of, args), **with_each(shape_of, named))
+        try:
+            out = func(*with_each(shape_of, args), **with_each(shape_of, named))
+        except NotImplementedError as error:
+            raise not_predicted(name_for_users(func), _SIZED_BY_LARGE) from error
         for written in written_by(func, args, kwargs):
             if written.shape != twins[id(written)].shape:
                 written.resize_(twins[id(written)].shape)

@@ -14,8 +14,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.arguments import with_each
 from memviz.runner.predict.assumptions import NOT_STATED
 from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.lengths import of_unknown_length
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
 
@@ -63,6 +65,8 @@ class Looks:
                 return tensor.expand(shape)[mask.expand(shape)]
         if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
+        if (shapes := of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
+            return self._without_values(treatment, args, kwargs, shapes)
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_EQUAL)
@@ -70,6 +74,13 @@ class Looks:
         if given is NOT_STATED or torch.Tag.data_dependent_output not in func.tags:
             raise data_needed(name_for_users(func), remedy_for(func))
         return given
+
+    def _without_values(self, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
+        """Where what it is made of lies."""
+        if not args[0].is_meta:
+            return with_each(self._host.blank_like, shapes)
+        self._recorder.ran(treatment, args, kwargs, shapes)
+        return shapes
 
     def _number(self, tensor: Tensor) -> Any:
         """For C++ code that wants a plain number; a program's own `.item()` is answered before."""

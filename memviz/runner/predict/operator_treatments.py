@@ -62,6 +62,8 @@ class Treatment:
     launches: bool
     """At least one kernel."""
     instead: Instead | None
+    sparse: Callable[..., Any] | None
+    """The operator on tensors made of indices and values."""
     shape: Instead | None
     """What it gives, found faster than torch would."""
     parts_in: Callable[..., Any] | None
@@ -97,6 +99,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable) and _has_a_kernel(func),
         instead=in_place.add if func is aten.add.Tensor else None,
+        sparse=None,
         shape=_shape_of(func, release),
         parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
         temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),

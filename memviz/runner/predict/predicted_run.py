@@ -25,7 +25,7 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
 from memviz.runner.predict.unproven import sentence_of
 from memviz.runner.run import Fit, Run
-from memviz.runner.step import Tell, kernels_of_its_own, prepare, take_steps
+from memviz.runner.step import Tell, convert_on_host, kernels_of_its_own, prepare, take_steps
 from memviz.trace.model import Trace
 
 _OF_WHAT_IT_DOES = (
@@ -46,6 +46,7 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     with torch.device("meta"):
         model = plan.workload.build()
     check(plan, model)
+    convert_on_host(plan, model)
     # On a rank only its part is left of it.
     whole = {} if rank is None else sizes_of(model)
     settings = settings_from_environment(plan.environment)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.model_changes import ModelChanges
 from memviz.runner.predict.optimizer_steps import OptimizerSteps
 from memviz.runner.predict.predicted_program import device_for
-from memviz.runner.predict.prediction_errors import Stopped, size_needed
+from memviz.runner.predict.prediction_errors import Stopped, interrupted, size_needed
 from memviz.runner.record.recording import free_path
 from memviz.runner.record.script import Script
 from memviz.trace.formats.replacing import replacing
@@ -25,6 +26,7 @@ from optimizations import Optimization
 
 STOPPED = 3
 """The exit status of a program that asked for values that nobody computes."""
+INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True)
@@ -98,8 +100,9 @@ def _run(script: Script, at_exit: ExitFunctions) -> tuple[int, Stopped | None]:
         status = 0
     except SystemExit as error:
         status = _status_of(error)
-    except KeyboardInterrupt:
-        raise
+    except KeyboardInterrupt as error:
+        at_exit.run()
+        return INTERRUPTED, interrupted(error)
     except BaseException as error:
         stopped = _cause(error)
         if stopped is not None:

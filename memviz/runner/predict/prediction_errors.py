@@ -8,7 +8,12 @@ from memviz.errors import UsageError
 from memviz.runner.predict.program_frames import line_of_caller, place_of, place_of_caller
 
 REMEDY = "Or take the value from the host, write it as a constant, or leave this line out of what is predicted."
-_REMEDIES = {"repeat_interleave": "Or give it output_size, and its shape is known."}
+_HOW_MANY = "VALUE is how many there are."
+_REMEDIES = {
+    "bincount": f"{_HOW_MANY} Or give it minlength: values are taken to lie below.",
+    "repeat_interleave": f"{_HOW_MANY} Or give it output_size, and its shape is known.",
+    **dict.fromkeys(("_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _HOW_MANY),
+}
 _NAMES = {
     "_local_scalar_dense": "a decision, an index or a number taken from a tensor",
     "equal": "torch.equal",
@@ -20,6 +25,8 @@ _NAMES = {
     "linalg_lstsq": "torch.linalg.lstsq",
     "_linalg_check_errors": "a check of a matrix",
     "_ctc_loss": "ctc_loss",
+    "_sparse_addmm": "torch.sparse.mm",
+    "_to_sparse": "to_sparse",
 }
 
 _refused: list[str] = []
@@ -110,6 +117,14 @@ def size_needed(error: TypeError) -> DataNeeded:
     needed.what = f"{needed.what} State the number with --assume at the line that takes it."
     needed.args = (f"{at}: {needed.what}",)
     return needed
+
+
+def interrupted(error: KeyboardInterrupt) -> Stopped:
+    """By whoever waited for the program, in the line that it was at."""
+    stopped = Stopped("Ctrl-C ended it.")
+    stopped.where = place_of(error.__traceback__)
+    stopped.args = (f"{stopped.where}: {stopped.what}" if stopped.where else stopped.what,)
+    return stopped
 
 
 def _say_it(remedy: str) -> str:

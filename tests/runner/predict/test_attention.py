@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 from torch.nn import functional
@@ -116,3 +118,28 @@ def test_math_keeps_scores_of_every_pair_in_fp32() -> None:
     assert scores == ["bmm", "_softmax", "bmm", "_softmax_backward_data"]
     mask = torch.zeros(256, 256, dtype=BRAIN, device="meta")
     assert [operator for operator, size in attended(SDPBackend.MATH, attn_mask=mask) if size == pairs] == scores
+
+
+def test_flex_attention_keeps_a_number_a_row_and_gives_what_its_function_learns_a_gradient() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    with PredictedDevice(A100) as device, warnings.catch_warnings():
+        # Uncompiled, torch warns; here nothing is compiled.
+        warnings.filterwarnings("ignore", "flex_attention called without", UserWarning)
+        x = torch.empty(2, 4, 256, 64, dtype=BRAIN, device="cuda", requires_grad=True)
+        bias = torch.zeros(4, 1024, device="cuda", requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        out = torch.compile(flex_attention)(x, x, x, score_mod=lambda score, b, h, i, j: score + bias[h, j])
+        assert torch.cuda.memory_allocated() - before == IN + ROW
+        assert str(out.mean().item()) == "unknown"
+        after = len(allocations(device.finish()))
+        out.backward(torch.empty_like(out))
+        sizes = [row.size for row in allocations(device.finish())[after:]]
+    assert sizes[:1] == [IN] and sizes[1:6] == [ROW, IN, IN, IN, bias.nbytes]
+    assert bias.grad is not None and bias.grad.shape == bias.shape
+
+
+def test_other_operators_that_take_functions_are_refused_by_name() -> None:
+    with PredictedDevice(A100), pytest.raises(UsageError, match="cond cannot be predicted: it takes functions"):
+        x = torch.empty(4, device="cuda")
+        torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,))

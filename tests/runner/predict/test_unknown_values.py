@@ -342,3 +342,8 @@ def test_a_library_on_the_way_is_named_beside_the_users_line() -> None:
     library = pytest.importorskip("diffusers.utils.torch_utils")
     with PredictedDevice(A100), pytest.raises(UsageError, match=r"test_unknown_values\.py, line \d+.*by way of"):
         library.randn_tensor((there(dtype=WHOLE),))
+
+
+def test_a_large_tensor_of_the_host_is_not_made_sparse() -> None:
+    with PredictedDevice(A100), pytest.raises(UsageError, match=": to_sparse cannot be predicted: how much it gives"):
+        torch.randn(1024, 1024).to_sparse()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint.state_dict import get_model_state_dict
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.tensor.experimental import context_parallel
 
@@ -47,3 +52,16 @@ def test_a_sequence_is_parted_and_put_together_again() -> None:
             assert out.shape == (1, heads, rows // 4, wide)
         assert [tensor.shape[2] for tensor in made] == [rows] * 3
         assert device.peak_requested_bytes > before
+
+
+@pytest.mark.parametrize("rank", [0, 3])
+def test_a_checkpoint_of_all_ranks_is_saved_by_one_of_them(tmp_path: Path, rank: int) -> None:
+    """The first puts together what all have; here all have what it has."""
+    with as_rank(rank, 4):
+        model = fully_shard(layers(WIDTH, 2).to("cuda"))
+        before = held()
+        checkpoint.save({"model": get_model_state_dict(model)}, checkpoint_id=tmp_path)
+        got: list[str] = [""]
+        dist.scatter_object_list(scatter_object_output_list=got, scatter_object_input_list=list("abcd"), src=0)
+        assert got == ["abcd"[rank]]
+        assert held() == before == 2 * WIDTH * WIDTH
