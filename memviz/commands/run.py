@@ -48,8 +48,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--warmup", type=int, default=1, metavar="N", help="steps before (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=1, metavar="N", help="(default: %(default)s)")
     parser.add_argument(
-        "--conversion", choices=("before", "measured"), default="before",
-        help="whether the peak counts what applying the optimizations takes (default: %(default)s)",
+        "--conversion", choices=("before", "measured", "on-host"), default="before",
+        help="whether the peak counts what applying the optimizations takes; on-host: weights are cast or quantized in "
+        "host memory, never lie on the card as they were, and loading counts (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
         "--torch", default="", metavar="RELEASE",
@@ -169,9 +170,9 @@ def _print(run: Run, path: Path | None) -> None:
         print(run.why)
     gap = percent_text(run.peak_reserved_bytes - run.peak_allocated_bytes, run.peak_reserved_bytes)
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
-    print(f"  live       {bytes_text(run.peak_allocated_bytes)} at the peak")
+    print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} at the peak")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
-    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not live then")
+    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not allocated then")
     if run.pinned_host_bytes:
         print(f"  on host    {bytes_text(run.pinned_host_bytes)} pinned there")
     if run.fit is not None:

@@ -144,9 +144,19 @@ def _alone(run: Run) -> Headline:
         less = f"where it gives back what is cached and reserves {bytes_text(squeezed)}"
         return Headline(first, f"It fits in {usable}{with_optimizer(run)}, {less}.")
     if run.fit.word == "close":
-        return Headline(first, f"It is close{with_optimizer(run)}: {usable_words(run.fit)}.")
+        return Headline(first, f"It is close{with_optimizer(run)}: {close_words(run)}.")
     fits = "fits" if run.fit.fits else "does not fit"
     return Headline(first, f"It {fits} in {usable}{with_optimizer(run)}.")
+
+
+def close_words(run: Run) -> str:
+    """What makes it close: the CUDA context, or what convolutions take beside what is predicted."""
+    assert run.fit is not None
+    usable, error = usable_words(run.fit), run.expected_error
+    if error is None or not error.least_growth or run.peak_reserved_bytes * (1 + error.share) > run.fit.usable_bytes:
+        return usable
+    share = percent_text(round(1000 * error.least_growth), 1000)
+    return f"workspaces of convolutions are not counted, and one network took {share} more with them; {usable}"
 
 
 def usable_words(fit: Fit) -> str:

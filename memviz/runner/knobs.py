@@ -116,6 +116,21 @@ def as_text(of: Any, *, everything: bool = False) -> dict[str, str]:
     return shown
 
 
+def words_of_value(name: str, text: str, says: str = "") -> str:
+    """`every 2nd block`, where `says` is "every {nth} block"; else its name and value."""
+    if says:
+        return " ".join(says.format(text, nth=_nth(text)).split())
+    return f"{name.replace('_', ' ')} {text}"
+
+
+def _nth(text: str) -> str:
+    """2nd of 2, and nothing of 1: "every block" says it."""
+    if not text.isdecimal() or text == "1":
+        return "" if text == "1" else text
+    ending = "th" if text[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(text[-1], "th")
+    return f"{text}{ending}"
+
+
 def parse_named(text: str) -> tuple[str, dict[str, str]]:
     """`checkpointing:every=2,offload=true` apart. A piece without `=` goes on with the value before it."""
     name, _, rest = text.partition(":")

@@ -32,6 +32,7 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
             {
                 **_row(kind),
                 "needs": kind.needs,
+                "only_on": getattr(kind, "only_on", ""),
                 "claim": kind().claim,
                 "not_with": dict(kind.not_with),
                 "offered": OFFERED_FIRST.index(kind) if kind in OFFERED_FIRST else len(OFFERED_FIRST),
@@ -49,7 +50,8 @@ def _card_row(card: KnownCard, kind: str) -> dict[str, Any]:
 
 
 def _workload_row(kind: Any) -> dict[str, Any]:
-    return {**_row(kind), "published": [asdict(model) for model in getattr(kind, "published", ())]}
+    published = [asdict(model) for model in getattr(kind, "published", ())]
+    return {**_row(kind), "published": published, "holds": kind.holds}
 
 
 def _row(kind: Any) -> dict[str, Any]:

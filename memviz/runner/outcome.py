@@ -21,6 +21,7 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import Optimization
+from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _UNDO = "\nundo = "
@@ -72,10 +73,11 @@ def peaks_of(device: PredictedDevice | CudaDevice) -> dict[str, int]:
 
 
 def sizes_of(model: nn.Module) -> dict[str, int]:
-    weights = list(model.parameters())
+    """What stands for weights counts as they do."""
+    codes = [module for module in model.modules() if isinstance(module, Quantized)]
     return {
-        "weights_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-        "parameters": sum(weight.numel() for weight in weights),
+        "weights_bytes": own_bytes(model),
+        "parameters": sum(weight.numel() for weight in model.parameters()) + sum(each.replaced for each in codes),
     }
 
 
@@ -95,6 +97,7 @@ def check(plan: Plan, model: nn.Module) -> None:
 def own_bytes(model: nn.Module) -> int:
     """Of the weights that a rank holds: of sharded ones its parts."""
     own = [getattr(weight, "_local_tensor", weight) for weight in model.parameters()]
+    own += [codes for module in model.modules() if isinstance(module, Quantized) for codes in module.buffers()]
     return sum(weight.numel() * weight.element_size() for weight in own)
 
 
@@ -109,18 +112,20 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code=code_of(plan.optimizations),
+        code=code_of(plan.optimizations, plan.on_host),
         claim=plan.claim,
         **known,
     )
 
 
-def code_of(optimizations: Sequence[Optimization]) -> str:
-    """Each of several has an undo of its own."""
+def code_of(optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = ()) -> str:
+    """Each of several has an undo of its own; after those in host memory the model comes to the card."""
     parts = [optimization.code() for optimization in optimizations]
     if sum(_UNDO in part for part in parts) > 1:
         names = [optimization.name for optimization in optimizations]
         parts = [part.replace(_UNDO, f"\nundo_{name} = ") for name, part in zip(names, parts, strict=True)]
+    if on_host:
+        parts.insert(optimizations.index(on_host[-1]) + 1, 'model.to("cuda")')
     return "\n\n".join(parts)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from memviz.errors import UsageError
-from memviz.runner.knobs import as_text, nearest, with_knobs
+from memviz.runner.knobs import as_text, described, nearest, with_knobs, words_of_value
 from memviz.runner.parallel.parallel import ALONE, GPUS, Parallel, parallel_of
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.request import Request
@@ -36,6 +36,10 @@ ACROSS_GPUS: Mapping[str, tuple[str, ...]] = {
 """Optimizations that apply to a model that is parted, and the axes that they go with; the others are refused."""
 
 
+_OF_THE_CARD = ("allocator_settings", "attention_backend")
+"""They have to do with the card and not with weights."""
+
+
 @dataclass(frozen=True)
 class Plan:
     request: Request
@@ -48,6 +52,15 @@ class Plan:
     @property
     def label(self) -> str:
         return self.request.label or label_of(self.optimizations)
+
+    @property
+    def on_host(self) -> tuple[Optimization, ...]:
+        """What is applied before the weights come to the card: all up to the last that makes them smaller."""
+        if self.request.conversion != "on-host":
+            return ()
+        shrinking = [getattr(change, "shrinks_weights", False) for change in self.optimizations]
+        count = len(shrinking) - shrinking[::-1].index(True) if True in shrinking else 0
+        return tuple(change for change in self.optimizations[:count] if change.name not in _OF_THE_CARD)
 
     @property
     def environment(self) -> dict[str, str]:
@@ -79,6 +92,7 @@ class Plan:
         after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
         parts.append("applying the optimizations counts" if request.conversion == "measured" else "")
+        parts.append("loading counts" if request.conversion == "on-host" else "")
         parts.append("the warm-up's output stays alive" if request.keep_output and request.warmup else "")
         return "; ".join(filter(None, parts))
 
@@ -208,6 +222,17 @@ def label_of(optimizations: tuple[Optimization, ...]) -> str:
 
 def _with_its_knobs(optimization: Optimization) -> str:
     return " ".join([optimization.name, *(f"{key}={text}" for key, text in as_text(optimization).items())])
+
+
+def title_of(optimizations: tuple[Optimization, ...]) -> str:
+    """In the words of the page: "Checkpoint blocks, every 2nd block + Flat gradients", or "Baseline"."""
+    return " + ".join(map(_in_words, optimizations)) or "Baseline"
+
+
+def _in_words(optimization: Optimization) -> str:
+    says = {knob.name: knob.says for knob in described(optimization)}
+    changed = as_text(optimization).items()
+    return ", ".join([optimization.title, *(words_of_value(key, text, says[key]) for key, text in changed)])
 
 
 def command_of(request: Request) -> str:

@@ -11,7 +11,7 @@ from memviz.errors import UsageError
 
 On = Literal["auto", "predict", "cuda"]
 Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]
-Conversion = Literal["before", "measured"]
+Conversion = Literal["before", "measured", "on-host"]
 
 _RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
 DEFAULT_CARD = "RTX 4090"
@@ -40,7 +40,8 @@ class Request:
     warmup: int = 1
     steps: int = 1
     conversion: Conversion = "before"
-    """Whether the peak counts what applying the optimizations takes."""
+    """Whether the peak counts what applying the optimizations takes. With on-host, what makes weights smaller comes
+    before the card, where they never lie as they were, and the peak counts from there on."""
     keep_output: bool = False
     """Whether the warm-up's output is alive during the steps, as in the seed of the split feed-forward."""
     numerics: bool = True

@@ -31,18 +31,28 @@ def kernels_of_its_own() -> Iterator[None]:
         let_go_of_kernels()
 
 
+def convert_on_host(plan: Plan, model: nn.Module) -> None:
+    """Where weights are to be small before they come to the card, with all that is applied before that."""
+    if plan.on_host:
+        apply_all(model, plan.on_host)
+
+
 def prepare(plan: Plan, device: RunDevice, model: nn.Module, tell: Tell) -> nn.Module:
-    """Puts the model on the device and changes it; afterwards the peak counts from here, unless asked otherwise."""
+    """Puts the model on the device and changes it; afterwards the peak counts from here, unless asked otherwise.
+
+    What was to be converted in host memory is so already.
+    """
     tell("placing the weights")
     with device.phase("load"):
         model = device.place(model)
     if plan.request.conversion == "measured":
         device.reset_peak()
-    if plan.optimizations:
+    rest = [change for change in plan.optimizations if change not in plan.on_host]
+    if rest:
         tell("applying the optimizations")
         with device.phase("conversion"):
             # Settings of the environment are the predicted device's own from the start.
-            changes = [change for change in plan.optimizations if not (device.is_predicted and change.environment)]
+            changes = [change for change in rest if not (device.is_predicted and change.environment)]
             apply_all(model, changes)
     if plan.request.conversion == "before":
         device.empty_cache()

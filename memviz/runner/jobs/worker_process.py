@@ -63,6 +63,12 @@ def event_of(message: Mapping[str, Any], folder: Path) -> RunEvent:
     return RunEvent(**known)
 
 
+def message_of(event: RunEvent) -> dict[str, Any]:
+    """For `event_of` on another machine, which has no files of this one."""
+    run = None if event.run is None else event.run.as_json()
+    return {"kind": event.kind, "number": event.number, "what": event.what, "text": event.text, "run": run}
+
+
 def environment_of(request: Request) -> dict[str, str]:
     """What a measured run must find set when CUDA starts; a prediction reads the same from the optimization."""
     chosen = dict(request.optimizations).get("allocator_settings")
@@ -73,6 +79,12 @@ def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
     """What there is to run, without importing PyTorch into this process."""
     rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs)))
     return rows
+
+
+def gpus_here() -> dict[str, Any]:
+    """On which a run could be measured, without starting a driver in this process."""
+    gpus: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.measure.visible_gpus")))
+    return gpus
 
 
 def rows_of(seed: str) -> Iterator[dict[str, Any]]:

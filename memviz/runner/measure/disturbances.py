@@ -31,20 +31,12 @@ class Disturbances:
 
     def notes(self, index: int = 0) -> Iterator[str]:
         """Said beside seconds, right after they were measured."""
-        card = self._uuid(index)
+        card = uuid_of(self._accelerator, index)
         yield from self._others(card)
         yield from self._clock(card)
         for name in _WAITING:
             if self._environment.get(name, "0") not in ("", "0"):
                 yield f"{name} is set: every kernel is waited for, so these seconds are longer than without it."
-
-    def _uuid(self, index: int) -> str:
-        """As the driver writes it; its numbers are not torch's."""
-        try:
-            uuid = str(self._accelerator.api.get_device_properties(index).uuid)
-        except (AttributeError, RuntimeError):
-            return ""
-        return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
     def _others(self, card: str) -> Iterator[str]:
         rows = [[cell.strip() for cell in line.split(",")] for line in (self._listed or "").splitlines()]
@@ -75,3 +67,12 @@ class Disturbances:
 
     def _ask(self, card: str, fields: str) -> str | None:
         return self._accelerator.ask_driver(f"--query-gpu={fields}", "-i", card)
+
+
+def uuid_of(accelerator: Accelerator, index: int) -> str:
+    """As the driver writes it, whose numbers are not torch's; empty where torch does not know it."""
+    try:
+        uuid = str(accelerator.api.get_device_properties(index).uuid)
+    except (AttributeError, RuntimeError):
+        return ""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

@@ -24,7 +24,7 @@ from memviz.runner.measure.torch_warnings import hearing_torch
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan, pieces_of
 from memviz.runner.run import Seconds
-from memviz.runner.step import RunStep, Tell, kernels_of_its_own, make_optimizer, prepare, take_steps
+from memviz.runner.step import RunStep, Tell, convert_on_host, kernels_of_its_own, make_optimizer, prepare, take_steps
 from memviz.runner.workloads import Workload
 from memviz.runner.workloads.workload import FromConfiguration
 from memviz.units import bytes_text, count_text
@@ -90,6 +90,7 @@ def _made(plan: Plan, accelerator: Accelerator) -> nn.Module:
     torch.manual_seed(plan.workload.seed)
     model = _drawn(plan.workload, accelerator)
     check(plan, model)
+    convert_on_host(plan, model)
     return model
 
 

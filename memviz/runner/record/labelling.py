@@ -2,8 +2,9 @@
 
 What was seen is said of the tensor that lay at that address at that moment. What nobody named is an activation
 where it outlives the module's call that made it, or the forward and a backward follows, also where a checkpoint runs
-that forward again within the backward. It is a temporary where it does not outlive its phase, nor that call;
-everything else is left to the inference from stacks (`memviz.analysis.purpose.categories`).
+that forward again within the backward. It is a temporary where it does not outlive its phase, nor that call.
+Everything else is left to the inference from stacks (`memviz.analysis.purpose.categories`), and so is what has the
+size of a cuBLAS workspace and is never freed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy.typing as npt
 from memviz.runner.record.event_clock import Counts, comparable, places
 from memviz.runner.record.log import PHASES, Log, Mark, TensorSeen
 from memviz.trace.model import Action, Annotations, Category, DeviceTrace, Events, Ints8, Labels, Phase, Trace
+from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 
 _LAST_WORD = (
     Category.OUTPUT,
@@ -160,6 +162,9 @@ class _Columns:
 
     def say_the_rest(self, spans: _PhaseSpans) -> None:
         rest = self.allocs[self.category[self.allocs] == Category.UNKNOWN]
+        never_freed = self.runs.next_free(rest) == len(self.category)
+        # Made within the first matrix product, whichever phase that is in; no tensor of the program's.
+        rest = rest[(self.device.events.size[rest] != CUBLAS_WORKSPACE_BYTES) | ~never_freed]
         mark = spans.mark_of(rest)
         phase, again = spans.phase[mark], spans.again[mark] > 0
         ends = np.where(again, spans.again_end[mark], spans.span_end[mark])

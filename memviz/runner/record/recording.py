@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +66,22 @@ class Recording:
         return taken, read_taken(self.history, taken, self.log, self.device, facts=self.facts, source=source)
 
 
+class Unrecorded(Recording):
+    """What a recording that is off gives: it takes the same words and keeps nothing. `trace` stays None."""
+
+    def __init__(self) -> None:
+        self.trace = None
+
+    def label(self, model: nn.Module | None = None, optimizer: Optimizer | None = None) -> None:
+        pass
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def take(self, source: str = "") -> tuple[Taken, Trace]:
+        raise UsageError("Nothing was taken: this recording is off.")
+
+
 def read_taken(
     history: RecordedHistory, taken: Taken, log: Log, device: int | None, *, facts: Mapping[str, str], source: str = ""
 ) -> Trace:
@@ -98,6 +114,7 @@ def recording(
     device: int | None = None,
     overwrite: bool = False,
     accelerator: Accelerator | None = None,
+    enabled: bool = True,
 ) -> Iterator[Recording]:
     """Records what happens inside, and writes it when that ends, an error included.
 
@@ -110,10 +127,14 @@ def recording(
         device: The GPU whose tensors are named; by default the current one. Histories cover all GPUs.
         overwrite: Whether a file that is there already may be replaced.
         accelerator: For programs that bring their own.
+        enabled: False does nothing and needs nothing, so that a switch of the program's may stand here.
 
     Raises:
         UsageError: There is no GPU, a recording is on already, or the file cannot be written.
     """
+    if not enabled:
+        yield Unrecorded()
+        return
     target = None if path is None else free_path(Path(path), overwrite=overwrite)
     accelerator = accelerator or find_accelerator()
     accelerator.wake()
@@ -130,10 +151,14 @@ def recording(
             raise
         _finish(done, target)
     finally:
-        try:
-            done.hooks.close()
-        finally:
-            history.stop()
+        _end(done)
+
+
+def _end(done: Recording) -> None:
+    try:
+        done.hooks.close()
+    finally:
+        done.history.stop()
 
 
 def _finish(done: Recording, target: Path | None) -> None:
@@ -159,7 +184,10 @@ def _finish_beside(error: BaseException, done: Recording, target: Path | None) -
 def free_path(path: Path, *, overwrite: bool) -> Path:
     """Checked before the program runs: afterwards it is too late."""
     if path.exists() and not overwrite:
-        raise UsageError(f"{path} is there already. Name another file, or allow it to be overwritten.")
+        raise UsageError(
+            f"{path} is there already. Name another file, or allow it to be overwritten "
+            "(--overwrite, in Python overwrite=True)."
+        )
     folder = path.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(f"{path} cannot be written: {folder} is not a folder that can be written to.")

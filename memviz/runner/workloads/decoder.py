@@ -33,6 +33,7 @@ class PublishedDecoder:
 class Decoder(LanguageModel):
     """Blocks of attention and a gated feed-forward with RMS norms. Subclasses give `_language_model`."""
 
+    holds: ClassVar[tuple[str, ...] | None] = ("a language model that writes",)
     sizes: ClassVar[dict[str, PublishedDecoder]]
     positions: ClassVar[int]
     """That it knows."""

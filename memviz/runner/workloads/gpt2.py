@@ -43,6 +43,7 @@ class Gpt2(LanguageModel):
         Published({"size": "774m"}, 774_030_080, "774M", "https://huggingface.co/openai-community/gpt2-large"),
         Published({"size": "1558m"}, 1_557_611_200, "1.5B", "https://huggingface.co/openai-community/gpt2-xl"),
     )
+    holds: ClassVar[tuple[str, ...] | None] = ("a language model that writes",)
 
     size: str = knob("124m", "which published model, by its parameters", choices=tuple(_SIZES))
     batch: int = knob(8, "sequences at once", least=1)

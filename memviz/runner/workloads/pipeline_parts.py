@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor, nn
 
@@ -20,6 +20,8 @@ CLIP_WORDS, T5_WORDS, UMT5_WORDS = 49_408, 32_128, 256_384
 
 class PipelineModel(FromConfiguration):
     """Subclasses give the workload of their denoiser alone, which has most of the same knobs."""
+
+    holds: ClassVar[tuple[str, ...] | None] = ("an autoencoder",)
 
     denoising: int
     tile: int

@@ -31,6 +31,7 @@ class Vae(PictureModel):
     side: ClassVar[int] = _PIXELS_PER_LATENT
     why: ClassVar[str] = "the autoencoder folds 8 pixels a side into one"
     depths: ClassVar[tuple[str, ...]] = ()
+    holds: ClassVar[tuple[str, ...] | None] = ("an autoencoder",)
 
     part: str = knob("decoder", "what runs: latents to pictures, or pictures to pictures", choices=_PARTS)
     batch: int = pictures_knob()

@@ -91,6 +91,9 @@ class FromConfiguration(ABC):
     published: ClassVar[tuple[Published, ...]] = ()
     depths: ClassVar[tuple[str, ...]] = ("layers",)
     """The knobs that say how many blocks of one kind there are."""
+    holds: ClassVar[tuple[str, ...] | None] = ()
+    """Of the kinds of models that some optimization has an effect on alone, those that are in this one; None where
+    that is not known before it is built."""
 
     dtype: str = dtype_knob("bf16")
     mode: str = mode_knob("inference")

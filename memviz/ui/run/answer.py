@@ -183,7 +183,7 @@ class RunAnswers:
         request = replace(
             status.order.request, optimizations=chosen, optimizer=way["optimizer"], settings=settings, numerics=False
         )
-        return self.begin(RunRequests((request,), (str(way["label"]),)), visitor)
+        return self.begin(RunRequests((request,), (str(way["title"]),)), visitor)
 
     def usable_bytes(self, card: str) -> int:
         """Of a card of the listing, less what its CUDA context takes at most."""

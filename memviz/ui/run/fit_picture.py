@@ -64,7 +64,7 @@ def picture_html(ways: Sequence[Way], usable_bytes: int, chosen: int | None) -> 
 def _point(number: int, way: Way, scale: _Scale, on_front: bool, is_chosen: bool) -> Html:
     place = f"left:{scale.x(rank(way)):.2f}%;top:{scale.y(way['peak_reserved_bytes']):.2f}%"
     fits = "fits" if way["fits"] else "does not fit"
-    words = f"{cut(str(way['label']))}: {bytes_text(way['peak_reserved_bytes'])} reserved, {cost_words(way)}, {fits}"
+    words = f"{cut(str(way['title']))}: {bytes_text(way['peak_reserved_bytes'])} reserved, {cost_words(way)}, {fits}"
     kinds = [f"mv-is-{way['keeps']}", *(["mv-fits"] if way["fits"] else []), *(["mv-on-front"] if on_front else [])]
     return tag(
         "button",
@@ -121,7 +121,7 @@ def _costs(scale: _Scale, ways: Sequence[Way]) -> list[Html]:
     in_seconds = ways[0]["cost"]["seconds_low"] is not None
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
     texts = [duration_text(round(end * 1e6)) if in_seconds else f"{end / 1e12:,.1f} T" for end in ends]
-    what = "a step, estimated" if in_seconds else "of work a step"
+    what = "a step, the middle of its estimate" if in_seconds else "of work a step"
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 

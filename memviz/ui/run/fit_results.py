@@ -61,7 +61,7 @@ def _shown(ways: tuple[Mapping[str, Any], ...]) -> int | None:
 
 def _way(number: int, way: Mapping[str, Any], opening: str) -> Html:
     fits = tag("b", "✓ fits", class_="mv-good") if way["fits"] else tag("b", "✗ does not fit", class_="mv-bad")
-    what = tag("p", tag("b", cut(str(way["label"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
+    what = tag("p", tag("b", cut(str(way["title"]))), " ", fits, f" {cost_words(way)}", class_="mv-fit-way")
     button = tag(
         "button", "Open its timeline", type="button", class_="mv-quiet", data_act="timeline", data_number=str(number)
     )
@@ -95,7 +95,7 @@ def _rows(ways: Sequence[Mapping[str, Any]], numbers: Sequence[int], title: str,
 
 
 def _row(number: int, way: Mapping[str, Any]) -> Html:
-    label = cut(str(way["label"]))
+    label = cut(str(way["title"]))
     name = tag("button", label, type="button", class_="mv-link", data_act="way", data_number=str(number))
     return tag(
         "tr",

@@ -13,6 +13,7 @@ from math import prod
 from typing import Any
 
 from memviz.errors import UsageError
+from memviz.runner.knobs import words_of_value
 from memviz.runner.request import Request
 from memviz.ui.run.config_field import CONFIG, config_of
 from memviz.ui.run.faults import EVERY_CHOICE, knob_faults, step_faults
@@ -218,7 +219,10 @@ def _label(
         assert row is not None
         varied = {key for one in all_chosen for key in one[at][1]}
         shown = [knob for knob in row["knobs"] if knob["name"] in varied]
-        said = [_said(knob, knobs.get(knob["name"], _default_text(knob))) for knob in shown]
+        said = [
+            words_of_value(knob["name"], knobs.get(knob["name"], _default_text(knob)), knob.get("says", ""))
+            for knob in shown
+        ]
         alone = len(shown) == 1 and shown[0].get("says")
         words.append(said[0] if alone else ", ".join([row["title"], *said]))
     together = " + ".join(words)
@@ -228,20 +232,6 @@ def _label(
 def _of_the_workload(knob: Mapping[str, Any], settings: Mapping[str, str]) -> str:
     text = settings.get(knob["name"], _default_text(knob))
     return text if knob["choices"] and knob["type"] == "text" else f"{knob['name'].replace('_', ' ')} {text}"
-
-
-def _said(knob: Mapping[str, Any], text: str) -> str:
-    if knob.get("says"):
-        return " ".join(str(knob["says"]).format(text, nth=_nth(text)).split())
-    return f"{knob['name'].replace('_', ' ')} {text}"
-
-
-def _nth(text: str) -> str:
-    """2nd of 2, and nothing of 1: "every block" says it."""
-    if not text.isdecimal() or text == "1":
-        return "" if text == "1" else text
-    ending = "th" if text[-2:-1] == "1" else {"1": "st", "2": "nd", "3": "rd"}.get(text[-1], "th")
-    return f"{text}{ending}"
 
 
 def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -261,13 +251,19 @@ def _conflicts(form: FormFields, listing: Mapping[str, Any]) -> Iterator[tuple[s
 
 def without_effect(form: FormFields, listing: Mapping[str, Any]) -> dict[str, str]:
     """By name: why an optimization that is off would do nothing here."""
-    modes = _modes(form, listing)
+    modes, workload = _modes(form, listing), _row(listing["workloads"], form.workload)
+    holds = workload.get("holds") if workload is not None else None
     rows = [row for row in listing["optimizations"] if row["name"] not in form.chosen]
-    return {row["name"]: f"Has an effect in {row['needs']} only." for row in rows if _is_idle(row, modes)}
+    said = {row["name"]: _why_idle(row, modes, holds) for row in rows}
+    return {name: words for name, words in said.items() if words}
 
 
-def _is_idle(row: Mapping[str, Any], modes: Sequence[str]) -> bool:
-    return bool(modes) and row["needs"] not in ("any", *modes)
+def _why_idle(row: Mapping[str, Any], modes: Sequence[str], holds: Sequence[str] | None) -> str:
+    if holds is not None and row.get("only_on") and row["only_on"] not in holds:
+        return f"Has an effect on {row['only_on']} only."
+    if modes and row["needs"] not in ("any", *modes):
+        return f"Has an effect in {row['needs']} only."
+    return ""
 
 
 def changed(

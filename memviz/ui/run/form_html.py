@@ -10,7 +10,7 @@ from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.run.config_field import CONFIG, config_field_html
 from memviz.ui.run.faults import EVERY_CHOICE
 from memviz.ui.run.fit_form import fit_fields_html
-from memviz.ui.run.form import GENERAL, FormFields, RunRequests, values_of, without_effect
+from memviz.ui.run.form import GENERAL, MOST_UNASKED, FormFields, RunRequests, values_of, without_effect
 from memviz.ui.run.parallel_form import asked_of, parallel_fields_html, parallel_words
 from memviz.units import bytes_text, count_text
 
@@ -214,6 +214,7 @@ def _optimizer(form: FormFields) -> Html:
 def _step(form: FormFields) -> Html:
     value = form.options.get
     windows = [("before", "is over before the peak counts"), ("measured", "counts towards the peak")]
+    windows.append(("on-host", "makes weights small on the host; loading counts"))
     fields = [
         tag(
             "label",
@@ -282,10 +283,11 @@ def count_words(requests: RunRequests) -> str:
 
 
 def buttons_html(form: FormFields, requests: RunRequests) -> Html:
-    """The button counts what it would run. What does not go together explains itself when it is pressed."""
+    """The button counts what it would run. What does not go together explains itself there when it is pressed."""
     verb = "Measure" if form.on == "cuda" else "Predict"
     words = f"{verb} {count_words(requests)}" if requests.count > 1 else verb
-    run = tag("button", words, type="submit", class_="mv-primary", data_act="run")
+    above = 0 < requests.count <= MOST_UNASKED and not requests.faults
+    run = tag("button", words, type="submit", class_="mv-primary", data_act="run", data_act_above=above)
     return tag("p", run, class_="mv-buttons")
 
 
@@ -319,7 +321,6 @@ def estimate_html(variant: Variant) -> Html:
 
 def many_html(requests: RunRequests) -> Html:
     words = f"These are {count_text(requests.count)} variants, one after the other. "
-    button = tag(
-        "button", f"Run all {count_text(requests.count)}", type="button", class_="mv-quiet", data_act="run-all"
-    )
+    all_words = f"Run all {count_text(requests.count)}"
+    button = tag("button", all_words, type="button", class_="mv-quiet", data_act="run-all", data_act_above=True)
     return tag("p", words, button, class_="mv-soft")

@@ -32,7 +32,7 @@ _WORDS = "Only this browser sees them. They outlive a restart of the page, and g
 _HEAD = (
     tag("th", "Name", scope="col"),
     tag("th", "Workload", scope="col"),
-    tag("th", "Live", scope="col", class_="mv-number"),
+    tag("th", "Allocated", scope="col", class_="mv-number"),
     tag("th", "Reserved", scope="col", class_="mv-number"),
     tag("th", tag("span", "What to do", class_="mv-hidden"), scope="col"),
 )

@@ -15,7 +15,7 @@ from memviz.units import bytes_text, count_text
 
 _MOST = 64
 _FITS = {"yes": ("✓ ", "fits", "mv-good"), "no": ("✗ ", "does not fit", "mv-bad"), "close": ("≈ ", "close", "mv-warn")}
-_HEADS = ("Ranks", "live", "reserved", "weights", "", "")
+_HEADS = ("Ranks", "allocated", "reserved", "weights", "", "")
 
 
 def rank_classes_html(variant: Variant, number: int) -> Html:

@@ -9,6 +9,7 @@ from memviz.headlines.rank_classes import rank_words
 from memviz.headlines.run import (
     base_of,
     change_words,
+    close_words,
     is_training,
     optimizer_words,
     reserved_on_card,
@@ -118,7 +119,7 @@ def _legend(variants: Sequence[Variant], status: OrderStatus) -> Html:
     fit = _fit_of(variants)
     parts = [
         tag("span", swatch(_WEIGHTS), "weights"),
-        tag("span", swatch(_REST), "everything else live"),
+        tag("span", swatch(_REST), "everything else allocated"),
         tag("span", tag("i", class_="mv-square mv-striped", aria_hidden="true"), "cached, up to reserved"),
     ]
     if any(map(_doubt, variants)):
@@ -237,7 +238,7 @@ def _figures(run: Run) -> Html:
     pinned = [tag("span", "pinned on the host ", tag("b", rounded(held)))] if held else []
     return tag(
         "p",
-        tag("span", "live ", tag("b", rounded(run.peak_allocated_bytes))),
+        tag("span", "allocated ", tag("b", rounded(run.peak_allocated_bytes))),
         *reserved,
         tag("span", f"gap {gap}"),
         *pinned,
@@ -277,7 +278,7 @@ def _fit(run: Run) -> Html | None:
     if fit is None:
         return None
     if fit.word == "close":
-        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", usable_words(fit)))
+        return joined(tag("b", "≈ ", class_="mv-warn"), tag("b", "close"), tag("small", close_words(run)))
     if fit.fits:
         spare = bytes_text(max(0, fit.usable_bytes - fit.peak_reserved_bytes))
         words = f"{spare} to spare{', no optimizer' if optimizer_words(run) == 'no optimizer' else ''}"

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from memviz.runner.record.event_clock import Counts
 from memviz.runner.record.labelling import labelled
 from memviz.runner.record.log import Log, TensorSeen
-from memviz.trace.model import Category, Phase, Trace
+from memviz.trace.model import Action, Category, Phase, Trace
+from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 from tests.traces import alloc, block, free, segment, trace_of
 
 ADDRESSES = (0, 4096, 8192)
@@ -111,3 +112,24 @@ def test_an_error_inside_ends_the_phase():
         pass
     assert log.phase == Phase.UNKNOWN
     assert [annotation.stage.name for annotation in log.annotations] == ["START", "END"]
+
+
+def test_a_workspace_of_cublas_is_no_activation_of_the_forward_that_met_it_first():
+    now = [Counts(0, 0)]
+    log = Log(lambda: now[0], clock_us=lambda: 0)
+    events: list[Any] = []
+
+    def make(address: int, size: int) -> None:
+        events.append(alloc(address, size))
+        now[0] = Counts(now[0].allocs + 1, now[0].frees)
+
+    with log.during("forward"):
+        make(0, CUBLAS_WORKSPACE_BYTES)
+        make(1 << 30, CUBLAS_WORKSPACE_BYTES + 512)
+        make(2 << 30, CUBLAS_WORKSPACE_BYTES)
+    with log.during("backward"):
+        events.extend(free(2 << 30, CUBLAS_WORKSPACE_BYTES))
+        now[0] = Counts(now[0].allocs, now[0].frees + 1)
+    device = said(log, events, now[0]).devices[0]
+    category = device.event_labels.category[device.events.action == Action.ALLOC]
+    assert [Category(each).name for each in category] == ["UNKNOWN", "ACTIVATION", "ACTIVATION"]

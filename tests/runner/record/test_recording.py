@@ -265,3 +265,19 @@ def test_without_a_gpu_the_answer_names_the_way_out():
         pytest.skip("there is a GPU")
     with pytest.raises(UsageError, match="`python -m memviz run` predicts"), memviz.recording():
         raise AssertionError("the program must not start")
+
+
+def test_a_recording_that_is_off_needs_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Not even a word with torch: a program that records on some machines runs on others as if this were not there.
+    monkeypatch.setattr("memviz.runner.record.recording.find_accelerator", None)
+    path, model = tmp_path / "run.pickle", Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with memviz.recording(path, model=model, optimizer=optimizer, enabled=False) as recorded:
+        assert not is_recording()
+        with recorded.phase("validation"):
+            recorded.label(model)
+            model(torch.ones(1, WIDTH)).sum().backward()
+        assert not model._forward_pre_hooks and not optimizer._optimizer_step_pre_hooks
+    assert recorded.trace is None and not path.exists()
+    with pytest.raises(UsageError, match="this recording is off"):
+        recorded.take()

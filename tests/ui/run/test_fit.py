@@ -69,7 +69,10 @@ def test_the_front_is_drawn_in_steps_through_its_own_points() -> None:
 
 def test_a_name_stays_a_name() -> None:
     status = SearchStatus(
-        "id", SearchOrder(Request("gpt2")), ways=({**ways()[1], "label": HOSTILE, "code": HOSTILE},), answer={}
+        "id",
+        SearchOrder(Request("gpt2")),
+        ways=({**ways()[1], "label": HOSTILE, "title": HOSTILE, "code": HOSTILE},),
+        answer={},
     )
     html = fit_html(status, 24 * GiB, None)
     assert "<b>x" not in html and "</script>" not in html
@@ -79,14 +82,14 @@ def test_while_it_goes_on_the_front_so_far_stands_there_and_the_best_ones_code()
     status = SearchStatus("id", SearchOrder(Request("gpt2")), done=4, of=9, ways=ways())
     html = fit_html(status, 24 * GiB, None)
     assert "mv-working" in html and "undo = x" in words(html)
-    assert words(html).count("split") and not elements(html, "table")
+    assert words(html).count("Split") and not elements(html, "table")
     assert "4 of 9 ways predicted" in words(fit_head_html(status, 24 * GiB))
     over = SearchStatus("id", SearchOrder(Request("gpt2")), ways=ways(), answer={"tried": 4, "of": 9, "grid": None})
     table = rows(fit_html(over, 24 * GiB, 2))
     # The unit stands once, over its column.
     assert table[0][2] == "A step, estimated" and table[1][2].endswith(" s")
-    assert [row[0] for row in table[1:4]] == ["baseline", "split", "checkpointing"]
-    assert [row[0] for row in table[5:]] == ["baseline", "split", "worse", "checkpointing"]
+    assert [row[0] for row in table[1:4]] == ["Baseline", "Split", "Checkpointing"]
+    assert [row[0] for row in table[5:]] == ["Baseline", "Split", "Worse", "Checkpointing"]
     assert "✗ does not fit" in words(fit_html(over, 24 * GiB, 0)) and "✓ fits" in words(fit_html(over, 24 * GiB, 2))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs.bounds import most_bytes
-from memviz.ui.run.form import RunRequests, changed, form_fields_of, place_of, requests_of
+from memviz.ui.run.form import FormFields, RunRequests, changed, form_fields_of, place_of, requests_of, without_effect
 from memviz.ui.run.form_html import form_html, form_value, refused_html
 from memviz.ui.run.limits import AT_HOME, ON_A_SPACE, run_limits
 from memviz.ui.run.stories import story_fields
@@ -226,6 +226,14 @@ def test_what_would_do_nothing_says_so_before_it_is_switched_on(fields: dict[str
     form = form_fields_of(fields, LISTING)
     parts = form_value(form, requests_of(form, LISTING), LISTING, version="1")["parts"]
     assert {name: said for name, said in parts.items() if name.startswith("idle:")} == idle
+
+
+def test_what_changes_a_kind_of_model_that_is_not_there_says_so() -> None:
+    split = {**LISTING["optimizations"][0], "name": "tiles", "only_on": "an autoencoder"}
+    for holds, said in (([], "Has an effect on an autoencoder only."), (["an autoencoder"], None), (None, None)):
+        workloads = [{**LISTING["workloads"][0], "holds": holds}]
+        listing = {**LISTING, "workloads": workloads, "optimizations": [{**split, "needs": "any", "not_with": {}}]}
+        assert without_effect(FormFields(workload=workloads[0]["name"]), listing).get("tiles") == said
 
 
 def test_the_button_counts() -> None:

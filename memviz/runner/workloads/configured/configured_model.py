@@ -42,6 +42,7 @@ class ConfiguredModel(FromConfiguration):
     name: ClassVar[str] = FILE
     title: ClassVar[str] = "A model of your own (config.json)"
     sentence: ClassVar[str] = "Any model that transformers can build from its config.json, with random weights."
+    holds: ClassVar[tuple[str, ...] | None] = None
     depths: ClassVar[tuple[str, ...]] = ()
 
     config: str = field(default="", metadata={"python_only": True})

@@ -68,6 +68,7 @@ def test_what_is_not_said_is_as_the_configuration_has_it() -> None:
         (LLAMA, {"sequence": "5000"}, "sequence is 5,000; this model knows 4,096 positions."),
         (LLAMA, {"tokens": "64"}, "tokens are those in the KV cache of inference, and mode is training"),
         (BERT, {"tokens": "64", "mode": "inference"}, "keeps none from one pass to the next"),
+        (T5, {"tokens": "64", "mode": "inference"}, "has an encoder, whose cache is not predicted; leave it at 0"),
         (LLAMA, {"mode": "lora", "batches": "2"}, "has no knob batches. Did you mean batch?"),
     ],
 )
