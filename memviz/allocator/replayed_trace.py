@@ -12,6 +12,7 @@ from memviz.allocator.history import ModelHistory
 from memviz.allocator.lay_out import FIRST_START_CAUSE
 from memviz.allocator.settings import Settings
 from memviz.allocator.start_layout import StartLayout
+from memviz.trace.collect import one_column
 from memviz.trace.model import (
     NO_STACK,
     About,
@@ -58,7 +59,7 @@ def described(trace: Trace, settings: Settings, memory: int | None, notes: list[
 def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
     recorded, cause = device.events, history.causes()
     pools = {pool: index for index, pool in enumerate(trace.pools)}
-    return Events(
+    columns = Events(
         action=np.array(history.action, dtype=np.uint8),
         address=np.array(history.address, dtype=np.uint64).view(np.int64),
         size=np.array(history.size, dtype=np.int64),
@@ -70,6 +71,7 @@ def _events(trace: Trace, device: DeviceTrace, history: ModelHistory) -> Events:
         metadata=recorded.metadata[cause],
         pool=np.array([pools[pool] for pool in history.pool], dtype=np.int32),
     )
+    return Events(**{name: one_column([column]) for name, column in columns.columns()})
 
 
 def _with_segment_stacks(segments: Segments, device: DeviceTrace, events: Events) -> Segments:

@@ -9,7 +9,11 @@ from collections.abc import Callable, Hashable
 from functools import wraps
 from typing import TypeVar
 
+from memviz.analysis.held import held_bytes
 from memviz.trace.model import DeviceTrace, Trace
+
+_LARGE = 1 << 14
+"""Bytes. What takes fewer stays: some of it took long to work out."""
 
 Result = TypeVar("Result")
 
@@ -32,3 +36,11 @@ def remembered(function: Callable[[DeviceTrace], Result]) -> Callable[[DeviceTra
         return kept(device, key, lambda: function(device))
 
     return recall
+
+
+def let_go(trace: Trace) -> None:
+    """What was computed for views that nobody looks at: it comes again when it is asked for."""
+    for owner in (trace, *trace.devices):
+        results = owner.__dict__.get("_kept", {})
+        for key in [key for key, result in list(results.items()) if held_bytes(result) > _LARGE]:
+            results.pop(key, None)

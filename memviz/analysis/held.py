@@ -9,18 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from memviz.trace.model import Trace
-
 _ALIKE = 512
 """Of a longer row, so many items stand for all: its items are of one kind."""
 _NOTHING = (type, FunctionType, ModuleType, type(None), bool)
 """Not the trace's own."""
 
 
-def held_bytes(trace: Trace) -> int:
-    """Grows as views are looked at, since what they compute is kept. Takes some milliseconds."""
+def held_bytes(owner: Any) -> int:
+    """Of a trace it grows as views are looked at, since what they compute is kept. Takes some milliseconds."""
     seen: set[int] = set()
-    return int(_size(trace, seen))
+    return int(_size(owner, seen))
 
 
 def _size(value: Any, seen: set[int]) -> float:

@@ -15,6 +15,8 @@ from memviz.trace.model import DeviceTrace, Trace
 
 _LONGEST = 40
 _PROFILED = "ProfilerStep#"
+_OPTIMIZERS = ("Optimizer.", "optimizer step")
+"""What torch and our own recordings note of an optimizer's step, which is a part of a training's."""
 _SAYS_STEP = re.compile(r"\b(step|iter|iteration|batch|warm-?up)(\b|_?\d)", re.IGNORECASE)
 
 
@@ -49,7 +51,7 @@ def _noted(trace: Trace, device: DeviceTrace) -> tuple[list[int], list[int], lis
     places = [place for place, name in enumerate(names) if name.startswith(_PROFILED)]
     if not places:
         outermost = np.flatnonzero(intervals.depth == 0).tolist()
-        own = (place for place in outermost if not names[place].startswith("Optimizer."))
+        own = (place for place in outermost if not names[place].startswith(_OPTIMIZERS))
         places = [place for place in own if _SAYS_STEP.search(names[place])]
     begins, ends = intervals.start_event[places].tolist(), intervals.end_event[places].tolist()
     return begins, ends, [names[place] for place in places]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.ranks.differences import NamedDelta, by_site, bytes_apart
+from memviz.ranks.differences import REST, NamedDelta, by_site, bytes_apart
 from memviz.ranks.numbers import Rank
 
 _LEAST_GAP, _MOST_GAP = 0.001, 0.02
@@ -55,9 +55,12 @@ class Outlier:
 
     @property
     def chief(self) -> NamedDelta | None:
-        """The largest that goes the way of the whole; others may go against it."""
+        """The largest that goes the way of the whole; others may go against it.
+
+        All that is left together may be more: it is many sites, each of them smaller.
+        """
         along = (one for one in self.because if (one.delta_bytes > 0) == (self.delta_bytes > 0) and one.delta_bytes)
-        return max(along, key=lambda one: abs(one.delta_bytes), default=None)
+        return max(along, key=lambda one: (one.name != REST, abs(one.delta_bytes)), default=None)
 
 
 def grouped(ranks: Sequence[Rank]) -> tuple[tuple[RankGroup, ...], tuple[Outlier, ...]]:

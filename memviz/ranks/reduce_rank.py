@@ -15,6 +15,7 @@ from memviz.analysis.health import history
 from memviz.analysis.peak import peak
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
+from memviz.c_memory import large_blocks_kept
 from memviz.errors import MemvizError, first_line
 from memviz.ranks.places import Place, file_system, is_remote
 from memviz.ranks.row import FailedFile, KindBytes, RankRanOut, RankRow, Reduced, SiteBytes
@@ -34,6 +35,7 @@ _PAUSE_SECONDS = 0.2
 _PIECE = 4 << 20
 
 
+@large_blocks_kept()
 def reduce_rank(place: Place, device: str | None = None) -> Reduced:
     """Whatever is wrong with one file is told as its own row, and stops nobody."""
     try:
@@ -51,7 +53,11 @@ def _without_name(reason: str, place: Place) -> str:
 def trace_at(place: Place) -> Trace:
     """Wherever it lies. A place on a network is asked a few times before it counts as gone."""
     if not is_remote(place.address):
-        return load_trace(Path(place.address))
+        path = Path(place.address)
+        if path.exists() and not path.is_file() and not path.is_dir():
+            # Whoever opens a pipe waits until somebody writes into it, which may be never.
+            raise MemvizError("It is a pipe or a device, and no file.")
+        return load_trace(path)
     with tempfile.TemporaryFile() as file:
         size = _fetch(place, file)
         return read_trace(file, place.name, size)

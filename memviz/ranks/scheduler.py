@@ -23,7 +23,7 @@ from memviz.ranks.places import Place
 from memviz.ranks.row import FailedFile, Reduced
 
 Task = Callable[[str, str, int, str | None], Reduced]
-_PARTS = ("__init__.py", "errors.py", "units.py", "trace", "analysis", "ranks")
+_PARTS = ("__init__.py", "c_memory.py", "errors.py", "units.py", "trace", "analysis", "ranks")
 _AHEAD = 4
 """Files handed out for each thread of a worker: none waits for the next, and a scheduler never holds them all."""
 _KILLED = "Reading it ended the workers that tried, one after the other."

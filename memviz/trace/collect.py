@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.errors import TraceError
-from memviz.trace.intern import Interner
+from memviz.trace.intern import NOT_A_SNAPSHOT, Interner
 from memviz.trace.model import ACTION_NAMES, FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
 from memviz.trace.texts import sound
 
@@ -90,7 +90,9 @@ class EventCollector:
         return self.interner.string(text_of(value))
 
     def _action(self, name: Any) -> int:
-        known = ACTION_NAMES.get(name) if type(name) is str else None
+        if type(name) is not str:
+            raise TraceError("The 'action' of an event is missing or not a text.", remedy=NOT_A_SNAPSHOT)
+        known = ACTION_NAMES.get(name)
         return known if known is not None else self.interner.other_action(name)
 
     def _notice_keys(self, batch: list[dict[str, Any]]) -> None:
@@ -169,12 +171,10 @@ def _joined(parts: list[Events]) -> Events:
         return no_events()
     if len(parts) == 1:
         return parts[0]
-    return Events(
-        **{field.name: _one_column([getattr(part, field.name) for part in parts]) for field in fields(Events)}
-    )
+    return Events(**{field.name: one_column([getattr(part, field.name) for part in parts]) for field in fields(Events)})
 
 
-def _one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def one_column(pieces: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Streams, pools and contexts are mostly one value throughout: such a column takes no memory."""
     first = next((piece[0] for piece in pieces if len(piece)), None)
     if first is not None and all((piece == first).all() for piece in pieces):

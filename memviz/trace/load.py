@@ -32,6 +32,18 @@ _LONG_JSON = 128 * MiB
 """Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
 _MOST_DIGITS = 150
 """Of a number, as in pickles."""
+_MANY_EVENTS = 2_000_000
+"""From here on the rows that columns were made of leave holes worth giving back: 480 MB of 800 after ten million."""
+_PACKED = {
+    _GZIP: "gzip",
+    b"\x28\xb5\x2f\xfd": "zstandard",
+    b"\xfd7zXZ\0": "xz",
+    b"BZh": "bzip2",
+    b"7z\xbc\xaf\x27\x1c": "7-Zip",
+    b"\x04\x22\x4d\x18": "lz4",
+}
+"""Of these only gzip is read, once. The first byte of zstandard is one of pickles too; no pickle goes on like that."""
+_UNPACK = "Unpack it and open the snapshot inside."
 _JSON_COSTS = {b"{": 240, b"[": 88, b",": 60}
 
 
@@ -54,7 +66,7 @@ def load_trace(
         TraceError: The file is not a snapshot, is damaged, or goes beyond the limits.
     """
     path = Path(path)
-    with _refusals(path.name):
+    with _refusals(path.name or str(path)):
         if path.is_dir():
             raise TraceError("It is a folder.", remedy="Name the snapshot file inside it.")
         if not path.exists():
@@ -98,7 +110,14 @@ def read_trace(
         root, format, interner = source.read()
         del source
         about = About("measured", source=name, format=format)
-        return read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
+        trace = read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
+        del root, interner
+        if trace.event_count >= _MANY_EVENTS:
+            # Few files are so long, and every command would pay for importing ctypes and threads.
+            from memviz.c_memory import give_back_holes
+
+            give_back_holes()
+        return trace
 
 
 @contextmanager
@@ -144,6 +163,9 @@ class _Source:
         first = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1]
         if first in (b"{", b"["):
             return _json(stream, self.budget), f"JSON{packed}", Interner(self.budget)
+        for first_bytes, how in _PACKED.items():
+            if head.startswith(first_bytes):
+                raise TraceError(f"It is packed with {how}{' once more' if packed else ''}.", remedy=_UNPACK)
         if not head or head[0] not in _FIRST_BYTES_OF_PICKLES:
             raise TraceError("It is neither a pickle nor JSON.", remedy=_RECORD)
         protocol = f"protocol {head[1]}" if head[0] == 0x80 and len(head) > 1 else "protocol 0 or 1"
@@ -277,4 +299,4 @@ def _zip_error(file: BinaryIO) -> TraceError:
         names = []
     if any(name.endswith("data.pkl") for name in names):
         return TraceError("It is a model checkpoint (torch.save), not a memory snapshot.", remedy=_RECORD)
-    return TraceError("It is a zip archive.", remedy="Unpack it and open the snapshot inside.")
+    return TraceError("It is a zip archive.", remedy=_UNPACK)

@@ -16,6 +16,8 @@ from memviz.trace.model import Ints8
 
 MiB = 1 << 20
 
+CUBLAS_WORKSPACE_BYTES = 8_519_680
+"""What PyTorch asks for on NVIDIA GPUs before Hopper (:4096:2:16:8), and hardly anything else does."""
 MIN_BLOCK = 512
 """Rounding unit and smallest block."""
 SMALL_SIZE = 1 * MiB

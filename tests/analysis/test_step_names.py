@@ -40,6 +40,8 @@ def _row(name: str, stage: str, time_us: int) -> dict[str, Any]:
         (["ProfilerStep#0", "ProfilerStep#1", "ProfilerStep#2"], "ProfilerStep#0"),
         (["warm-up", "step 1", "step 2"], "warm-up"),
         (["train_model"] * 3, "step 1"),
+        # As `memviz.recording` notes the optimizer's part of a step.
+        (["optimizer step"] * 3, "step 1"),
     ],
 )
 def test_a_step_is_called_as_the_program_notes_it(notes, first):

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.ranks.differences import NamedDelta, by_category, by_site
+from memviz.ranks.differences import REST, NamedDelta, by_category, by_site
 from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
@@ -134,3 +134,10 @@ def test_the_chief_cause_goes_the_way_of_the_whole() -> None:
         "b.py:1", -116
     )
     assert Outlier(64, 5, 0, ()).chief is None
+
+
+def test_the_chief_cause_is_a_site_where_one_is_named() -> None:
+    """What is left may be more together, and nobody can look it up."""
+    causes = (NamedDelta("a.py:1", 40), NamedDelta("b.py:1", 30), NamedDelta(REST, 50))
+    assert Outlier(64, 5, 120, causes).chief == causes[0]
+    assert Outlier(64, 5, 50, causes[2:]).chief == causes[2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -109,6 +110,15 @@ def test_damaged_and_hostile_files_are_told_as_rows(tmp_path: Path, content: byt
     assert isinstance(failed, FailedFile)
     assert failed.place == str(path)
     assert said in failed.reason
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no pipes with names here")
+def test_a_pipe_that_nobody_writes_to_keeps_nobody_waiting(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.rank0.pickle")
+    (tmp_path / "run.rank1.pickle").symlink_to("/dev/zero")
+    for place in places_of([str(tmp_path)]):
+        found = reduce_rank(place)
+        assert isinstance(found, FailedFile) and found.reason == "It is a pipe or a device, and no file."
 
 
 def test_a_file_cut_anywhere_is_a_row_or_a_reason(tmp_path: Path) -> None:

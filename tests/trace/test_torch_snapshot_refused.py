@@ -97,8 +97,8 @@ def test_what_is_no_snapshot_is_refused(root: Any, reason: str) -> None:
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"action": 5}, "A text was expected, found int"),
-        ({"action": None}, "A text was expected"),
+        ({"action": 5}, "'action' of an event is missing or not a text"),
+        ({"action": None}, "'action' of an event is missing or not a text"),
         ({"addr": "x"}, "'addr' is not a whole number"),
         ({"addr": 1.5}, "'addr' is not a whole number"),
         ({"addr": 2**64}, "'addr' has more than 64 bits"),
@@ -130,6 +130,12 @@ def test_what_is_no_snapshot_is_refused(root: Any, reason: str) -> None:
 def test_an_event_with_values_of_another_kind_is_refused(changed: dict[str, Any], reason: str) -> None:
     with pytest.raises(TraceError, match=reason):
         trace_of([{**EVENT, **changed}])
+
+
+def test_a_missing_action_is_named() -> None:
+    event = {key: value for key, value in EVENT.items() if key != "action"}
+    with pytest.raises(TraceError, match="'action' of an event is missing"):
+        trace_of([EVENT, event])
 
 
 def test_a_high_address_beside_one_that_is_no_number_is_refused() -> None:

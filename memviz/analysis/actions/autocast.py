@@ -61,7 +61,7 @@ def is_mixed(facts: Facts) -> bool:
     into twice its size, or an attention runs that knows half precision alone."""
     names = _names(facts)
     activations = facts.has_purpose(Category.ACTIVATION)
-    copies = activations & (names[_place(facts)] == "_to_copy")
+    copies = activations & (names == "_to_copy")[_place(facts)]
     size = facts.rows.size
     if int(size[copies].sum()) > _FEW * int(size[activations].sum()):
         return True

@@ -166,11 +166,13 @@ class Evidence:
     @cached_property
     def call_goes_on(self) -> Bools:
         """The stack of its free, or the next alloc after it, shows that the call went on that made it."""
-        return np.asarray((self.free_stack != NO_STACK) | (self._alloc_from[self.end] < self._call_over))
+        return np.asarray((self.free_stack != NO_STACK) | (self._alloc_from()[self.end] < self._call_over))
 
-    @cached_property
     def _alloc_from(self) -> Ints4:
-        """By event: the alloc there, or the next one. Looking it up beats searching for events in any order."""
+        """By event: the alloc there, or the next one. Looking it up beats searching for events in any order.
+
+        As long as all events, and asked for once: so it is not kept.
+        """
         first = np.full(self._count + 1, self._never, dtype=np.int32)
         first[self._allocs] = self._allocs
         return np.asarray(np.minimum.accumulate(first[::-1])[::-1])

@@ -14,9 +14,7 @@ from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Bools, Category
-
-CUBLAS_WORKSPACE_BYTES = 8_519_680
-"""What PyTorch asks for on NVIDIA GPUs before Hopper (:4096:2:16:8), and hardly anything else does."""
+from memviz.trace.rounding import CUBLAS_WORKSPACE_BYTES
 
 
 @dataclass(frozen=True)

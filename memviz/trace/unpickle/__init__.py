@@ -49,6 +49,8 @@ def unpickle(
         if code == STOP:
             machine.check_limits()
             interner.budget.charge(machine.cost)
+            # Each knows the other, so both would stay, with memo and rows, until Python looks for such rings.
+            machine.runs = None
             return _result(machine)
         operation = OPERATIONS[code]
         if operation is None:

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any
 
+from memviz import c_memory
 from memviz.errors import UsageError
-from memviz.ui.shell import c_memory
 from memviz.ui.shell.gradio_uploads import drop_stale
 
 SETTING = "MEMVIZ_KEEP_SECONDS"

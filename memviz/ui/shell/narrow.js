@@ -5,18 +5,21 @@ import { nearest } from "../components/base.js";
 
 const narrow = matchMedia("(max-width: 759px)");
 const LOOK_MS = 50;
-const MOST_PATIENCE_MS = 5000;
+const MOST_LOOKS = 100;
 const STILL_PIXELS = 8;
 
+/** Once it is there, which on a slow line takes as long as it takes; one that is closed already stays so. */
 export function closeDrawer() {
   if (!narrow.matches) return;
+  let looks = 0;
   const waiting = setInterval(() => {
-    const toggle = /** @type {HTMLElement | null} */ (document.querySelector(".sidebar.open .toggle-button"));
-    if (!toggle) return;
-    clearInterval(waiting);
-    toggle.click();
+    const drawer = document.querySelector(".sidebar");
+    if (!drawer) return;
+    looks += 1;
+    const toggle = /** @type {HTMLElement | null} */ (drawer.matches(".open") ? drawer.querySelector(".toggle-button") : null);
+    if (toggle || looks === MOST_LOOKS) clearInterval(waiting);
+    toggle?.click();
   }, LOOK_MS);
-  setTimeout(() => clearInterval(waiting), MOST_PATIENCE_MS);
 }
 
 export function listenToWidth() {

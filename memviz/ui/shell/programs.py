@@ -109,9 +109,19 @@ def in_words() -> Iterator[None]:
 
 
 def sound_answer(answer: dict[str, Any]) -> dict[str, Any]:
-    """What everybody can read as JSON."""
-    sound_value: dict[str, Any] = sound(answer)
+    """What everybody can read as JSON, Gradio's own client too: to it an object with a `path` is a file to fetch."""
+    sound_value: dict[str, Any] = _without_paths(sound(answer))
     return sound_value
+
+
+def _without_paths(value: Any) -> Any:
+    """A layer's place in its model is its `module` here; the command line says `path`."""
+    if isinstance(value, list):
+        return [_without_paths(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    is_file = isinstance(value.get("path"), str)
+    return {"module" if is_file and key == "path" else key: _without_paths(item) for key, item in value.items()}
 
 
 def grouping_of(by: object) -> str:

@@ -14,10 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from memviz.analysis.cache import let_go
 from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 
 GiB = 1 << 30
+_LEAST_REST = 60.0
+_REST_PER_EVENT = 1e-3
+"""Seconds: to compute again what was let go takes less than a thousandth of that."""
 
 
 @dataclass
@@ -26,6 +30,12 @@ class _Kept:
     bytes: int
     pinned: bool = False
     used: float = field(default_factory=time.monotonic)
+    rested: float = -1.0
+    """When it had been used last, the last time that what was computed for it was let go."""
+
+    def rests(self, now: float) -> bool:
+        events = sum(len(device.events) for device in self.trace.devices)
+        return self.rested != self.used and now - self.used >= max(_LEAST_REST, _REST_PER_EVENT * events)
 
 
 class TraceStore:
@@ -35,10 +45,15 @@ class TraceStore:
         self._kept: OrderedDict[str, _Kept] = OrderedDict()
         self._lock = threading.Lock()
         self._listeners: list[Callable[[str], None]] = []
+        self._of_rest: list[Callable[[str], None]] = []
 
     def on_drop(self, listener: Callable[[str], None]) -> None:
         """Told the key of each trace that goes."""
         self._listeners.append(listener)
+
+    def on_rest(self, listener: Callable[[str], None]) -> None:
+        """Told the key of each trace that nobody has looked at for a while."""
+        self._of_rest.append(listener)
 
     def add(self, trace: Trace, *, pinned: bool = False) -> str:
         """`pinned`: named by whoever started the page, for everybody who sees it; nobody can close it."""
@@ -65,14 +80,23 @@ class TraceStore:
                 del self._kept[key]
         self._tell([key] if is_kept else [])
 
-    def forget(self, held: Collection[str], left_seconds: float) -> int:
-        """By the clock: what has not been used for so long and is held by no visitor who is here; how many went."""
+    def forget(self, held: Collection[str], left_seconds: float) -> bool:
+        """By the clock: what has not been used for so long and is held by no visitor who is here.
+
+        And what was computed for views of a trace that rests. Whether that made anything free.
+        """
         now = time.monotonic()
         # What is computed for a view is kept on the trace, so traces grow while they are looked at.
         with self._lock:
-            kept_now = list(self._kept.values())
-        for entry in kept_now:
-            entry.bytes = held_bytes(entry.trace)
+            kept_now = dict(self._kept)
+        resting = [key for key, kept in kept_now.items() if kept.rests(now)]
+        for key in resting:
+            kept_now[key].rested = kept_now[key].used
+            let_go(kept_now[key].trace)
+            for listener in self._of_rest:
+                listener(key)
+        for kept in kept_now.values():
+            kept.bytes = held_bytes(kept.trace)
         with self._lock:
             gone = [
                 key
@@ -84,7 +108,7 @@ class TraceStore:
                 del self._kept[key]
             gone += self._make_room()
         self._tell(gone)
-        return len(gone)
+        return bool(gone or resting)
 
     def _make_room(self) -> list[str]:
         """The newest always stays, whatever its size."""

@@ -24,6 +24,7 @@ from memviz.allocator.search import Search, search
 from memviz.allocator.settings import Settings
 from memviz.allocator.settings_text import NEWEST, Release
 from memviz.allocator.what_if import CardMemory, WhatIf, answered, replay_on, smallest_for
+from memviz.analysis.cache import let_go
 from memviz.analysis.held import held_bytes
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
@@ -56,6 +57,8 @@ class Terms:
 @dataclass
 class _CachedResult:
     result: Any
+    trace: Trace | None
+    """What it holds memory by."""
     bytes: int
     name: str = field(default_factory=lambda: secrets.token_urlsafe(18))
 
@@ -67,6 +70,7 @@ class Replays:
         self._kept: OrderedDict[Hashable, _CachedResult] = OrderedDict()
         self._lock = threading.Lock()
         context.store.on_drop(self._forget)
+        context.store.on_rest(self._rest)
 
     def begun(self, key: str, progress: Progress | None = None) -> Begun:
         begun_replay = self._get((key, "begun"))
@@ -161,6 +165,15 @@ class Replays:
             for key in [key for key in self._kept if _of_trace(key).partition("/")[0] == stored]:
                 del self._kept[key]
 
+    def _rest(self, stored: str) -> None:
+        """Nobody looks at the trace now: what its replays' views need can be computed again."""
+        with self._lock:
+            resting = [kept for key, kept in self._kept.items() if _of_trace(key).partition("/")[0] == stored]
+        for kept in resting:
+            if kept.trace is not None:
+                let_go(kept.trace)
+                kept.bytes = held_bytes(kept.trace)
+
     def _get(self, key: Hashable) -> Any:
         with self._lock:
             kept = self._kept.get(key)
@@ -174,7 +187,7 @@ class Replays:
             if self._context.find(_of_trace(key)) is None:
                 # It was closed while this was worked out.
                 return
-            self._kept[key] = _CachedResult(result, held_bytes(trace) if trace else 0)
+            self._kept[key] = _CachedResult(result, trace, held_bytes(trace) if trace else 0)
             total = sum(kept.bytes for kept in self._kept.values())
             # The last few are on somebody's screen.
             for old in list(self._kept)[:-4]:

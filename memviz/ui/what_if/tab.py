@@ -20,6 +20,7 @@ from memviz.ui.components.panel import Panel, clicked
 from memviz.ui.components.plain_form import PlainForm, form_fields
 from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.segment_pair import SegmentPair
+from memviz.ui.components.turn import Turn
 from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Workshop
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
@@ -83,7 +84,7 @@ class WhatIfTab:
         return [*parts, self.blocks, self.save, self.keep, *self.timelines]
 
 
-def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
+def build(context: Context, session: gr.State, tabs: gr.Tabs, turn: Turn) -> WhatIfTab:
     replays = Replays(context)
     answers = WhatIfAnswers(context, replays)
     waiting, answer = Panel(elem_id="what-if-waits"), Panel(elem_id="what-if-verdict")
@@ -118,7 +119,7 @@ def build(context: Context, session: gr.State, tabs: gr.Tabs) -> WhatIfTab:
         state=gr.State(WhatIfState()),
         answers=answers,
     )
-    _WhatIfEvents(context, parts).wire(session, tabs)
+    _WhatIfEvents(context, parts).wire(tabs, turn)
     return parts
 
 
@@ -169,11 +170,12 @@ class _WhatIfEvents:
         self.parts = parts
         self.workshop = Workshop()
 
-    def wire(self, session: gr.State, tabs: gr.Tabs) -> None:
+    def wire(self, tabs: gr.Tabs, turn: Turn) -> None:
         parts = self.parts
         followed = [parts.trace, parts.state, parts.looked_at]
         parts.trace.change(self._follow, followed, [parts.looked_at, *parts.answer], **IN_PARTS)
-        tabs.select(self._turn, [parts.trace, parts.state], [parts.looked_at, *parts.answer], **IN_PARTS)
+        for turned in (tabs, turn):
+            turned.select(self._turn, [parts.trace, parts.state], [parts.looked_at, *parts.answer], **IN_PARTS)
         parts.form.input(self._changed, parts.state, parts.answer, **IN_PARTS)
         parts.form.click(self._pressed, parts.state, parts.answer, **IN_PARTS)
         parts.table.click(self._used, parts.state, parts.answer, **IN_PARTS)

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from memviz.analysis.cache import kept
+from memviz.analysis.held import held_bytes
+from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.exports import Exports, new_file
@@ -22,6 +25,7 @@ from memviz.ui.shell.store import TraceStore
 from memviz.ui.shell.windows import Windows
 from memviz.ui.upload.reading import Readings
 from memviz.ui.what_if.kept_replays import Replays
+from tests.analysis.test_held import many
 from tests.ui.asked_trace import growing
 
 
@@ -110,22 +114,63 @@ def test_the_store_forgets_by_the_clock_although_nothing_is_added(monkeypatch: p
     dropped: list[str] = []
     store.on_drop(dropped.append)
     later(monkeypatch, 500)
-    assert store.forget({held}, 100) == 1
+    assert store.forget({held}, 100)
     assert dropped == [closed]
     later(monkeypatch, 1500)
-    assert store.forget({held}, 100) == 1
+    assert store.forget({held}, 100)
     assert dropped == [closed, held]
+
+
+def test_what_was_computed_for_a_trace_goes_while_nobody_looks_at_it(monkeypatch: pytest.MonkeyPatch):
+    trace = many(5_000)
+    store = TraceStore()
+    key = store.add(trace)
+    raw, line = held_bytes(trace), timeline(trace.devices[0])
+    assert not store.forget({key}, 1000)
+    assert held_bytes(trace) > 1.5 * raw
+    later(monkeypatch, 100)
+    assert store.forget({key}, 1000)
+    assert held_bytes(trace) < 1.05 * raw
+    assert not store.forget({key}, 1000), "what is small already stays as it is"
+    assert store.get(key) is trace
+    again = timeline(trace.devices[0])
+    assert again is not line
+    assert all((mine == theirs).all() for (_, mine), (_, theirs) in zip(again.columns(), line.columns(), strict=True))
+
+
+def test_a_long_trace_stays_as_it_is_for_longer(monkeypatch: pytest.MonkeyPatch):
+    trace = many(50_000)
+    store = TraceStore()
+    key = store.add(trace)
+    line = timeline(trace.devices[0])
+    later(monkeypatch, 100)
+    assert not store.forget({key}, 1000)
+    assert timeline(trace.devices[0]) is line
+    later(monkeypatch, 200)
+    assert store.forget({key}, 1000)
+    assert timeline(trace.devices[0]) is not line
 
 
 def test_the_store_charges_what_is_computed_later_too():
     trace = growing()
     store = TraceStore()
     store.add(trace)
-    (kept,) = store._kept.values()
-    before = kept.bytes
+    (charged,) = store._kept.values()
+    before = charged.bytes
     trace.__dict__.setdefault("_kept", {})["a view"] = bytearray(1 << 20)
     store.forget(set(), 1000)
-    assert kept.bytes >= before + (1 << 20)
+    assert charged.bytes >= before + (1 << 20)
+
+
+def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):
+    replay = replays.begun(key).recorded.trace
+    line = timeline(replay.devices[0])
+    kept(replay, "a view", lambda: bytearray(1 << 20))
+    later(monkeypatch, 100)
+    assert context.store.forget({key.partition("/")[0]}, 1000)
+    assert held_bytes(replay) < 1 << 20
+    assert replays.begun(key).recorded.trace is replay, "it is not replayed again"
+    assert len(timeline(replay.devices[0])) == len(line)
 
 
 def test_replays_go_with_their_trace(context: Context, replays: Replays, key: str):

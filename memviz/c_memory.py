@@ -6,12 +6,20 @@ import ctypes
 import gc
 import os
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-_ARENA_MAX, _MMAP_THRESHOLD = -8, -3
+_ARENA_MAX, _MMAP_THRESHOLD, _TRIM_THRESHOLD = -8, -3, -1
 """Of `mallopt`, in glibc's malloc.h."""
 _ARENAS = 2
 _ALONE_BYTES = 1 << 17
 """Blocks from here on lie by themselves, and go back to the system as soon as they are freed."""
+_KEPT_BYTES = 32 << 20
+"""The most that glibc lets lie among others."""
+_TRIM_BYTES = 1 << 17
+_TRIM_TOLD = "MALLOC_TRIM_THRESHOLD_"
 
 _BEGUN_ANEW = "MEMVIZ_BEGUN_WITH_MALLOC"
 
@@ -45,10 +53,62 @@ def keep_little() -> None:
     if change is not None and not any(name.startswith("MALLOC_") for name in os.environ):
         change(_ARENA_MAX, _ARENAS)
         change(_MMAP_THRESHOLD, _ALONE_BYTES)
+        _Kept.little = True
+
+
+class _Kept:
+    """Of this process."""
+
+    lock = threading.Lock()
+    little = False
+    """By `keep_little`."""
+    readers = 0
+
+
+@contextmanager
+def large_blocks_kept() -> Iterator[None]:
+    """While a file is read, where large blocks go back to the system as soon as they are freed.
+
+    So it is on our own server, and in workers of Dask, which sets `MALLOC_TRIM_THRESHOLD_` for them. Reading makes one
+    large array after the other: over a million events the system would hand out and clear 25 times as many pages, which
+    takes as long as all else or longer. Those who read side by side share what is kept, and the last of them gives it
+    back. Elsewhere glibc finds out by itself what is worth keeping.
+    """
+    library, told = _c_library(), os.environ.get(_TRIM_TOLD, "")
+    trim_bytes = int(told) if told.isdecimal() else _TRIM_BYTES
+    if not (_Kept.little or told.isdecimal()) or not hasattr(library, "mallopt"):
+        yield
+        return
+    _begin_to_keep(library)
+    try:
+        yield
+    finally:
+        _end_keeping(library, trim_bytes)
+
+
+def _begin_to_keep(library: Any) -> None:
+    with _Kept.lock:
+        _Kept.readers += 1
+        library.mallopt(_MMAP_THRESHOLD, _KEPT_BYTES)
+        library.mallopt(_TRIM_THRESHOLD, 2 * _KEPT_BYTES)
+
+
+def _end_keeping(library: Any, trim_bytes: int) -> None:
+    with _Kept.lock:
+        _Kept.readers -= 1
+        if not _Kept.readers:
+            library.mallopt(_MMAP_THRESHOLD, _ALONE_BYTES)
+            library.mallopt(_TRIM_THRESHOLD, trim_bytes)
+            give_back_holes()
 
 
 def give_back() -> None:
     gc.collect()
+    give_back_holes()
+
+
+def give_back_holes() -> None:
+    """What is free between blocks that are in use. Without this the C library keeps it for the next small ones."""
     trim = getattr(_c_library(), "malloc_trim", None)
     if trim is not None:
         trim(0)
