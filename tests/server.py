@@ -34,6 +34,12 @@ class Server:
     folder: Path
     """Where it keeps what was uploaded and made."""
 
+    def wait_until_it_says(self, words: str) -> None:
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while words not in (said := self.log.read_text(errors="replace")):
+            assert "Traceback" not in said and time.monotonic() < deadline, said
+            time.sleep(0.1)
+
 
 @contextmanager
 def started(

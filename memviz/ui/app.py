@@ -19,6 +19,7 @@ from memviz.ui.compare import tab as compare
 from memviz.ui.compare.links import TAB, compare_session, compare_state_of
 from memviz.ui.components.arrivals import Arrivals
 from memviz.ui.components.panel import Panel, clicked
+from memviz.ui.components.turn import Turn, turn_to
 from memviz.ui.explore import programs as explore_programs
 from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
@@ -36,6 +37,7 @@ from memviz.ui.shell.doorway import Doorway
 from memviz.ui.shell.exports import Exports, not_kept
 from memviz.ui.shell.first_lines import FRONTEND, files_of_page, first_lines
 from memviz.ui.shell.housekeeping import Housekeeping
+from memviz.ui.shell.idle import rest_when_idle
 from memviz.ui.shell.links import SAMPLE, named, view_state
 from memviz.ui.shell.open_pages import OpenPages
 from memviz.ui.shell.page_frame import (
@@ -148,6 +150,7 @@ class _Page:
     def _tabs(self) -> None:
         with gr.Column(elem_id="frame"):
             self.actions = Panel(elem_id="actions")
+            self.turn = Turn(elem_id="turn", visible="hidden")
             with gr.Tabs(elem_id="tabs") as self.tabs:
                 with gr.Tab("Explore", id="explore"):
                     self._home()
@@ -159,7 +162,7 @@ class _Page:
                 with gr.Tab(run.LABEL, id=run.ID) as tab:
                     self.run = run.build(self.context, tab)
                 with gr.Tab(what_if.LABEL, id=what_if.ID):
-                    self.what_if = what_if.build(self.context, self.session, self.tabs)
+                    self.what_if = what_if.build(self.context, self.session, self.tabs, self.turn)
         self.saved = gr.DownloadButton("Save", visible="hidden", elem_id="saved")
 
     def _loaded(self) -> None:
@@ -168,9 +171,10 @@ class _Page:
             self.explore = explore.build(self.context, self.session)
 
     def _wire(self, page: gr.Blocks) -> None:
-        frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.tabs]
+        frame = [self.session, self.browser, self.traces, self.band, self.home, self.loaded, self.actions, self.turn]
         outputs = [*frame, *self.explore.outputs, *self.compare.outputs, *self.ranks.outputs, *self.what_if.outputs]
         self.outputs = outputs
+        self.turn.submit(None, None, self.tabs, js=Turn.chosen, api_visibility="private", **NO_PROGRESS)
         for files in (self.more_files, self.first_files):
             files.upload(
                 self._upload,
@@ -213,7 +217,7 @@ class _Page:
             gr.update(visible=not is_open),
             gr.update(visible=True if is_open else "hidden"),
             actions_html(current, EXPORTS),
-            gr.update(selected=tab) if tab else gr.update(),
+            turn_to(tab) if tab else gr.skip(),
             *explore.show(self.context, current, state),
             *compare.show(self.context, current),
             *ranks.show(self.context, current),
@@ -351,6 +355,8 @@ def launch_options() -> dict[str, Any]:
         "theme": theme(),
         "css": style(),
         "ssr_mode": False,
+        # Or else Gradio asks its own page, and ends it where a busy machine takes more than three seconds to answer.
+        "_frontend": False,
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),
@@ -367,5 +373,6 @@ def launch_options() -> dict[str, Any]:
 async def _while_up(app: Any) -> AsyncIterator[None]:
     page = app.get_blocks()
     serve_agents(page)
+    rest_when_idle(page)
     async with page.housekeeping.while_up():
         yield

@@ -18,6 +18,7 @@ from memviz.ui.components.reserved_plot import ReservedPlot
 from memviz.ui.components.scripts import bundle
 from memviz.ui.components.segment_map import SegmentMap
 from memviz.ui.components.segment_pair import SegmentPair
+from memviz.ui.components.turn import Turn
 from memviz.ui.components.waterfall import WaterfallTable
 from memviz.ui.html.markup import Html
 from memviz.ui.shell.beginning import BEGINS
@@ -47,6 +48,7 @@ COMPONENTS: tuple[type[Component], ...] = (
     LitPanel,
     FindField,
     RankMap,
+    Turn,
 )
 """All with a script, which the page loads once; their style sheets come in this order."""
 

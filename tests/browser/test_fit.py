@@ -99,7 +99,7 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
     front = tab.locator("#run-fit .mv-fit-front").first
     expect(front).to_be_visible()
     tab.locator("#run-fit .mv-point.mv-on-front").last.click()
-    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("split_feed_forward")
+    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("Split feed-forwards")
     expect(verdict(tab)).to_contain_text(re.compile(r"It fits with .*: [\d.]+ GiB reserved\. Its outputs stay"))
     expect(verdict(tab)).to_contain_text("The largest batch this way is 1; 2 does not fit.")
     assert tab.locator("#run-fit .mv-point:not(.mv-fits)").count() >= 1
@@ -109,10 +109,10 @@ def test_the_way_that_fits_is_found_and_each_point_leads_to_its_code_and_its_tim
     # Its point may lie under another; the list of all ways has it too.
     tab.locator("#run-fit .mv-fit-all summary").click()
     tab.locator("#run-fit .mv-fit-all [data-number='0']").click()
-    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("baseline ✗ does not fit")
+    expect(tab.locator("#run-fit .mv-fit-way")).to_contain_text("Baseline ✗ does not fit")
     expect(tab.locator("#run-fit .mv-take-away")).not_to_contain_text("split_feed_forward")
     tab.get_by_role("button", name="Open its timeline").click()
-    expect(tab.locator("#traces")).to_contain_text("baseline")
+    expect(tab.locator("#traces")).to_contain_text("Baseline")
     expect(tab.locator("#verdict h1")).to_contain_text("The peak is")
 
 

@@ -132,6 +132,28 @@ def test_checkpointing_makes_a_training_step_fit_and_keeps_its_outputs(tab: Any)
     tab.wait_for_function(f"{drawn}.filter((each) => each.memviz.viewport.first > 0).length === 2")
 
 
+@pytest.mark.parametrize("width", [1440, 390])
+def test_whoever_presses_far_below_sees_what_comes_of_it(tab: Any, width: int) -> None:
+    tab.set_viewport_size({"width": width, "height": 844})
+    field(tab, "workload").select_option("feed_forward")
+    fill(tab, **SMALL)
+    field(tab, "o:allocator_settings").scroll_into_view_if_needed()
+    # What does not go explains itself where it is, and nothing moves.
+    field(tab, "w:sequence").fill("no number")
+    expect(tab.locator("#run-form [data-fault='w:sequence']")).to_contain_text("not a whole number")
+    field(tab, "o:allocator_settings").scroll_into_view_if_needed()
+    press(tab, "Predict")
+    expect(tab.locator("#run-said")).to_contain_text("Nothing was run")
+    assert tab.evaluate("scrollY") > 100
+    fill(tab, **SMALL)
+    expect(tab.locator("#run-form [data-fault='w:sequence']")).to_be_empty()
+    field(tab, "o:allocator_settings").scroll_into_view_if_needed()
+    press(tab, "Predict")
+    expect(row(tab, 0)).to_be_in_viewport()
+    expect(verdict(tab)).to_be_in_viewport()
+    done(tab, 1)
+
+
 def test_the_feed_forward_is_split_for_all_six_activations(tab: Any) -> None:
     fill(tab, **SMALL)
     field(tab, "w:activation").select_option("several …")

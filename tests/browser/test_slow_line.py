@@ -31,7 +31,7 @@ MIXED = """async ({ text, kinds, step }) => {
     const piece = raw.slice(at, at + step);
     const isLast = at + step >= raw.length;
     if (kinds[turn % kinds.length] === "packed") parts.push(memviz.deflate.deflate(piece, isLast));
-    else parts.push(...memviz.deflate.stored(new Blob([piece]), isLast).parts);
+    else parts.push(memviz.deflate.stored(piece, isLast));
   }
   const whole = new Uint8Array(await new Blob(parts).arrayBuffer());
   return btoa(Array.from(whole, (c) => String.fromCharCode(c)).join(""));

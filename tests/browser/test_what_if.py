@@ -55,6 +55,24 @@ def test_the_sample_is_answered_at_once_and_any_moment_can_be_looked_at(tab: Any
     expect(tab.locator("#what-if-segments h2")).to_contain_text(re.compile(r"Segments at event \d\d\b"))
 
 
+def test_whoever_goes_to_another_tab_meanwhile_stays_there(same_page: Any, server: str) -> None:
+    """The answer would turn the page to What if; it comes when its visitor has long gone to Run."""
+    page, held = same_page, []
+    at_home(page, server)
+    turned = page.locator("#turn").text_content()
+    page.route("**/queue/join*", lambda request: held.append(request))
+    page.locator("[data-sample=out-of-memory]").click()
+    page.get_by_role("tab", name="Run").click()
+    for request in held:
+        request.continue_()
+    page.unroute("**/queue/join*")
+    expect(page.locator("#turn")).not_to_have_text(turned or "")
+    expect(page.locator("#traces .mv-chosen")).to_contain_text("out-of-memory")
+    expect(page.get_by_role("tab", name="Run")).to_have_attribute("aria-selected", "true")
+    page.get_by_role("tab", name="What if").click()
+    expect(verdict(page)).to_contain_text("In 2,400 MiB this run stops at event 6,194.")
+
+
 def test_every_change_is_answered_by_itself_and_nonsense_refused(tab: Any) -> None:
     field(tab, "expandable").uncheck()
     expect(facts(tab)).to_contain_text("replayed with PyTorch's default settings")

@@ -20,6 +20,7 @@ import numpy as np
 from memviz.analysis.live import has_times
 from memviz.analysis.running_total import RunningTotal
 from memviz.analysis.timeline import timeline
+from memviz.c_memory import large_blocks_kept
 from memviz.errors import TraceError
 from memviz.fair_lock import FairLock, Turn
 from memviz.figures.raster import View, column_instants
@@ -124,7 +125,7 @@ class Reading:
 
     def _run(self) -> None:
         try:
-            with self._turn:
+            with self._turn, large_blocks_kept():
                 self._read()
         except Unwanted:
             pass

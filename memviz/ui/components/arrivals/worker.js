@@ -83,15 +83,10 @@ async function send(file, own, isPacked, line, isOver) {
       const [isProbe, before] = [!line.isKnown, line.count];
       const isAsItIs = isProbe || line.isFast;
       const end = Math.min(file.size, at + (isProbe ? probeOf(file.size) : isAsItIs ? LARGE_PIECE : PIECE));
-      const piece = file.slice(at, end);
+      const piece = new Uint8Array(await file.slice(at, end).arrayBuffer());
       at = end;
-      if (isAsItIs) {
-        const made = stored(piece, end === file.size);
-        add(made.parts, made.size, end === file.size);
-      } else {
-        const part = deflate(new Uint8Array(await piece.arrayBuffer()), end === file.size);
-        add([part], part.length, end === file.size);
-      }
+      const part = (isAsItIs ? stored : deflate)(piece, end === file.size);
+      add([part], part.length, end === file.size);
       await othersFirst();
       // As they are no more than a second's worth: a line may be slower than it seemed.
       const most = isAsItIs ? Math.min(MOST_READY, line.rate) : MOST_READY;

@@ -79,8 +79,20 @@ class PlainForm extends Component {
   }
 
   fold() {
-    const all = /** @type {HTMLDetailsElement | null} */ (this.form.querySelector("details.mv-fields"));
+    const all = this.all();
     if (all) all.open = !narrow.matches || all.open;
+  }
+
+  /** To what comes of it: that stands at the top, and on a narrow screen below all fields. */
+  giveWay() {
+    const all = this.all();
+    if (all && narrow.matches) all.open = false;
+    window.scrollTo({ top: 0 });
+  }
+
+  /** @returns {HTMLDetailsElement | null} */
+  all() {
+    return this.form.querySelector("details.mv-fields");
   }
 
   /** @param {HTMLElement} node @param {string} words */
@@ -134,8 +146,7 @@ class PlainForm extends Component {
     const button = nearest(event, "[data-act]");
     if (!button) return;
     clearTimeout(this.resting);
-    // What comes of it stands at the top, and whoever pressed it may be far below.
-    if (button.hasAttribute("data-act-above")) window.scrollTo({ top: 0 });
+    if (button.hasAttribute("data-act-above")) this.giveWay();
     this.tell.click({ ...this.values(), ...button.dataset });
   }
 

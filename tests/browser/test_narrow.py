@@ -1,0 +1,51 @@
+"""The drawer of a narrow screen is closed however late the page comes, and left alone afterwards."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.browser.mounting import load
+
+DRAWER = """() => {
+  document.body.innerHTML = '<div class="sidebar"><button class="toggle-button"></button></div>';
+  const drawer = document.querySelector(".sidebar");
+  drawer.firstChild.addEventListener("click", () => drawer.classList.toggle("open"));
+}"""
+OPEN = "document.querySelector('.sidebar').classList.toggle('open', true)"
+
+
+@pytest.fixture
+def narrow(page: Any) -> Any:
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.clock.install()
+    page.set_content("<body></body>")
+    load(page, "../shell/narrow.js")
+    return page
+
+
+def is_open(page: Any) -> bool:
+    return page.evaluate("document.querySelector('.sidebar').matches('.open')")
+
+
+def test_a_page_that_takes_a_minute_to_come_is_not_covered(narrow: Any) -> None:
+    narrow.evaluate("memviz.narrow.closeDrawer()")
+    narrow.clock.run_for(60_000)
+    narrow.evaluate(DRAWER)
+    narrow.clock.run_for(200)
+    narrow.evaluate(OPEN)
+    narrow.clock.run_for(200)
+    assert not is_open(narrow)
+    narrow.evaluate(OPEN)
+    narrow.clock.run_for(200)
+    assert is_open(narrow)
+
+
+def test_one_that_is_opened_long_after_the_page_has_come_is_its_visitors(narrow: Any) -> None:
+    narrow.evaluate(DRAWER)
+    narrow.evaluate("memviz.narrow.closeDrawer()")
+    narrow.clock.run_for(6_000)
+    narrow.evaluate(OPEN)
+    narrow.clock.run_for(6_000)
+    assert is_open(narrow)
