@@ -35,6 +35,9 @@ class BuildPy(build_py):
         return [*super().get_source_files(), "requirements.txt", *(str(path.relative_to(ROOT)) for path in moved)]
 
     def run(self) -> None:
+        if not self.editable_mode:
+            # What an earlier build left there would come along, though the checkout has it no more.
+            shutil.rmtree(self.build_lib, ignore_errors=True)
         super().run()
         if self.editable_mode:
             # A checkout stays as it is, with all three at its top.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any, Protocol
 
 from memviz.analysis.comparing.match_allocations import Pair
@@ -150,15 +151,23 @@ def _trace(source: str | os.PathLike[str] | Trace | HasTrace) -> Trace:
     if isinstance(source, Trace):
         return source
     if not isinstance(source, str | os.PathLike):
-        made = getattr(source, "trace", None)
-        if not isinstance(made, Trace):
-            raise UsageError(f"There is no trace in this {type(source).__name__}: it may not be over yet.")
-        return made
+        return _trace_within(source)
     if isinstance(source, str) and is_address(source):
         limits = Limits.from_environment()
         with downloaded(source, limits) as (file, size):
             return read_trace(file, file_name(source), size, limits=limits)
     return load_trace(source)
+
+
+def _trace_within(source: Any) -> Trace:
+    """Of a recording, a prediction or a replay."""
+    made = getattr(source, "trace", None)
+    if isinstance(made, Trace):
+        return made
+    kind = type(source).__name__
+    if hasattr(source, "trace"):
+        raise UsageError(f"There is no trace in this {kind}: it may not be over yet.")
+    raise UsageError(f"A trace is opened by the name of its file or by its address, not from this {kind}.")
 
 
 def _opened(other: Any) -> OpenTrace:
@@ -168,4 +177,22 @@ def _opened(other: Any) -> OpenTrace:
 def _moment(device: DeviceTrace, event: int | None, time: float | None) -> int:
     if (event is None) == (time is None):
         raise UsageError("Name the moment by its event or by its time: event=1000, or time=0.5.")
-    return event_at_seconds(device, time) if event is None and time is not None else int(event or 0)
+    if time is not None:
+        return event_at_seconds(device, _seconds(time))
+    return _whole(event)
+
+
+def _whole(event: Any) -> int:
+    """A float too where it is whole: a pandas frame makes such of its numbers where one is missing."""
+    try:
+        return int(event) if isinstance(event, float) and event.is_integer() else index(event)
+    except TypeError:
+        raise UsageError(f"event is a whole number, such as 1000, and not {event!r}.") from None
+
+
+def _seconds(time: Any) -> float:
+    try:
+        # As text it would be read too, where an event given as text is not.
+        return float(time + 0)
+    except (TypeError, ValueError):
+        raise UsageError(f"time is a number of seconds, such as 0.5, and not {time!r}.") from None

@@ -58,7 +58,11 @@ class Replay(Result):
 
     @property
     def headline(self) -> Headline:
-        return what_if(self.answer.found, self.answer.searched)
+        said, card = what_if(self.answer.found, self.answer.searched), self.answer.found.card
+        if card is None or not card.overhead_bytes:
+            return said
+        aside = bytes_text(card.overhead_bytes)
+        return said.and_also(f"Of the card's {card.name}, {aside} are set aside for the CUDA context and libraries.")
 
     def as_json(self) -> dict[str, Any]:
         """As `replay --json` writes it."""
@@ -100,10 +104,12 @@ def replay_result(
     overhead: int | str | None,
     search: bool,
 ) -> Replay:
-    beside = OVERHEAD_BYTES if overhead is None else _size(overhead)
+    if not isinstance(settings, str | None):
+        raise UsageError(f'settings is a text, such as "expandable_segments:True", and not {settings!r}.')
+    beside = OVERHEAD_BYTES if overhead is None else _size("overhead", overhead)
     question = ReplayQuestion(
         settings=None if settings is None else parse_settings(settings),
-        card=None if memory is None else CardMemory(_size(memory), beside),
+        card=None if memory is None else CardMemory(_size("memory", memory), beside),
         search=search,
         overhead=beside,
     )
@@ -111,13 +117,15 @@ def replay_result(
     return Replay(answer, tuple(_rows(answer)))
 
 
-def _size(said: int | str) -> int:
+def _size(name: str, said: int | str) -> int:
     try:
         size = parse_bytes(said) if isinstance(said, str) else int(said)
     except ValueError as error:
-        raise UsageError(str(error)) from None
+        raise UsageError(f"{name}: {error}") from None
+    except (TypeError, OverflowError):
+        raise UsageError(f'{name} is a size, as bytes or as in "24GiB", and not {said!r}.') from None
     if size < 0:
-        raise UsageError(f"{said} is less than nothing.")
+        raise UsageError(f"{name}: {said} is less than nothing.")
     return size
 
 

@@ -62,13 +62,17 @@ def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.Compl
 
 
 def test_a_pull_request_that_needs_more_is_told_by_how_much_and_where(repository: Path, tmp_path: Path) -> None:
-    done = compared(repository, tmp_path, MAX_GROWTH="5%")
+    done = compared(repository, tmp_path, MAX_GROWTH="5%", LINK="https://host/kept.html")
     assert done.returncode == 1, done.stderr
     comment = (tmp_path / "summary.md").read_text()
     assert "train.py:3" in comment
     assert "**peak**" in comment
-    written = (tmp_path / "output").read_text().strip().removeprefix("comment=")
-    assert Path(written).read_text() == comment
+    assert "[Open it in memviz](https://host/kept.html)" in comment
+    written = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    assert Path(written["comment"]).read_text() == comment
+    page = Path(written["page"]).read_text(encoding="utf-8")
+    assert page.startswith("<!doctype html>")
+    assert "base.pickle" in page and "head.pickle" in page
     worktrees = subprocess.run(["git", "worktree", "list"], cwd=repository, capture_output=True, text=True, check=True)
     assert len(worktrees.stdout.splitlines()) == 1
 
@@ -80,5 +84,14 @@ def test_what_may_grow_does_not_fail(repository: Path, tmp_path: Path) -> None:
 def test_a_script_that_does_not_run_is_named_with_its_last_words(repository: Path, tmp_path: Path) -> None:
     done = compared(repository, tmp_path, SCRIPT="missing.py")
     assert done.returncode == 2
-    assert "memviz could not predict missing.py" in done.stderr
+    assert "memviz could not predict missing.py before, in HEAD^" in done.stderr
     assert not (tmp_path / "summary.md").exists()
+
+
+def test_a_base_that_was_not_checked_out_is_named_with_the_remedy(repository: Path, tmp_path: Path) -> None:
+    done = compared(repository, tmp_path, BASE="0" * 40)
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == f"memviz: {'0' * 40} is not in this checkout. Check out with fetch-depth: 0, or name another base.\n"
+    )

@@ -92,6 +92,8 @@ RUNS = (
     Run("ltx-whole-checkpointed-2nd", "ltx_video", {}, (_SECOND,), gib=25, seconds=25),
     Run("flux-whole", "flux", gib=26, seconds=40),
     Run("flux-whole-fp8", "flux", {}, (_FP8,), gib=26, seconds=40),
+    Run("flux-fp8-ahead", "flux", _FLUX, (("layerwise_casting", {"ahead": "true"}),), gib=6),
+    Run("flux-offload-ahead", "flux", _FLUX, (("weight_offload", {"ahead": "true"}),), gib=6),
 )  # fmt: skip
 
 

@@ -60,19 +60,25 @@ def test_all_of_it_works_with_numpy_alone():
 def test_a_frame_without_pandas_names_the_remedy():
     said, wrong = run(ONLY_NUMPY + NO_PANDAS)
     assert wrong == ""
-    assert said.startswith("This needs pandas, which is not installed here. `pip install 'memviz[page]'` brings it")
+    assert said.startswith(
+        "This needs pandas, which is not installed here. `pip install -r requirements.txt` brings it."
+    )
 
 
 def test_a_figure_without_plotly_names_the_remedy():
     said, wrong = run(ONLY_NUMPY + NO_PLOTLY)
     assert wrong == ""
-    assert said.startswith("This needs plotly, which is not installed here. `pip install 'memviz[page]'` brings it")
+    assert said.startswith(
+        "This needs plotly, which is not installed here. `pip install -r requirements.txt` brings it."
+    )
 
 
 def test_predicting_without_torch_names_the_remedy():
     said, wrong = run(ONLY_NUMPY + "import memviz.errors\n" + NO_TORCH)
     assert wrong == ""
-    assert said.startswith("This needs torch, which is not installed here. `pip install 'memviz[run]'` brings it")
+    assert said.startswith(
+        "This needs torch, which is not installed here. `pip install -r requirements.txt` brings it."
+    )
 
 
 def test_memviz_itself_imports_nothing():

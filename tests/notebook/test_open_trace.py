@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import memviz
@@ -209,7 +210,11 @@ def test_three_traces_compare_side_by_side(training):
 def test_a_replay_says_whether_it_runs(training):
     small = training.replay(memory="2GiB", overhead=0)
     assert not small.runs and "this run stops at event 2,442" in str(small)
-    assert training.replay(memory="24GiB").runs
+    assert "set aside" not in str(small)
+    large = training.replay(memory="24GiB")
+    assert large.runs
+    aside = "Of the card's 24 GiB, 512 MiB are set aside for the CUDA context and libraries."
+    assert str(large).startswith("In 23.50 GiB this run fits") and str(large).endswith(aside)
     opened = memviz.open(training.replay(settings="expandable_segments:True").trace)
     assert str(opened.summary().as_json()["origin"]) == "replayed with expandable_segments:True"
     for wrong in ({"memory": "many"}, {"memory": -1}, {"settings": "no_such:1"}):
@@ -276,7 +281,7 @@ def test_a_prediction_and_whatever_has_a_trace_is_opened_as_it_is(training):
     replayed = memviz.open(training.replay(settings="expandable_segments:True"))
     assert replayed.trace.about.origin == "replayed"
     assert memviz.open(training).trace is training.trace
-    with pytest.raises(UsageError, match="There is no trace in this int"):
+    with pytest.raises(UsageError, match="not from this int"):
         memviz.open(5)
 
 
@@ -291,6 +296,43 @@ def test_errors_are_those_of_the_command_line(tmp_path, capsys):
             memviz.open(path)
         assert main(["summary", str(path)]) == 2
         assert capsys.readouterr().err == f"memviz: {caught.value}\n"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (lambda trace: trace.live_at(event="x"), "event is a whole number, such as 1000, and not 'x'."),
+        (lambda trace: trace.live_at(event=3.5), "event is a whole number, such as 1000, and not 3.5."),
+        (lambda trace: trace.segments_at(time="1"), "time is a number of seconds, such as 0.5, and not '1'."),
+        (lambda trace: trace.replay(settings={"a": 1}), 'settings is a text, such as "expandable_segments:True", and'),
+        (lambda trace: trace.replay(memory="lots"), "memory: 'lots' is not a size; write for example 24GiB or 512MiB"),
+        (lambda trace: trace.replay(memory=-5), "memory: -5 is less than nothing."),
+        (lambda trace: trace.replay(overhead=[]), 'overhead is a size, as bytes or as in "24GiB", and not [].'),
+        (lambda trace: trace.replay(memory=float("inf")), 'memory is a size, as bytes or as in "24GiB", and not inf.'),
+        (
+            lambda trace: trace.compare(3),
+            "A trace is opened by the name of its file or by its address, not from this int.",
+        ),
+        (
+            lambda trace: memviz.open(b"x"),
+            "A trace is opened by the name of its file or by its address, not from this bytes",
+        ),
+    ],
+)
+def test_a_wrong_argument_is_named_with_what_it_should_be(asked, said, training):
+    with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
+        asked(training)
+
+
+def test_an_event_may_be_a_whole_number_of_any_kind(training):
+    said = str(training.live_at(event=1000))
+    assert str(training.live_at(event=1000.0)) == said
+    assert str(training.live_at(event=numpy.int64(1000))) == said
+
+
+def test_a_folder_without_a_name_is_named_all_the_same():
+    with pytest.raises(TraceError, match=r"^\.: It is a folder"):
+        memviz.open(".")
 
 
 def test_an_open_trace_needs_its_file_no_longer(tmp_path):

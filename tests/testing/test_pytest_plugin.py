@@ -108,7 +108,10 @@ def test_without_torch_it_says_what_brings_it(second):
     second.makepyfile(WITHOUT_TORCH)
     done = run(second, "-n", "0")
     done.assert_outcomes(errors=1)
-    assert "This needs torch, which is not installed here. `pip install 'memviz[run]'` brings it" in done.stdout.str()
+    assert (
+        "This needs torch, which is not installed here. `pip install -r requirements.txt` brings it"
+        in done.stdout.str()
+    )
 
 
 def test_a_limit_fails_the_test_that_passes_it(second):
