@@ -1,6 +1,6 @@
 """Builds the page and launches it. Hugging Face Spaces run this file."""
 
-from memviz.ui.shell.c_memory import begin_with_malloc
+from memviz.c_memory import begin_with_malloc
 
 if __name__ == "__main__":
     begin_with_malloc()

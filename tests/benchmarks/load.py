@@ -1,13 +1,14 @@
 """Many visitors over HTTP at one page, who open, look, replay and compare; then none.
 
-    python -m tests.benchmarks.load [--visitors 100] [--events 100000] [--minutes 20] [--write]
+    python -m tests.benchmarks.load [--visitors 100] [--events 100000] [--minutes 20] [--open] [--write]
 
 Each visitor does what the page's own scripts do: loads the page, sends two files in parts, listens, looks at moments of
 the first, replays it, puts the second beside it, and stays until all are done. As many as `--acting` do something at
 the same time, the others look on. Seconds are those until the whole answer is there. Memory is what the server's
-process holds: before (one visitor came and went, so that everything is imported), with all of them, and after the last
-has left and the time is over in which they might come back. It ends by itself: after
-`--minutes` whoever is not done goes, and is not counted among those who were.
+process holds: before (one visitor came and went, so that everything is imported), with all of them, once they have
+only looked on for three minutes, and after the last has left and the time is over in which they might come back. It
+ends by itself: after `--minutes` whoever is not done goes, and is not counted among those who were. With `--open`
+each sends one file and looks on.
 """
 
 from __future__ import annotations
@@ -44,6 +45,7 @@ STEPS = {
 }
 KEEP_SECONDS = 20
 _SETTLED_SECONDS = 90
+_RESTING_SECONDS = 180
 _PART = 1 << 20
 Seconds = dict[str, list[float]]
 Turn = Callable[[Awaitable[Any]], Awaitable[Any]]
@@ -180,6 +182,8 @@ async def _one(
 ) -> None:
     await turn(visitor.comes())
     keys = [await turn(visitor.opens(file)) for file in files]
+    if len(files) == 1:
+        return
     for i in range(3):
         await turn(visitor.looks(keys[-1], events * (i + 1) // 5))
     await turn(visitor.replays())
@@ -188,8 +192,8 @@ async def _one(
 
 async def _all(
     server: Server, count: int, files: list[File], events: int, acting: int, most_seconds: float
-) -> tuple[Seconds, int, int]:
-    """With the memory of the server then, and how many visitors came to their end in time."""
+) -> tuple[Seconds, tuple[int, int], int]:
+    """With the memory of the server then and a while later, and how many visitors came to their end in time."""
     seconds: Seconds = defaultdict(list)
     gate = asyncio.Semaphore(acting)
 
@@ -205,11 +209,15 @@ async def _all(
         done, late = await asyncio.wait(work, timeout=most_seconds)
         for each in done:
             each.result()
+        for each in late:
+            each.cancel()
         memory = memory_of(server)
-        for each in (*late, *lines):
+        await asyncio.sleep(_RESTING_SECONDS)
+        resting = memory_of(server)
+        for each in lines:
             each.cancel()
         await asyncio.gather(*late, *lines, return_exceptions=True)
-    return seconds, memory, len(done)
+    return seconds, (memory, resting), len(done)
 
 
 def memory_of(server: Server) -> int:
@@ -235,12 +243,14 @@ def main() -> None:
     parser.add_argument("--events", type=int, default=100_000)
     parser.add_argument("--acting", type=int, default=8, help="how many do something at the same time")
     parser.add_argument("--minutes", type=float, default=20)
+    parser.add_argument("--open", action="store_true", help="one file each, and nothing is done but opening it")
     parser.add_argument("--note", default="", help="what else the machine did")
     parser.add_argument("--write", action="store_true", help=f"into {README.name}")
     args = parser.parse_args()
     files = [File("first.pickle", made(args.events)), File("second.pickle", made(args.events, more=11))]
+    files = files[:1] if args.open else files
 
-    def visit(server: Server, count: int) -> tuple[Seconds, int, int]:
+    def visit(server: Server, count: int) -> tuple[Seconds, tuple[int, int], int]:
         return asyncio.run(_all(server, count, files, args.events, args.acting, 60 * args.minutes))
 
     with started({"MEMVIZ_KEEP_SECONDS": str(KEEP_SECONDS)}) as server:
@@ -248,18 +258,21 @@ def main() -> None:
         before = _settled(server)
         begun = time.monotonic()
         seconds, during, done = visit(server, args.visitors)
-        took = time.monotonic() - begun
+        took = time.monotonic() - begun - _RESTING_SECONDS
         after = _settled(server)
-    table = _table(args, seconds, (before, during, after), took, files, done)
+    table = _table(args, seconds, (before, *during, after), took, files, done)
     print(table)
     if args.write:
-        write_table("load", table)
+        write_table("open" if args.open else "load", table)
 
 
-def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: float, files: list[File], done: int) -> str:
-    before, during, after = memory
+def _table(
+    args: Any, seconds: Seconds, memory: tuple[int, int, int, int], took: float, files: list[File], done: int
+) -> str:
+    before, during, resting, after = memory
     mib, sent = 1 << 20, sum(file.size for file in files)
-    each_one = (during - before) / max(len(seconds["open"]) / len(files), 1)
+    visitors = max(len(seconds["open"]) / len(files), 1)
+    each_one, each_resting = (during - before) / visitors, (resting - before) / visitors
     rows = [
         f"| {words} | {len(seconds[step])} | {statistics.median(seconds[step]):.2f} | {_p95(seconds[step]):.2f} |"
         for step, words in STEPS.items()
@@ -270,7 +283,8 @@ def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: floa
         [
             f"Measured on {date.today():%-d %B %Y}, CPython {platform.python_version()}, {os.cpu_count()} cores, "
             f"{platform.system()}.{note} {done} of {args.visitors} visitors came to their end within {took:.0f} s, "
-            f"{args.acting} acting at a time, each with two files of {args.events:,} events.",
+            f"{args.acting} acting at a time, each with {'one file' if len(files) == 1 else 'two files'} of "
+            f"{args.events:,} events.",
             "",
             "| what a visitor does | times | p50, s | p95, s |",
             "|---|---|---|---|",
@@ -281,6 +295,8 @@ def _table(args: Any, seconds: Seconds, memory: tuple[int, int, int], took: floa
             f"| before | {before / mib:,.0f} |",
             f"| with all of them | {during / mib:,.0f} |",
             f"| a visitor, whose files have {sent / mib:.0f} MiB | {each_one / mib:.1f} |",
+            f"| when nobody has done anything for {_RESTING_SECONDS // 60} minutes | {resting / mib:,.0f} |",
+            f"| a visitor then | {each_resting / mib:.1f} |",
             f"| after the last has left | {after / mib:,.0f} ({after / before:.2f} times before) |",
         ]
     )

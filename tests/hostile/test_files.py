@@ -1,4 +1,5 @@
-"""Files that want the machine end in words, and odd ones in an answer, within 10 s of processor time and 1.5 GiB."""
+"""Files that want the machine end in words, and odd ones in an answer, within 10 s of processor time (on a slow machine
+as many more as it is slower) and 1.5 GiB."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ import pytest
 
 from tests.hostile import operations  # noqa: F401
 from tests.hostile.files import READ, REFUSED
-from tests.hostile.limited import MEMORY, SECONDS
+from tests.hostile.limited import MEMORY
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of one process are Linux's here")
 ROOT = Path(__file__).parents[2]
@@ -91,14 +92,14 @@ def test_a_file_that_wants_the_machine_is_refused_in_words(answers: Answers, nam
     assert said["status"] == 2, said
     assert said["said"].startswith(f"memviz: {name}: ") and len(said["said"]) < _LONGEST, said
     assert "this machine has free" not in said["said"], "it was met by the limit of memory, and not counted"
-    assert said["seconds"] < SECONDS and said["memory"] < MEMORY, said
+    assert said["seconds"] < said["most_seconds"] and said["memory"] < MEMORY, said
 
 
 @pytest.mark.parametrize("name", READ)
 def test_every_command_and_the_page_answer_within_their_limits(answers: Answers, name: str) -> None:
     for command, said in answers[name].items():
         assert said["status"] in ((0, 1) if command == "diff" else (0,)), (command, said)
-        assert said["seconds"] < SECONDS and said["memory"] < MEMORY, (command, said)
+        assert said["seconds"] < said["most_seconds"] and said["memory"] < MEMORY, (command, said)
 
 
 def test_nothing_from_a_file_moves_the_cursor_of_a_terminal(answers: Answers) -> None:
