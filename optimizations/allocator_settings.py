@@ -30,7 +30,11 @@ class AllocatorSettings:
 
     conf: str = field(
         default="expandable_segments:True",
-        metadata={"help": "options as PYTORCH_CUDA_ALLOC_CONF takes them: name:value, separated by commas"},
+        metadata={
+            "help": "options as PYTORCH_CUDA_ALLOC_CONF takes them: name:value, separated by commas",
+            "says": "{}",
+            "always": True,
+        },
     )
 
     name: ClassVar[str] = "allocator_settings"

@@ -47,7 +47,12 @@ class AttentionBackend:
 
     backend: str = field(
         default="efficient",
-        metadata={"help": "the kernel that computes attention", "choices": tuple(_KERNELS), "says": "{} attention"},
+        metadata={
+            "help": "the kernel that computes attention",
+            "choices": tuple(_KERNELS),
+            "says": "{} attention",
+            "always": True,
+        },
     )
     strict: bool = field(
         default=True,

@@ -37,7 +37,8 @@ class KvCache:
     """`undo = KvCache("static", length=8192).apply(model)`, then `model(tokens, use_cache=True)` as before."""
 
     kind: str = field(
-        default="quantized", metadata={"help": "how keys and values are kept", "choices": _KINDS, "says": "{} cache"}
+        default="quantized",
+        metadata={"help": "how keys and values are kept", "choices": _KINDS, "says": "{} cache", "always": True},
     )
     length: int = field(default=8192, metadata={"help": "tokens that a static cache has room for", "least": 1})
     window: int = field(default=1024, metadata={"help": "tokens that a sliding cache keeps", "least": 2})

@@ -40,7 +40,9 @@ _PIECE = 1 << 24
 class WeightQuantization:
     """`undo = WeightQuantization(bits=4).apply(model)`, for inference or beside adapters."""
 
-    bits: int = field(default=8, metadata={"help": "of a weight", "choices": (8, 4), "says": "weights in {} bits"})
+    bits: int = field(
+        default=8, metadata={"help": "of a weight", "choices": (8, 4), "says": "weights in {} bits", "always": True}
+    )
     group: int = field(
         default=128, metadata={"help": "inputs that share a scale; all of a row where it does not divide", "least": 2}
     )

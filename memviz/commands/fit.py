@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from memviz.runner.fit.front import TriedWay
     from memviz.runner.fit.measured_ways import Gpu, MeasuredWay
     from memviz.runner.fit.predictions import Predictor
+    from memviz.runner.plan import Plan
     from memviz.runner.request import Request
 
 _KEEPS = ("outputs", "training", "nothing")
@@ -212,11 +213,11 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
     _print_largest(answer)
     _print_grid(answer)
     print()
-    _print_front(answer)
+    _print_front(answer, plan.unit)
     print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
-    print("Seconds are an estimate from the work of a step and the card's data sheet, and no measurement.")
+    print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
     if measured is not None:
-        _print_measured(measured, plan.card.name)
+        _print_measured(measured, plan)
     if chosen is not None:
         print(f"\n{printable(chosen.prediction.command)}\n")
         for line in chosen.prediction.code.splitlines():
@@ -261,7 +262,7 @@ def _cell(peak: int | None, fits: bool) -> str:
     return "" if peak is None else f"{peak / (1 << 30):.1f}{'' if fits else '!'}"
 
 
-def _print_front(answer: FitAnswer) -> None:
+def _print_front(answer: FitAnswer, unit: str) -> None:
     from memviz.runner.fit.fit import way_label
 
     front = answer.front(answer.shown)
@@ -269,17 +270,18 @@ def _print_front(answer: FitAnswer) -> None:
         [way_label(way), bytes_text(way.peak_reserved_bytes), _seconds(way), "yes" if way.fits else "no"]
         for way in front[:_MOST_ROWS]
     ]
-    print_table(["cheapest first", "reserved", "seconds a step", "fits"], rows, left=1)
+    print_table(["cheapest first", "reserved", f"seconds a {unit}", "fits"], rows, left=1)
     if len(front) > _MOST_ROWS:
         print(f"and {len(front) - _MOST_ROWS} that take less and cost more")
 
 
-def _print_measured(measured: list[MeasuredWay], card: str) -> None:
+def _print_measured(measured: list[MeasuredWay], plan: Plan) -> None:
     from memviz.runner.fit.fit import way_label
 
     if not measured:
         print("\nNothing fits as predicted, so nothing was measured.")
         return
+    card = plan.card.name
     rows = [
         [
             printable(way_label(each.way)),
@@ -291,7 +293,8 @@ def _print_measured(measured: list[MeasuredWay], card: str) -> None:
         for each in measured
     ]
     print()
-    print_table(["measured", "on", "reserved", f"predicted for {card}", "seconds a step"], rows, left=2)
+    heads = ["measured", "on", "reserved", f"predicted for {card}", f"seconds a {plan.unit}"]
+    print_table(heads, rows, left=2)
     for each in measured:
         if each.run is None:
             print(f"- {printable(way_label(each.way))}: {printable(each.why)}")

@@ -85,7 +85,8 @@ def cost_figure(way: Way) -> str:
 
 def cost_unit(way: Way) -> str:
     """The same for all ways of a card."""
-    return "a step" if way["cost"]["seconds_low"] is None else "a step, estimated"
+    per = f"a {way['cost']['per']}"
+    return per if way["cost"]["seconds_low"] is None else f"{per}, estimated"
 
 
 def fit(status: SearchStatus) -> Headline:

@@ -40,6 +40,8 @@ class Knob:
     unit: str
     says: str = ""
     """What a run with a value of it is called, as in `every {nth} block`; empty where its name and value do."""
+    always: bool = False
+    """Whether it is called so where the value is the default, too: without it the title says too little."""
 
 
 def knob(
@@ -83,6 +85,7 @@ def described(of: Any) -> tuple[Knob, ...]:
                 accepted.choices,
                 about.get("unit", ""),
                 about.get("says", ""),
+                about.get("always", False),
             )
         )
     return tuple(knobs)

@@ -84,11 +84,16 @@ class Plan:
         return f"{words}, on {self.parallel.words}" if self.parallel.gpus > 1 else words
 
     @property
+    def unit(self) -> str:
+        """What is run, and what costs are told of: "step" or "forward pass"."""
+        return "step" if self.workload.training else "forward pass"
+
+    @property
     def window(self) -> str:
         """What the peaks count, in a sentence."""
         request = self.request
-        one, several = ("step", "steps") if self.workload.training else ("forward pass", "forward passes")
-        steps = f"{request.steps} {one if request.steps == 1 else several}"
+        ending = "" if request.steps == 1 else "s" if self.workload.training else "es"
+        steps = f"{request.steps} {self.unit}{ending}"
         after = f" after {request.warmup} to warm up, which counts too" if request.warmup else ""
         parts = [f"{steps}{after}"]
         parts.append("applying the optimizations counts" if request.conversion == "measured" else "")
@@ -230,9 +235,9 @@ def title_of(optimizations: tuple[Optimization, ...]) -> str:
 
 
 def _in_words(optimization: Optimization) -> str:
-    says = {knob.name: knob.says for knob in described(optimization)}
-    changed = as_text(optimization).items()
-    return ", ".join([optimization.title, *(words_of_value(key, text, says[key]) for key, text in changed)])
+    changed, every = as_text(optimization), as_text(optimization, everything=True)
+    told = (knob for knob in described(optimization) if knob.always or knob.name in changed)
+    return ", ".join([optimization.title, *(words_of_value(knob.name, every[knob.name], knob.says) for knob in told)])
 
 
 def command_of(request: Request) -> str:

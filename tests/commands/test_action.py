@@ -88,6 +88,18 @@ def test_a_script_that_does_not_run_is_named_with_its_last_words(repository: Pat
     assert not (tmp_path / "summary.md").exists()
 
 
+def test_a_script_that_is_new_is_told_as_it_is(repository: Path, tmp_path: Path) -> None:
+    (repository / "new.py").write_text(PROGRAM.format(width=4096))
+    done = compared(repository, tmp_path, SCRIPT="new.py --epochs 2", MAX_GROWTH="5%", LINK="https://host/kept.html")
+    assert done.returncode == 0, done.stderr
+    comment = (tmp_path / "summary.md").read_text()
+    assert comment.startswith("`new.py` is new here: HEAD^ has nothing to compare it with.")
+    assert "The peak is " in comment
+    assert comment.endswith("[Open it in memviz](https://host/kept.html)\n")
+    written = dict(line.split("=", 1) for line in (tmp_path / "output").read_text().splitlines())
+    assert "head.pickle" in Path(written["page"]).read_text(encoding="utf-8")
+
+
 def test_a_base_that_was_not_checked_out_is_named_with_the_remedy(repository: Path, tmp_path: Path) -> None:
     done = compared(repository, tmp_path, BASE="0" * 40)
     assert done.returncode == 2

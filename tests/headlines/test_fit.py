@@ -20,6 +20,9 @@ WAYS = st.lists(
 )
 
 
+_COSTS = ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
+
+
 def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
     """As `fit --json` has it, without what no sentence needs."""
     cost = tried.cost
@@ -31,7 +34,8 @@ def told(tried: TriedWay, label: str = "split_feed_forward") -> dict[str, Any]:
         "fits": tried.fits,
         "peak_reserved_bytes": tried.peak_reserved_bytes,
         "cost": {
-            name: getattr(cost, name) for name in ("flops", "bytes_moved", "host_bytes", "seconds_low", "seconds_high")
+            **{name: getattr(cost, name) for name in _COSTS},
+            "per": "step",
         },
     }
 

@@ -21,6 +21,26 @@ predicted() { # in which folder, where to, and which commit that is
   }
 }
 
+told() { # the comment, and where it and the page lie
+  cat "$work/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
+  printf 'comment=%s\npage=%s\n' "$work/comment.md" "$work/memory.html" >>"${GITHUB_OUTPUT:-/dev/null}"
+}
+
+file=${SCRIPT%% *}
+if [[ -e $file && ! -e $before/$file ]]; then
+  predicted "$PWD" "$work/head.pickle" "as it is now" || exit 2
+  python -m memviz report "$work/head.pickle" -o "$work/memory.html"
+  {
+    printf '`%s` is new here: %s has nothing to compare it with.\n\n```\n' "$file" "$BASE"
+    python -m memviz summary "$work/head.pickle"
+    printf '```\n%s' "${LINK:+
+[Open it in memviz]($LINK)
+}"
+  } >"$work/comment.md"
+  told
+  exit 0
+fi
+
 predicted "$before" "$work/base.pickle" "before, in $BASE" || exit 2
 predicted "$PWD" "$work/head.pickle" "as it is now" || exit 2
 
@@ -28,6 +48,5 @@ python -m memviz report "$work/base.pickle" "$work/head.pickle" -o "$work/memory
 grown=0
 python -m memviz diff "$work/base.pickle" "$work/head.pickle" --markdown ${LINK:+--link "$LINK"} \
   ${MAX_GROWTH:+--max-growth "$MAX_GROWTH"} >"$work/comment.md" || grown=$?
-cat "$work/comment.md" >>"${GITHUB_STEP_SUMMARY:-/dev/stdout}"
-printf 'comment=%s\npage=%s\n' "$work/comment.md" "$work/memory.html" >>"${GITHUB_OUTPUT:-/dev/null}"
+told
 exit "$grown"

@@ -169,6 +169,7 @@ def way_json(way: TriedWay) -> dict[str, Any]:
             "link_bytes": cost.link_bytes,
             "seconds_low": cost.seconds_low,
             "seconds_high": cost.seconds_high,
+            "per": plan_of(request).unit,
         },
         "command": way.prediction.command,
         "code": way.prediction.code,

@@ -118,10 +118,10 @@ def _round_step(least: float) -> float:
 
 def _costs(scale: _Scale, ways: Sequence[Way]) -> list[Html]:
     """The cheapest and the dearest, in the words of what they are compared by."""
-    in_seconds = ways[0]["cost"]["seconds_low"] is not None
+    in_seconds, per = ways[0]["cost"]["seconds_low"] is not None, ways[0]["cost"]["per"]
     ends = [scale.low, scale.high] if scale.high > scale.low else [scale.low]
     texts = [duration_text(round(end * 1e6)) if in_seconds else f"{end / 1e12:,.1f} T" for end in ends]
-    what = "a step, the middle of its estimate" if in_seconds else "of work a step"
+    what = f"a {per}, the middle of its estimate" if in_seconds else f"of work a {per}"
     return [tag("span", texts[0]), tag("span", what, class_="mv-soft"), *(tag("span", text) for text in texts[1:])]
 
 
