@@ -32,6 +32,7 @@ _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten._is_all_true.default, aten._is_any_true.default),
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.mean.default, aten.mean.dim),
 }
 _ABSORBING = {
