@@ -27,6 +27,7 @@ pretended: what it prints, writes and downloads is its own, and so is its exit s
 device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
 """
+_RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
 
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -73,6 +74,8 @@ def _predict(args: argparse.Namespace) -> int:
         from memviz.commands.predict_ranks import predict_all_ranks
 
         return predict_all_ranks(args)
+    if misplaced := _misplaced(args.arguments):
+        _line(f"{misplaced} stands after {args.script} and went to it; what is for memviz stands before the script")
     stdout = LastLine() if args.json else None
     script = (load_module if args.module else load_script)(args.script, args.arguments)
     order = ScriptOrder(
@@ -96,6 +99,12 @@ def _predict(args: argparse.Namespace) -> int:
 
         stdout.write(json.dumps(script_json(done, args.output)))
     return done.exit_status
+
+
+def _misplaced(arguments: list[str]) -> str:
+    """An option of ours where the script gets it, with a name that scripts seldom have."""
+    names = (argument.partition("=")[0] for argument in arguments)
+    return next((name for name in names if name in _RARELY_A_SCRIPTS), "")
 
 
 def _rank_of(args: argparse.Namespace) -> GroupRank | None:
@@ -129,6 +138,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     if done.stopped is not None:
         _line(f"stopped at {done.stopped}")
         until = ", until there"
+    elif done.exit_status:
+        _line(f"the program ended with exit status {int(done.exit_status)}; what follows is of what ran until then")
     steps = f", {count_text(estimate.steps)} {'step' if estimate.steps == 1 else 'steps'}" if estimate.steps else ""
     rank = "" if estimate.rank is None else f", rank {estimate.rank.number} of {estimate.rank.world_size}"
     _line(f"predicted for {estimate.card.name} with the kernels of torch {estimate.torch}{rank}{steps}{until}:")

@@ -173,15 +173,17 @@ def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, 
     done = predict(tmp_path, f"import torch\nx = torch.ones(8).cuda()\n{ending}\n")
     assert done.returncode == status == said(done)["exit_status"]
     assert last_words in done.stderr.splitlines() or not last_words
+    assert (f"exit status {status}; what follows is of what ran until then" in done.stderr) is bool(status)
     assert said(done)["peak_requested_bytes"] == 32
 
 
 def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
-    body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    raise KeyError('mine')\ndeeper()\n"
+    body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    x.view(3)\ndeeper()\n"
     done = predict(tmp_path, body)
     assert done.returncode == 1 and said(done)["exit_status"] == 1
     shown = done.stderr.partition("memviz:")[0].splitlines()
-    assert shown[0] == "Traceback (most recent call last):" and shown[-1] == "KeyError: 'mine'"
+    last = "RuntimeError: shape '[3]' is invalid for input of size 8"
+    assert shown[0] == "Traceback (most recent call last):" and shown[-1] == last
     assert [line.split(", ")[1] for line in shown if line.startswith("  File")] == ["line 5", "line 4"]
     assert all("train.py" in line for line in shown if line.startswith("  File"))
 
@@ -313,6 +315,11 @@ def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     convolution = "import torch\ntorch.nn.Conv2d(3, 8, 3).cuda()(torch.randn(1, 3, 8, 8, device='cuda'))\n"
     found = said(predict(tmp_path, convolution))["expected_error"]
     assert found["class"] == "inference" and found["not_counted"] == ["cuDNN workspaces"] and not found["covered"]
+
+
+def test_an_option_of_ours_that_went_to_the_script_is_said(tmp_path: Path) -> None:
+    done = predict(tmp_path, TRAINING, arguments=("--card", "T4"))
+    assert "--card stands after train.py and went to it" in done.stderr and "T4" not in said(done)["card"]
 
 
 @pytest.mark.parametrize("wrong", [("--card", "no such"), ("--torch", "nine"), ("--steps", "0"), ("missing.py",)])

@@ -56,6 +56,12 @@ _RULES = (
         lambda frame: True,
         "Masks of attention that nobody computes are taken to hide nothing.",
     ),
+    _Rule(
+        "torch/__init__.py",
+        ("_check_tensor_all_with",),
+        lambda frame: True,
+        "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold.",
+    ),
     _Rule("torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."),
     _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
     _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),

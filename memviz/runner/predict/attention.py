@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from memviz.errors import UsageError
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.in_place import adding_masks
+from memviz.runner.predict.prediction_errors import no_such_kernel
 
 aten = torch.ops.aten
 _switches: Any = torch.backends.cuda
@@ -75,7 +75,7 @@ def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) 
         if on[backend] and (backend is Backend.MATH or (_any_fused(call) and tests[backend](call, card))):
             return backend
     names = ", ".join(backend.name.lower() for backend, is_on in on.items() if is_on) or "none"
-    raise UsageError(
+    raise no_such_kernel(
         f"No attention kernel that is switched on ({names}) can do this on {card.name}: "
         f"{_described(call)}. Switch on the math kernel too, or another that can."
     )

@@ -32,6 +32,7 @@ _FINITE = "numbers that nobody computes are taken to be finite"
 _FILL_ALL = {aten.fill_.Scalar, aten.fill_.Tensor, aten.zero_.default, aten.copy_.default}
 _UNIFORM_REDUCTIONS = {
     *(aten.all.default, aten.all.dim, aten.all.dims, aten.any.default, aten.any.dim, aten.any.dims),
+    *(aten._is_all_true.default, aten._is_any_true.default),
     *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default, aten.mean.default, aten.mean.dim),
 }
 _ABSORBING = {
@@ -202,27 +203,30 @@ class KnownValues:
         if not isinstance(target, Tensor):
             # Lists: values in them are rarely asked for.
             return self._forget_written(func, args, kwargs, True)
-        if target.is_meta and not _is_small_storage(target):
+        if not target.is_meta:
+            # The host has computed it: to do so again would add, turn or scale twice.
+            return
+        if not _is_small_storage(target):
             number = self._alike(func, args, kwargs) if fills_its_storage(target) else None
             self.forget(target)
             if number is not None:
                 self.put_all_alike(target, number, self.reason_of(args[1:], kwargs))
             return
         reason = self.reason_of(args, kwargs)
-        if target.is_meta and target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
+        if target.numel() > _MOST_SPELLED_OUT and fills_its_storage(target):
             number = self._alike(func, args, kwargs)
             if number is not None:
                 return self.put_all_alike(target, number, reason)
-        if target.is_meta and _key(target) not in self._entries:
+        if _key(target) not in self._entries:
             self.put(target, torch.zeros((), dtype=target.dtype))
-        elif target.is_meta:
-            if self._stays_alike(func, args):
-                return
+        elif self._stays_alike(func, args):
+            return
+        else:
             self._spell_out(target)
         if sum(tensor.numel() for tensor in tensors_of((args, kwargs))) > _MOST_ELEMENTS:
             return self._forget_written(func, args, kwargs, True)
         self.reads(func, args, kwargs)
-        if reason and target.is_meta:
+        if reason:
             self._entries[_key(target)].reason = reason
 
     def _stays_alike(self, func: Any, args: Any) -> bool:

@@ -92,6 +92,14 @@ class NoSuchDevice(UsageError, RuntimeError):
     """As torch's own error for a card that is not there, so that a program that expects it goes on as it would."""
 
 
+class NoSuchKernel(UsageError, RuntimeError):
+    """As torch's own error where no kernel that is switched on can do it: programs try one and take another."""
+
+
+def no_such_kernel(why: str) -> NoSuchKernel:
+    return NoSuchKernel(f"No available kernel. Aborting execution. {why}")
+
+
 def data_needed(what: str, remedy: str = REMEDY) -> DataNeeded:
     """`what` was asked for, as the user would write it: '.tolist()'."""
     asks = "asks for the values of a tensor, and a predicted device computes none."

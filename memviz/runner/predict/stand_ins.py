@@ -23,6 +23,7 @@ STANDS = 1.0
 _COUNTS = {aten.sum.default, aten.sum.dim_IntList, aten.count_nonzero.default, aten.count_nonzero.dim_IntList}
 _KEEP = {
     *(aten.any.default, aten.any.dim, aten.any.dims, aten.all.default, aten.all.dim, aten.all.dims),
+    *(aten._is_all_true.default, aten._is_any_true.default),
     *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
     *(aten._to_copy.default, aten.copy_.default),
 }

@@ -18,6 +18,11 @@ _NOT_COMPILED = (
     "torch.compile is not predicted: what it would compile ran as it stands, operator by operator. Compiled code keeps "
     "less between its operators, so this peak is that of the model without it."
 )
+_NO_GRAPHS = (
+    "Code compiled with mode=\"reduce-overhead\" or \"max-autotune\" runs in CUDA graphs, whose memory stays in a pool of "
+    "its own between runs: that is not predicted, and may take more than the model without it."
+)
+_WITH_GRAPHS = ("reduce-overhead", "max-autotune")
 _NO_FAST_PATH = (
     "The fused kernels of nn.TransformerEncoder for inference are not predicted: its layers run operator by operator."
 )
@@ -144,17 +149,24 @@ def _follow_resizing(patches: Patches, recorder: AllocationRecorder) -> None:
 def nothing_compiled(assumptions: Assumptions) -> Iterator[None]:
     """What torch.compile would compile runs as it stands, and the run says so."""
 
-    def compile(model: Any = None, **kwargs: Any) -> Any:
+    def say(options: Any) -> None:
         assumptions.say(_NOT_COMPILED)
+        if options.get("mode") in _WITH_GRAPHS:
+            assumptions.say(_NO_GRAPHS)
+
+    def compile(model: Any = None, **kwargs: Any) -> Any:
+        say(kwargs)
         return model if model is not None else lambda function: function
 
     def compile_in_place(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        assumptions.say(_NOT_COMPILED)
+        say(kwargs)
 
     patches = Patches()
     try:
         patches.replace(torch, "compile", compile)
         patches.replace(nn.Module, "compile", compile_in_place)
+        # There are no graphs between whose replays memory could be handed on.
+        patches.replace(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
         with ExitStack() as stack:
             if "torch._dynamo" in sys.modules:
                 stack.enter_context(torch.compiler.set_stance("force_eager"))

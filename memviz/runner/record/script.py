@@ -21,6 +21,9 @@ from typing import Any
 
 from memviz.errors import UsageError
 
+_RUNNER = f"{Path(__file__).parents[1]}{os.sep}"
+_RELAYS = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
+"""By which what stands between goes on to torch."""
 
 @dataclass(frozen=True)
 class Script:
@@ -56,7 +59,7 @@ class Script:
         _wait_for_threads(process)
 
     def show(self, error: BaseException) -> None:
-        """As Python shows what a program did not catch, without the frames that led to it."""
+        """As Python shows what a program did not catch, without the frames that led to it or are ours within it."""
         shown = error.with_traceback(self._own_frames(error.__traceback__))
         sys.excepthook(type(shown), shown, shown.__traceback__)
 
@@ -64,7 +67,22 @@ class Script:
         first = at
         while first is not None and first.tb_frame.f_code is not self.code:
             first = first.tb_next
-        return first or at
+        return _without_ours(first or at)
+
+
+def _without_ours(at: TracebackType | None) -> TracebackType | None:
+    """A pretended device stands between the program and torch, and nobody would see it on a card."""
+    shown, below_ours, one = [], False, at
+    while one is not None:
+        file = one.tb_frame.f_code.co_filename
+        below_ours = file.startswith(_RUNNER) or below_ours and file.endswith(_RELAYS)
+        if not below_ours:
+            shown.append(one)
+        one = one.tb_next
+    kept = None
+    for one in reversed(shown):
+        kept = TracebackType(kept, one.tb_frame, one.tb_lasti, one.tb_lineno)
+    return kept or at
 
 
 def _wait_for_threads(process: int) -> None:

@@ -37,6 +37,15 @@ def call(
     return AttentionCall(make(heads[0], 32), make(heads[1], keys), make(heads[1], keys), given, **options)  # type: ignore[arg-type]
 
 
+def test_a_program_may_try_a_kernel_and_take_another() -> None:
+    """As on a card, where torch has no kernel it says so with an error of its own."""
+    with PredictedDevice(A100):
+        x = torch.rand(2, 4, 32, 64, device="cuda")
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION), pytest.raises(RuntimeError, match="No available kernel"):
+            functional.scaled_dot_product_attention(x, x, x)
+        assert functional.scaled_dot_product_attention(x, x, x).shape == x.shape
+
+
 @pytest.mark.parametrize(
     ("card", "asked", "expected"),
     [

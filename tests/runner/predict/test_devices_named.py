@@ -203,9 +203,19 @@ def test_what_torch_compile_would_compile_runs_as_it_stands_and_is_said_so() -> 
 
         assert double(compiled(torch.zeros(2, 8, device="cuda"))).is_cuda
         assert [each for each in device.unseen() if each.startswith("torch.compile is not predicted")]
+        assert not [each for each in device.unseen() if "CUDA graphs" in each]
     with PredictedDevice(A100) as device:
         model.cuda()(torch.zeros(2, 8, device="cuda"))
         assert not [each for each in device.unseen() if each.startswith("torch.compile")]
+
+
+def test_what_would_run_in_graphs_runs_as_it_stands_step_by_step() -> None:
+    with PredictedDevice(A100) as device:
+        model = torch.compile(nn.Linear(8, 8).cuda(), mode="reduce-overhead")
+        for _ in range(2):
+            torch.compiler.cudagraph_mark_step_begin()
+            model(torch.zeros(2, 8, device="cuda")).sum().backward()
+        assert [each for each in device.unseen() if "CUDA graphs, whose memory stays in a pool" in each]
 
 
 def test_a_module_that_was_compiled_before_is_said_too() -> None:

@@ -133,3 +133,34 @@ def test_of_many_alike_the_one_that_is_written_differs() -> None:
         assert (many == 2).all() and many.view(2, -1).sum(1).tolist() == [8192, 8192]
         many[5].copy_(torch.tensor(7.0))
         assert many[4:7].tolist() == [2, 7, 2]
+
+
+def _counted(x: Tensor) -> Tensor:
+    x = x.clone()
+    x += 2
+    x.mul_(3)
+    x[::2].neg_()
+    return x.add_(x.sum())
+
+
+def _turned(x: Tensor) -> Tensor:
+    return torch.zeros(2, 3).t_().unsqueeze_(0).add_(x[0])
+
+
+IN_PLACE: dict[str, Callable[[Tensor], Tensor]] = {"counted": _counted, "turned": _turned, "written": _written}
+
+
+@pytest.mark.parametrize("way", IN_PLACE)
+def test_what_the_host_computes_in_place_is_computed_once(way: str) -> None:
+    expected = IN_PLACE[way](torch.tensor([3, 0, 2, 1, 0, 2]))
+    with PredictedDevice(A100):
+        found = IN_PLACE[way](torch.tensor([3, 0, 2, 1, 0, 2]))
+    assert found.tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("shape", [(1, 64), (64, 1), (8, 8)])
+def test_orthogonal_weights_are_drawn_on_the_host(shape: tuple[int, int]) -> None:
+    with PredictedDevice(A100):
+        weight = torch.nn.init.orthogonal_(torch.empty(shape))
+    short = weight if shape[0] <= shape[1] else weight.t()
+    torch.testing.assert_close(short @ short.t(), torch.eye(len(short)))

@@ -327,6 +327,22 @@ def test_torchs_own_questions_have_answers_that_are_stated() -> None:
     assert "find no overflow" in said
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
+    with PredictedDevice(A100), torch.autograd.detect_anomaly():
+        weight = nn.Parameter(there(4))
+        weight.square().sum().backward()
+        assert weight.grad is not None and weight.grad.shape == (4,)
+
+
+def test_what_a_library_checks_of_all_values_holds() -> None:
+    with PredictedDevice(A100) as device:
+        torch._check_tensor_all(there(4, dtype=WHOLE) == 3)
+        with pytest.raises(RuntimeError):
+            torch._check_tensor_all(torch.zeros(4, device="cuda") == 3)
+        assert any("is taken to hold" in sentence for sentence in device.unseen())
+
+
 def test_a_refusal_that_the_program_swallows_is_said() -> None:
     with PredictedDevice(A100) as device:
         try:
