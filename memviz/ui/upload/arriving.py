@@ -2,7 +2,7 @@
 
 Its bytes come as parts, from another thread, and go to a file without a name: nothing of it is left, whatever
 happens, and a visitor whose line is faster than the reader takes no memory. They may come packed (deflate without
-a header): then they are kept as they came, and unpacked as they are read.
+a header), with parts as they are between: all are kept as they came, and what is packed is unpacked as it is read.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import threading
 import time
 import zlib
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 from memviz.errors import TraceError
@@ -23,7 +24,8 @@ _PIECE = 4 << 20
 _PACKED_PIECE = 1 << 18
 _PACKED_MORE = 1 << 16
 """Packed, a file may be a little larger than it was."""
-
+_MOST_STRETCHES = 1 << 14
+"""A page changes its mind about its line a few times."""
 
 _TIGHTEST = 200
 """The page packs nothing tighter. What a file may take of the machine goes by the size that was announced for it, so
@@ -40,6 +42,14 @@ class TooMuch(Exception):
     """More came than was announced."""
 
 
+@dataclass
+class _Stretch:
+    """Of what came: all packed, or all as it is."""
+
+    is_plain: bool
+    end: int
+
+
 class Arriving(io.BufferedIOBase):
     """`add` and `end` belong to whoever brings the parts, all else to whoever reads."""
 
@@ -51,6 +61,7 @@ class Arriving(io.BufferedIOBase):
         self.begun = self.touched = time.monotonic()
         """When the newest of them came."""
         self._packed = packed
+        self._stretches: list[_Stretch] = []
         self._least = size // _TIGHTEST
         self._gate = gate
         self._patience_seconds = patience_seconds
@@ -77,12 +88,15 @@ class Arriving(io.BufferedIOBase):
     def ended(self) -> bool:
         return self._ended
 
-    def add(self, part: bytes) -> None:
-        """TooMuch where it is more than was announced; OSError where the disk is full. Both are its end."""
+    def add(self, part: bytes, *, plain: bool = False) -> None:
+        """`plain`: as it is, also where other parts are packed.
+
+        TooMuch where it is more than was announced; OSError where the disk is full. Both are its end.
+        """
         with self._changed:
-            if self._ended:
+            if self._ended or not part:
                 return
-            if len(part) > self.room:
+            if len(part) > self.room or len(self._stretches) > _MOST_STRETCHES:
                 self._end("More of it came than was announced.")
                 raise TooMuch
             try:
@@ -92,16 +106,22 @@ class Arriving(io.BufferedIOBase):
                 self._end(not_kept(error))
                 raise
             self.arrived += len(part)
+            self._note(plain or not self._packed)
             self.touched = time.monotonic()
             self._changed.notify_all()
 
     def _write(self, part: bytes) -> None:
         if self._kept is None:
-            self._kept = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._kept.seek(0, io.SEEK_END)
-        self._kept.write(part)
-        # A full disk shall be known now, and not when somebody reads.
-        self._kept.flush()
+            # Without a buffer a full disk is known now, and not when somebody reads.
+            self._kept = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `close`
+        left = memoryview(part)
+        while left:
+            left = left[self._kept.write(left) :]
+
+    def _note(self, is_plain: bool) -> None:
+        if not self._stretches or self._stretches[-1].is_plain != is_plain:
+            self._stretches.append(_Stretch(is_plain, self.arrived))
+        self._stretches[-1].end = self.arrived
 
     def end(self, fault: str = "") -> None:
         """All have come; or none will come any more, and why."""
@@ -163,33 +183,50 @@ class Arriving(io.BufferedIOBase):
     def _begin(self) -> None:
         self._at = 0
         self._taken = 0
+        self._stretch = 0
+        """The number of the one that is taken next."""
         self._packed_rest = b""
-        self._unpacker: Any = zlib.decompressobj(-zlib.MAX_WBITS) if self._packed else None
+        self._unpacker: Any = zlib.decompressobj(-zlib.MAX_WBITS)
+        self._has_more = False
+        """The unpacker made as much as it may at a time, and may hold more."""
+        self._is_midway = self._packed and self.size > 0
+        """Of a stream that says itself where it ends."""
         self._piece, self._piece_at = b"", 0
 
     def _next_piece(self) -> bool:
-        piece = self._unpacked() if self._packed else self._take(_PIECE)
         self._piece_at += len(self._piece)
-        self._piece = piece
+        self._piece = piece = self._made()
         if self._piece_at + len(piece) > self.size:
             raise TraceError(f"It has more than the {self.size:,} bytes that were announced.", remedy=AGAIN)
         return bool(piece)
 
-    def _unpacked(self) -> bytes:
-        piece = b""
-        while not piece and not self._unpacker.eof:
-            packed = self._packed_rest or self._take(_PACKED_PIECE)
-            if not packed:
+    def _made(self) -> bytes:
+        """The next bytes of the file itself; empty at its end only."""
+        while not self._unpacker.eof:
+            if self._packed_rest or self._has_more:
+                if piece := self._unpacked(self._packed_rest):
+                    return piece
+                continue
+            taken, is_plain = self._take()
+            if not taken and self._is_midway:
                 raise TraceError(TRUNCATED, remedy=AGAIN)
-            try:
-                piece = self._unpacker.decompress(packed, _PIECE)
-            except zlib.error:
-                raise TraceError("It was damaged on its way here.", remedy="Open it again.") from None
-            self._packed_rest = self._unpacker.unconsumed_tail
+            self._is_midway = not is_plain
+            if is_plain:
+                return taken
+            self._packed_rest = taken
+        return b""
+
+    def _unpacked(self, packed: bytes) -> bytes:
+        try:
+            piece: bytes = self._unpacker.decompress(packed, _PIECE)
+        except zlib.error:
+            raise TraceError("It was damaged on its way here.", remedy="Open it again.") from None
+        self._packed_rest = self._unpacker.unconsumed_tail
+        self._has_more = len(piece) == _PIECE
         return piece
 
-    def _take(self, most: int) -> bytes:
-        """What has arrived and was not taken; empty at the end only."""
+    def _take(self) -> tuple[bytes, bool]:
+        """What has arrived and was not taken, all of it plain or all packed; empty at the end only."""
         if not self._is_ready():
             self._wait()
         with self._changed:
@@ -197,12 +234,18 @@ class Arriving(io.BufferedIOBase):
                 raise TraceError(self._fault)
             if self.arrived < self._least:
                 raise TraceError("Less of it came than was announced.", remedy=AGAIN)
-            if self._kept is None:
-                return b""
+            if self._kept is None or self._taken == self.arrived:
+                return b"", True
+            if self._taken == self._stretches[self._stretch].end:
+                self._stretch += 1
+            stretch = self._stretches[self._stretch]
+            most = min(_PIECE if stretch.is_plain else _PACKED_PIECE, stretch.end - self._taken)
             self._kept.seek(self._taken)
             taken = self._kept.read(most)
+            # Where the next part is written.
+            self._kept.seek(0, io.SEEK_END)
         self._taken += len(taken)
-        return taken
+        return taken, stretch.is_plain
 
     def _is_ready(self) -> bool:
         return self._ended or self._taken < self.arrived >= self._least

@@ -141,7 +141,7 @@ async def _part(request: Request) -> Response:
     reading.is_receiving = True
     try:
         reading.begin()
-        await _receive(request, arriving)
+        await _receive(request, arriving, plain=request.headers.get("memviz-plain") == "1")
         reading.next_part += 1
     finally:
         reading.is_receiving = False
@@ -150,10 +150,10 @@ async def _part(request: Request) -> Response:
     return Response(status_code=204)
 
 
-async def _receive(request: Request, arriving: Arriving) -> None:
+async def _receive(request: Request, arriving: Arriving, *, plain: bool) -> None:
     try:
         async for chunk in request.stream():
-            arriving.add(chunk)
+            arriving.add(chunk, plain=plain)
     except ClientDisconnect:
         arriving.end("Its upload broke off.")
         raise

@@ -1,7 +1,7 @@
 // @ts-check
 // Deflate (RFC 1951) with one hash probe and the fixed codes: ten times quicker than the browser's own compression,
 // and a snapshot's bytes, which repeat whole stacks, still shrink to a tenth. Each part ends on a byte, so that parts
-// laid one behind the other are one stream. No DOM in this file.
+// laid one behind the other are one stream, and others may stand between as they are. No DOM in this file.
 
 const HASH_BITS = 15;
 const SHORTEST = 4;
@@ -56,24 +56,6 @@ for (let symbol = 0, distance = 1; symbol < 30; symbol++) {
 }
 
 const newest = new Int32Array(1 << HASH_BITS);
-
-const MOST_STORED = 0xffff;
-
-/** The same bytes as they are, as blocks that such a stream may hold between others. Copied once: a Blob of so many slices
- * takes a browser three times as long to send.
- * @param {Uint8Array} data @param {boolean} isLast */
-export function stored(data, isLast) {
-  const count = Math.max(Math.ceil(data.length / MOST_STORED), isLast ? 1 : 0);
-  const out = new Uint8Array(data.length + 5 * count);
-  for (let block = 0, to = 0; block < count; block++) {
-    const piece = data.subarray(block * MOST_STORED, (block + 1) * MOST_STORED);
-    const length = piece.length;
-    out.set([isLast && block === count - 1 ? 1 : 0, length & 255, length >> 8, ~length & 255, (~length >> 8) & 255], to);
-    out.set(piece, to + 5);
-    to += 5 + length;
-  }
-  return out;
-}
 
 /** @param {Uint8Array} data @param {boolean} isLast the stream ends with this part */
 export function deflate(data, isLast) {

@@ -3,16 +3,11 @@
 // and unpacked. The page's own thread only draws. Told {file, address}; tells what the server tells, a `piece` made
 // ready to draw. Told "stop", it stops. Told {unpack}, it only unpacks a piece.
 import { bytesOf, ready } from "../memory_timeline/packed.js";
-import { deflate, stored } from "./deflate.js";
-import { Line, probeOf } from "./line.js";
+import { Line } from "./line.js";
+import { Sending } from "./sending.js";
 import { joined, messagesIn } from "./stream.js";
 
 const GZIP = 0x1f8b;
-const MOST_READY = 16 << 20;
-const LEAST_SENT = 384 << 10;
-/** Of the file, packed at a time; and sent as it is. */
-const PIECE = 512 << 10;
-const LARGE_PIECE = 4 << 20;
 const stopped = new AbortController();
 
 /** @param {any} message @param {Transferable[]} [owned] */
@@ -20,19 +15,6 @@ const tell = (message, owned = []) => /** @type {any} */ (globalThis).postMessag
 
 /** By the server, with a reason of ours. */
 class Refused extends Error {}
-
-/** Lets the worker's other tasks go first: answers are heard, and the next request sets out, while a file is packed. */
-const turn = new MessageChannel();
-/** @type {(() => void)[]} */
-const turns = [];
-turn.port1.onmessage = () => turns.shift()?.();
-const othersFirst = () =>
-  /** @type {Promise<void>} */ (
-    new Promise((done) => {
-      turns.push(done);
-      turn.port2.postMessage(0);
-    })
-  );
 
 /** @param {string} address @param {RequestInit} options */
 async function ask(address, options) {
@@ -47,8 +29,8 @@ async function ask(address, options) {
 /** @param {File} file @param {string} address */
 async function receive(file, address) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
-  const isPacked = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
-  const wish = JSON.stringify({ name: file.name, size: file.size, packed: isPacked });
+  const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
+  const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
   const asked = performance.now();
   const begun = await ask(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
   const line = new Line(performance.now() - asked);
@@ -58,55 +40,20 @@ async function receive(file, address) {
   let isOver = false;
   const heard = listen(own).finally(() => (isOver = true));
   // A file may be refused before it has come as a whole: then nobody takes the rest.
-  const sent = send(file, own, isPacked, line, () => isOver).catch((fault) => isOver || Promise.reject(fault));
+  const sending = new Sending(file, mayPack, line, () => isOver);
+  const sent = sending.run((part, number) => post(own, part, number)).catch((fault) => isOver || Promise.reject(fault));
   await Promise.all([heard, sent]);
 }
 
-/** While one request is on its way the next parts are made ready, and go together. The first are sent as they are: how
- * long that takes decides whether the others are packed, and so on with each that follows.
- * @param {File} file @param {string} own @param {boolean} isPacked @param {Line} line @param {() => boolean} isOver */
-async function send(file, own, isPacked, line, isOver) {
-  /** @type {BlobPart[]} */
-  let parts = [];
-  let size = 0;
-  let isWhole = false;
-  let wake = () => {};
-  const add = (/** @type {BlobPart[]} */ more, /** @type {number} */ bytes, /** @type {boolean} */ isLast) => {
-    parts.push(...more);
-    size += bytes;
-    isWhole = isLast;
-    wake();
+/** @param {string} own @param {import("./sending.js").Part} part @param {number} number */
+function post(own, { body, isPlain, isLast }, number) {
+  const headers = {
+    "content-type": "application/octet-stream",
+    "memviz-part": String(number),
+    "memviz-plain": isPlain ? "1" : "0",
+    "memviz-last": isLast ? "1" : "0",
   };
-  const make = async () => {
-    if (!isPacked) return add([file], file.size, true);
-    for (let at = 0; !isWhole; ) {
-      const [isProbe, before] = [!line.isKnown, line.count];
-      const isAsItIs = isProbe || line.isFast;
-      const end = Math.min(file.size, at + (isProbe ? probeOf(file.size) : isAsItIs ? LARGE_PIECE : PIECE));
-      const piece = new Uint8Array(await file.slice(at, end).arrayBuffer());
-      at = end;
-      const part = (isAsItIs ? stored : deflate)(piece, end === file.size);
-      add([part], part.length, end === file.size);
-      await othersFirst();
-      // As they are no more than a second's worth: a line may be slower than it seemed.
-      const most = isAsItIs ? Math.min(MOST_READY, line.rate) : MOST_READY;
-      while ((size > most || (isProbe && line.count === before)) && !isOver() && !isWhole) await new Promise((next) => setTimeout(next, 5));
-      if (isOver()) return;
-    }
-  };
-  const making = make();
-  for (let number = 0; ; number++) {
-    while (!isWhole && size < (line.isKnown ? LEAST_SENT : 1)) await Promise.race([new Promise((done) => (wake = () => done(null))), making]);
-    if (isOver()) return;
-    const isLast = isWhole;
-    const headers = { "content-type": "application/octet-stream", "memviz-part": String(number), "memviz-last": isLast ? "1" : "0" };
-    const body = new Blob(parts);
-    [parts, size] = [[], 0];
-    const begun = performance.now();
-    await ask(own, { method: "POST", headers, body });
-    line.sent(body.size, performance.now() - begun);
-    if (isLast) return;
-  }
+  return ask(own, { method: "POST", headers, body });
 }
 
 /** @param {string} own */
