@@ -66,7 +66,7 @@ class Looks:
         if func.overloadpacket is aten._ctc_loss and (longest := self._longest(args[3])) is not None:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
         if (shapes := of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
-            return self._without_values(treatment, args, kwargs, shapes)
+            return self._without_values(func, treatment, args, kwargs, shapes)
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_EQUAL)
@@ -75,11 +75,13 @@ class Looks:
             raise data_needed(name_for_users(func), remedy_for(func))
         return given
 
-    def _without_values(self, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
+    def _without_values(self, func: Any, treatment: Treatment, args: Any, kwargs: Any, shapes: Any) -> Any:
         """Where what it is made of lies."""
-        if not args[0].is_meta:
-            return with_each(self._host.blank_like, shapes)
-        self._recorder.ran(treatment, args, kwargs, shapes)
+        if args[0].is_meta:
+            self._recorder.ran(treatment, args, kwargs, shapes)
+        else:
+            shapes = with_each(self._host.blank_like, shapes)
+        self._host.stand_ins.follow(func, args, shapes)
         return shapes
 
     def _number(self, tensor: Tensor) -> Any:

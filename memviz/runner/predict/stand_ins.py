@@ -2,7 +2,8 @@
 
 A count of what is true in a mask is all of it, as a mask is true everywhere where its places are asked for. A question
 about numbers is answered as if they were 1.0, and a whole number, such as a token, equals none that it is compared
-with: loops that generate go on to their end. Whoever looks gets these with a note; a tensor keeps them by its storage,
+with: loops that generate go on to their end. What is counted into bins falls evenly into them, where it can: routed
+to experts, each gets its share. Whoever looks gets these with a note; a tensor keeps them by its storage,
 and its copies with it. What is drawn at random has no natural answer as long as nothing else came of it.
 """
 
@@ -98,6 +99,8 @@ class StandIns:
             self._follow_draws(func, args, out)
         if func in _COUNTS and args[0].dtype is torch.bool and isinstance(out, Tensor) and out.numel():
             self._mark(out, args[0].numel() // out.numel())
+        elif func is aten.bincount.default:
+            self._share(args[0].numel(), out)
         elif func in _COMPARE:
             self._compare(func, args, out)
         elif self._refs and func in _NOT and out.dtype is torch.bool:
@@ -110,6 +113,11 @@ class StandIns:
             numbers = [self.of(tensor) for tensor in tensors_of(args)]
             if any(number is not None for number in numbers):
                 self._mark(out, min(number for number in numbers if number is not None))
+
+    def _share(self, count: int, bins: Tensor) -> None:
+        """Without weights, which would make sums of the counts."""
+        if not bins.is_floating_point() and bins.numel() and not count % bins.numel():
+            self._mark(bins, count // bins.numel())
 
     def _join(self, func: Any, args: Any, out: Tensor) -> None:
         answers = [self._truth(arg) for arg in args[:2]]

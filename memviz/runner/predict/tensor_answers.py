@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
@@ -106,9 +107,17 @@ class TensorAnswers:
                 self._assumptions.state(
                     f"{word} of values that are not computed gives what stands in for them, mostly zeros"
                 )
+                self._fill_with_what_stands(tensor)
             return NotImplemented
 
         return given
+
+    def _fill_with_what_stands(self, tensor: Tensor) -> None:
+        """What lies in its memory is nobody's answer yet; numpy would find it there."""
+        stands = self._host.stand_ins.of(tensor)
+        if stands is not None:
+            with torch._C.DisableTorchFunction(), _disable_current_modes():
+                tensor.detach().fill_(stands)
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
         if self._host.is_unknown(args[0]):

@@ -11,6 +11,7 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.predict.prediction_errors import DataNeeded
 from tests.runner.predict.rows import A100
 from tests.runner.predict.test_unknown_values import WHOLE, there
 
@@ -54,6 +55,20 @@ def test_bins_are_as_many_as_the_program_says_at_least() -> None:
     (stated,) = device.recorder.assumptions.stated
     assert stated.what == "values that are not computed are taken to be below minlength where they are counted"
     assert f"{Path(__file__).name}:" in stated.where
+
+
+def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
+    """As tokens into experts: each part has a size then, and what is printed stays unknown."""
+    with PredictedDevice(A100) as device:
+        tokens, counts = torch.zeros(48, 4, device="cuda"), torch.bincount(there(48, dtype=WHOLE), minlength=8)
+        assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8
+        assert counts.cpu().numpy().cumsum().tolist() == list(range(6, 54, 6))
+        assert str(counts.tolist()) == str(["unknown"] * 8).replace("'", "")
+        uneven = torch.bincount(there(49, dtype=WHOLE), minlength=8)
+        with pytest.raises(DataNeeded):
+            tokens.split(uneven.tolist())
+    said = [stated.what for stated in device.recorder.assumptions.stated]
+    assert any("counts as 6 where it decides" in what for what in said)
 
 
 def test_a_length_that_is_none_is_refused() -> None:
