@@ -5,9 +5,11 @@
 //   [data-mv-picture]  a click saves the timeline as "png" or "svg"
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
-// address.js, the back button in steps.js, and what a narrow screen does otherwise in narrow.js.
+// address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, and what a
+// narrow screen does otherwise in narrow.js.
 import { isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
+import { listenToRows } from "./ahead.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
 import { listenToSteps } from "./steps.js";
 
@@ -132,6 +134,7 @@ if (document.body) startDark();
 else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
+listenToRows();
 listenToSteps();
 listenToWidth();
 listenToSheet();

@@ -10,6 +10,7 @@ from memviz.figures.thumbnail import data_address, thumbnail
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.words import cut_middle
+from memviz.ui.shell.context import timeline_key
 from memviz.ui.shell.links import link_name
 from memviz.ui.shell.rank_tables import NamedRanks
 from memviz.ui.shell.session import Opened, Session
@@ -18,6 +19,8 @@ from memviz.units import bytes_text, count_text
 _LONGEST_NAME, _BESIDE_A_BADGE = 18, 14
 """What the sidebar has room for."""
 _MANY = 3
+_MOST_AHEAD = 300_000
+"""Events of a trace whose timeline the browser may ask for before it is clicked."""
 Find = Callable[[Opened | None], tuple[Trace, DeviceTrace] | None]
 
 KEYS = (
@@ -123,6 +126,7 @@ def _table_row(table: NamedRanks, key: str) -> Html:
 def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTrace] | None, highest: int = 0) -> Html:
     chosen = opened.key == session.chosen and not session.home
     picture: object = tag("span", class_="mv-thumb")
+    ahead = None
     facts = "closed to make room; open it again"
     bar: Html | str = ""
     if current is not None:
@@ -131,7 +135,9 @@ def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTra
         picture = tag("img", src=_picture(trace, device), alt="", class_=f"mv-thumb{kind}", width=46, height=26)
         peak = timeline(device).peak_bytes
         facts = f"{bytes_text(peak)} · {trace.about.label}"
-        bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%") if highest else ""
+        if highest:
+            bar = tag("i", class_="mv-peakline", style=f"width:{100 * peak / highest:.1f}%")
+            ahead = timeline_key(opened) if len(device.events) <= _MOST_AHEAD else None
     badge = _badge(opened, session)
     name = cut_middle(opened.name, _BESIDE_A_BADGE if badge else _LONGEST_NAME)
     words = tag("span", tag("b", name), tag("small", facts), bar)
@@ -144,6 +150,7 @@ def _trace_row(opened: Opened, session: Session, current: tuple[Trace, DeviceTra
             type="button",
             data_act="choose",
             data_key=opened.key,
+            data_mv_timeline=ahead,
             title=opened.name,
             aria_current="true" if chosen else None,
         ),

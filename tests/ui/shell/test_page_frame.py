@@ -10,6 +10,7 @@ from memviz.analysis.held import held_bytes
 from memviz.trace.model import Trace
 from memviz.ui.explore.verdict import facts, verdict_html
 from memviz.ui.html.markup import Html, esc, tag
+from memviz.ui.shell import page_frame
 from memviz.ui.shell.context import Context, open_trace, timeline_key
 from memviz.ui.shell.links import link_name, named, view_state
 from memviz.ui.shell.page_frame import actions_html, refused_html, traces_html
@@ -181,6 +182,24 @@ def test_of_many_traces_a_bar_says_which_is_highest(context):
         session = session.with_opened(open_trace(context.store, trace_of([alloc(0, size)])))
         shown = elements(traces_html(session, context.of), "i", class_="mv-peakline")
         assert [bar["style"] for bar in shown] == bars
+
+
+def test_of_many_traces_each_row_names_its_timeline_unless_that_is_large(
+    context: Context, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session()
+    for sizes in ([1000], [4000], [2000, 8]):
+        made = trace_of([alloc(place << 20, size) for place, size in enumerate(sizes)])
+        session = session.with_opened(open_trace(context.store, made))
+    rows = timelines_named(traces_html(session, context.of))
+    assert rows == {opened.key: timeline_key(opened) for opened in session.opened}
+    monkeypatch.setattr(page_frame, "_MOST_AHEAD", 1)
+    rows = timelines_named(traces_html(session, context.of))
+    assert rows[session.opened[-1].key] is None
+
+
+def timelines_named(html: str) -> dict[str | None, str | None]:
+    return {row["data-key"]: row.get("data-mv-timeline") for row in elements(html, "button", data_act="choose")}
 
 
 def test_samples_are_labelled_as_predicted() -> None:

@@ -1,11 +1,11 @@
 // @ts-check
 // One trace as the timeline draws from it: what the server sends of it, piece by piece, and what is asked of that.
 import { palettesOf } from "../base.js";
+import { keepPiece, piecesOf } from "./kept.js";
 import { bytesOf, ready } from "./packed.js";
 import { Spans, summed, wide } from "./spans.js";
 
 const MOST_AT_ONCE = 1 << 21;
-const MOST_GIVEN = 3;
 /** Of the colours, as a timeline begins. */
 export const FIRST_MEANING = "category";
 
@@ -36,22 +36,16 @@ export async function piece(server, request) {
   return (await ready(request.piece, header, bytesOf(body))).made;
 }
 
-/** Pieces that came before anybody asked for them, by trace, until they are drawn.
- * @type {Map<string, Record<string, any>>} */
-const given = new Map();
-
-/** @param {string} key @param {string} name @param {Piece} made */
-export function keepGiven(key, name, made) {
-  const pieces = given.get(key) || {};
-  pieces[name] = made;
-  given.set(key, pieces);
-  for (const oldest of given.keys()) if (given.size > MOST_GIVEN) given.delete(oldest);
-}
-
-/** @param {string} key @param {string} meaning @returns {[any, any] | null} */
-export function givenPieces(key, meaning) {
-  const { timeline, groups } = given.get(key) || {};
-  return timeline && groups && meaning === groups.header.meaning ? [timeline, groups] : null;
+/** What a timeline is drawn from: as far as it is at hand, and else as the server has it. Colours by anything but category
+ * are not kept: what they mean depends on whom it is compared with.
+ * @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] @returns {Promise<any[]>} */
+export async function piecesAsked(server, key, meaning, among = []) {
+  const isKept = meaning === FIRST_MEANING;
+  const at = piecesOf(key);
+  const made = await Promise.all([at.timeline || piece(server, { key, piece: "timeline" }), (isKept && at.groups) || piece(server, { key, piece: "groups", meaning, among })]);
+  keepPiece(key, "timeline", made[0]);
+  if (isKept) keepPiece(key, "groups", made[1]);
+  return made;
 }
 
 // -- one trace
@@ -88,16 +82,10 @@ export class TimelineData {
     this.colourBy(groups);
   }
 
-  /** With what came by itself, or else with what is asked for.
-   * @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] */
+  /** @param {Server} server @param {string} key @param {string} meaning @param {string[]} [among] */
   static async of(server, key, meaning, among = []) {
-    const [timeline, groups] =
-      givenPieces(key, meaning) || (await Promise.all([piece(server, { key, piece: "timeline" }), piece(server, { key, piece: "groups", meaning, among })]));
+    const [timeline, groups] = await piecesAsked(server, key, meaning, among);
     return new TimelineData(server, key, timeline, groups);
-  }
-
-  drawn() {
-    given.delete(this.key);
   }
 
   /** @param {any} groups the piece */

@@ -1,6 +1,6 @@
 // @ts-check
 // While a file is being read: its total stands where the timeline will, until a piece of it has come by itself.
-import { FIRST_MEANING, givenPieces } from "./data.js";
+import { isAtHand } from "./kept.js";
 
 const MOST_PATIENCE_MS = 3000;
 
@@ -48,7 +48,7 @@ export class Reading {
   /** A piece of this trace has come by itself.
    * @param {string} key */
   hearOf(key) {
-    if (this.total?.key === key && givenPieces(key, FIRST_MEANING)) this.timeline.load({ key });
+    if (this.total?.key === key && isAtHand(key)) this.timeline.load({ key });
   }
 
   /** Resolves when this trace's allocations are on the screen, or some time later anyhow.

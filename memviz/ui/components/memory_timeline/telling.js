@@ -19,6 +19,8 @@ export class Telling {
   constructor(timeline) {
     this.timeline = timeline;
     this.waiting = 0;
+    /** Something was chosen in a trace of which the page does not know yet that it is shown. */
+    this.isHeldBack = false;
     /** What Python was told last. */
     this.told = "";
     this.tell = latest((/** @type {any} */ state) => timeline.tell.select(state));
@@ -34,6 +36,10 @@ export class Telling {
     const { timeline } = this;
     const { value, data } = timeline;
     if (!value || !data) return;
+    if (value.isAhead) {
+      this.isHeldBack = true;
+      return;
+    }
     timeline.live.textContent = `${timeline.momentWords()}, ${bytesText(data.spans.live[timeline.moment])} ${value.of ? "reserved" : "live"}`;
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
@@ -68,6 +74,8 @@ export class Telling {
   begun() {
     const { value, data } = this.timeline;
     if (value && data && !value.linked) say("memviz:begun", this.state(value.key, data.meaning));
+    if (this.isHeldBack) this.later();
+    this.isHeldBack = false;
   }
 
   /** To how it was, as it was said then.

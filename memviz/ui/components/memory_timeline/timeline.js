@@ -3,12 +3,14 @@
 // lie beside this file; README.md says which, what comes in and what goes out.
 import { Component, el, mounting, onModeChange, onSaid, say, token, isDark } from "../base.js";
 import { cutMiddle } from "../words.js";
+import { Ahead } from "./ahead.js";
 import { PlotCanvas } from "./canvas.js";
 import { Choosing } from "./choosing.js";
 import { Controls } from "./controls.js";
-import { FIRST_MEANING, keepGiven, TimelineData } from "./data.js";
+import { FIRST_MEANING, TimelineData } from "./data.js";
 import { Filters } from "./filters.js";
 import { Interaction } from "./interaction.js";
+import { keepPiece } from "./kept.js";
 import { Keys, KEYS_HELP } from "./keys.js";
 import { Labels, momentWords } from "./labels.js";
 import { Legend } from "./legend.js";
@@ -33,7 +35,7 @@ const NAME_LETTER = 7;
  * @typedef {{
  *   key: string, label?: string, has_times?: boolean, phases?: [name: string, first: number, last: number][],
  *   ooms?: { event: number, reserved: number, text: string }[], state?: State,
- *   linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
+ *   isAhead?: boolean, linked?: string, plain?: boolean, badge?: string, name?: string, top?: number, band?: boolean, axis?: Axis,
  *   of?: string, follows?: string, ruler?: { bytes: number, text: string }, colour?: string, among?: string[], align?: Record<Axis, import("./viewport.js").Alignment>,
  * }} Value */
 
@@ -74,6 +76,7 @@ export class MemoryTimeline extends Component {
   interaction = this.newInteraction();
   keys = this.newKeys();
   reading = new Reading(this);
+  ahead = new Ahead(this);
   moves = new Moves(this);
   choosing = this.newChoosing();
   telling = new Telling(this);
@@ -136,6 +139,7 @@ export class MemoryTimeline extends Component {
     onSaid("memviz:ruler", ({ linked, bytes }) => isLinkedAs(linked) && this.labels.showRuler(bytes));
     onSaid("memviz:go", (place) => isAlone() && this.choosing.go(place));
     onSaid("memviz:state", (state) => this.value?.follows === state.key && this.follow(state));
+    onSaid("memviz:ahead", ({ root, show, expect }) => root === this.root && (show ? this.ahead.show(show) : this.ahead.expect(expect)));
     onSaid("memviz:back", (said) => isAlone() && this.telling.back(said));
     onSaid("memviz:view", (view) => view.from !== this.id && isLinkedAs(view.linked) && this.moves.follow(view));
   }
@@ -145,6 +149,7 @@ export class MemoryTimeline extends Component {
   /** @override @param {Value | null} value */
   async load(value) {
     this.attach();
+    if (!value?.isAhead) this.ahead.end();
     if (!value || !value.key) {
       // Nothing is open yet; but what is being read is shown.
       if (this.reading.total) return;
@@ -153,6 +158,7 @@ export class MemoryTimeline extends Component {
       return;
     }
     const ticket = ++this.ticket;
+    if (!value.isAhead) this.ahead.note(value);
     this.root.hidden = false;
     this.root.classList.toggle("mvt-plain", Boolean(value.plain));
     this.root.classList.toggle("mvt-follows", Boolean(value.follows));
@@ -161,7 +167,6 @@ export class MemoryTimeline extends Component {
     try {
       const data = await TimelineData.of(this.server, value.key, value.state?.colour || value.colour || FIRST_MEANING, value.among);
       if (ticket !== this.ticket) return;
-      data.drawn();
       this.reading.over();
       this.waiting.textContent = "";
       this.start(value, data);
@@ -188,7 +193,7 @@ export class MemoryTimeline extends Component {
     this.root.dataset.key = value.key;
     this.joinOthers();
     this.resize();
-    this.telling.begun();
+    if (!value.isAhead) this.telling.begun();
   }
 
   /** Shows the part of the run that another timeline shows, and its moment. Its height is its own.
@@ -203,11 +208,21 @@ export class MemoryTimeline extends Component {
   /** More is said of the trace that is shown.
    * @param {Value} value */
   update(value) {
+    const wasAhead = this.value?.isAhead;
     const isRecoloured = value.linked && JSON.stringify([value.colour, value.among]) !== JSON.stringify([this.value?.colour, this.value?.among]);
-    this.take({ ...this.value, ...value });
+    this.take(wasAhead ? value : { ...this.value, ...value });
     this.telling.take(value.state || {});
     if (isRecoloured) this.setMeaning(value.colour || FIRST_MEANING);
     this.joinOthers();
+    if (wasAhead) this.beginAnswered(value);
+  }
+
+  /** What was drawn ahead is known to the page now.
+   * @param {Value} value */
+  async beginAnswered(value) {
+    const colour = value.state?.colour;
+    if (colour && colour !== this.data?.meaning) await this.setMeaning(colour);
+    if (value === this.value) this.telling.begun();
   }
 
   /** @param {Value} value */
@@ -400,7 +415,7 @@ export const linked = (name) =>
   [...mounted].filter(({ root, value, data }) => root.isConnected && value?.linked === name && data).sort((a, b) => ((a.value?.badge || "") < (b.value?.badge || "") ? -1 : 1));
 
 onSaid("memviz:piece", ({ key, piece, made }) => {
-  keepGiven(key, piece, made);
+  keepPiece(key, piece, made);
   for (const timeline of mounted) timeline.reading.hearOf(key);
 });
 

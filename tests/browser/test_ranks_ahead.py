@@ -1,0 +1,133 @@
+"""A click on one of many ranks draws it without a wait: before the server has answered, of pieces that are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.browser.conftest import at_home, reload
+from tests.browser.mounting import load
+from tests.ranks.files import write_ranks
+from tests.traces import MiB
+
+COUNT = 5
+HIGHEST = 3
+QUESTIONS = "**/gradio_api/queue/join*"
+PIECES = "**/gradio_api/component_server/**"
+AHEAD = "#timeline .mvt[data-ahead]"
+BEFORE_THE_PEAK = "event 19"
+WORDS = "#verdict .mv-verdict"
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("recorded")
+    return sorted(write_ranks(folder, COUNT, **{f"rank{HIGHEST}": 16 * MiB}).iterdir())
+
+
+@pytest.fixture
+def dropped(page: Any, server: str, files: list[Path]) -> Any:
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", files)
+    page.locator(".mv-trace").nth(COUNT - 1).wait_for()
+    page.locator(WORDS, has_text="120 MiB").wait_for()
+    return page
+
+
+@contextmanager
+def nobody_answers(page: Any) -> Iterator[None]:
+    """What the page tells its server meanwhile reaches it afterwards."""
+    page.route(QUESTIONS, lambda _: None)
+    yield
+    page.unroute(QUESTIONS)
+
+
+def row(page: Any, rank: int) -> Any:
+    return page.get_by_role("button", name=f"run.rank{rank}").first
+
+
+def key_of(page: Any, rank: int) -> str:
+    key: str = row(page, rank).get_attribute("data-mv-timeline")
+    return key
+
+
+def expect_shown_ahead(page: Any, rank: int) -> None:
+    page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
+    assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
+    assert page.locator("#traces [aria-current=true]").count() == 1
+    dimmed = "(node) => Number(getComputedStyle(node).opacity) < 1"
+    assert page.locator("#verdict").evaluate(dimmed), "what speaks of the rank before stands back"
+
+
+def expect_answered(page: Any, words: str) -> None:
+    page.locator(AHEAD).wait_for(state="detached")
+    page.locator(WORDS, has_text=words).wait_for()
+    page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity === '1'")
+
+
+def test_a_rank_that_was_dropped_is_drawn_before_the_server_answers(dropped: Any) -> None:
+    with nobody_answers(dropped):
+        row(dropped, HIGHEST).click()
+        expect_shown_ahead(dropped, HIGHEST)
+    expect_answered(dropped, "136 MiB")
+    with nobody_answers(dropped):
+        row(dropped, 0).click()
+        expect_shown_ahead(dropped, 0)
+    expect_answered(dropped, "120 MiB")
+
+
+def test_what_is_chosen_in_it_meanwhile_is_answered_afterwards(dropped: Any) -> None:
+    with nobody_answers(dropped):
+        row(dropped, HIGHEST).click()
+        expect_shown_ahead(dropped, HIGHEST)
+        dropped.locator("#timeline .mvt-plot").focus()
+        dropped.keyboard.press("Shift+ArrowLeft")
+        dropped.locator("#timeline .mvt-pilltext", has_text=BEFORE_THE_PEAK).wait_for()
+    expect_answered(dropped, "136 MiB")
+    dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
+
+
+def test_after_a_reload_what_the_mouse_rests_on_and_its_neighbours_are_asked_for(dropped: Any) -> None:
+    reload(dropped)
+    dropped.locator("#timeline .mvt[data-drawn]").wait_for()
+    row(dropped, 1).wait_for()
+    with dropped.expect_response(PIECES), dropped.expect_response(PIECES):
+        row(dropped, 1).hover()
+    with nobody_answers(dropped):
+        row(dropped, 1).click()
+        expect_shown_ahead(dropped, 1)
+    with dropped.expect_response(PIECES), dropped.expect_response(PIECES):
+        expect_answered(dropped, "120 MiB")
+    with nobody_answers(dropped):
+        # By the keyboard: nothing rested on it.
+        row(dropped, 2).evaluate("(node) => node.click()")
+        expect_shown_ahead(dropped, 2)
+    expect_answered(dropped, "120 MiB")
+
+
+def test_whoever_has_two_traces_asks_for_nothing_ahead(page: Any, server: str, files: list[Path]) -> None:
+    at_home(page, server)
+    page.set_input_files("#first-files input[type=file]", files[:2])
+    page.locator(".mv-trace").nth(1).wait_for()
+    assert page.locator("[data-mv-timeline]").count() == 0
+
+
+def test_what_is_at_hand_stays_within_its_bytes(page: Any) -> None:
+    page.goto("about:blank")
+    load(page, "memory_timeline/kept.js")
+    left = page.evaluate("""() => {
+      const { keepPiece, piecesOf, isAtHand, MOST_BYTES } = memviz.kept;
+      const quarter = () => ({ columns: { group: new Uint8Array(MOST_BYTES / 4) } });
+      for (const key of ["a", "b", "c", "d"]) keepPiece(key, "groups", quarter());
+      piecesOf("a");
+      keepPiece("e", "groups", quarter());
+      const small = ["a", "b", "c", "d", "e"].filter((key) => piecesOf(key).groups);
+      keepPiece("large", "timeline", { spans: { start: new Uint8Array(2 * MOST_BYTES) } });
+      const alone = ["a", "c", "d", "e", "large"].filter((key) => Object.keys(piecesOf(key)).length);
+      return [small, alone, isAtHand("large")];
+    }""")
+    assert left == [["a", "c", "d", "e"], ["large"], False], "the one used longest ago goes, the newest stays"
