@@ -143,6 +143,22 @@ def test_clicks_that_come_before_the_answer_are_all_answered_in_their_order(comp
     assert "by=module&sort=a" in compared.url
 
 
+def test_a_press_counts_where_the_table_is_drawn_anew_under_it(compared: Any) -> None:
+    table = compared.locator("#differences")
+    drawn, other = ("site", "stack") if table.locator("[data-by=site]").count() else ("stack", "site")
+    table.locator(f"[data-value={drawn}]").click()
+    table.locator(f"[data-by={drawn}]").wait_for()
+    table.locator(f"[data-value={other}]").hover()
+    compared.mouse.down()
+    compared.evaluate(
+        "(value) => { const old = document.querySelector(`#differences [data-value=${value}]`);"
+        " old.replaceWith(old.cloneNode(true)); }",
+        other,
+    )
+    compared.mouse.up()
+    table.locator(f"[data-by={other}]").wait_for()
+
+
 def test_rows_add_up_however_they_are_grouped_and_in_the_file_taken_away(compared: Any, tmp_path: Path) -> None:
     exact = compared.locator(".mv-changes tfoot small").all_inner_texts()
     for grouping in ("site", "stack", "module", "category"):

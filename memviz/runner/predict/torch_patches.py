@@ -19,7 +19,7 @@ _NOT_COMPILED = (
     "less between its operators, so this peak is that of the model without it."
 )
 _NO_GRAPHS = (
-    "Code compiled with mode=\"reduce-overhead\" or \"max-autotune\" runs in CUDA graphs, whose memory stays in a pool of "
+    'Code compiled with mode="reduce-overhead" or "max-autotune" runs in CUDA graphs, whose memory stays in a pool of '
     "its own between runs: that is not predicted, and may take more than the model without it."
 )
 _WITH_GRAPHS = ("reduce-overhead", "max-autotune")

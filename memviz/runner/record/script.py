@@ -25,6 +25,7 @@ _RUNNER = f"{Path(__file__).parents[1]}{os.sep}"
 _RELAYS = tuple(os.path.join("torch", name) for name in ("_ops.py", "overrides.py"))
 """By which what stands between goes on to torch."""
 
+
 @dataclass(frozen=True)
 class Script:
     code: CodeType
