@@ -61,6 +61,25 @@ def test_reading_and_moving_about_is_that_of_a_file(raw, cuts, is_packed, moves)
     assert mine.read() == theirs.read()
 
 
+@settings(max_examples=60, deadline=None)
+@given(
+    parts=st.lists(st.tuples(st.binary(max_size=800), st.booleans()), max_size=8),
+    rest=st.binary(min_size=1, max_size=800),
+    ends_plain=st.booleans(),
+)
+def test_parts_as_they_are_may_stand_between_packed_ones(parts, rest, ends_plain):
+    raw = b"".join(data for data, _ in parts) + rest
+    arriving = Arriving(len(raw), packed=True, gate=threading.Semaphore(0))
+    for data, is_plain in parts:
+        press = zlib.compressobj(1, wbits=-zlib.MAX_WBITS)
+        arriving.add(data if is_plain else press.compress(data) + press.flush(zlib.Z_FULL_FLUSH), plain=is_plain)
+    arriving.add(rest if ends_plain else packed(rest), plain=ends_plain)
+    arriving.end()
+    for _ in range(2):
+        arriving.seek(0)
+        assert arriving.read() == raw
+
+
 @pytest.mark.parametrize("is_packed", [True, False])
 def test_a_snapshot_is_read_while_its_parts_come(is_packed):
     events = [each for i in range(3000) for each in (alloc(512 * i, 64 + i), free(512 * i, 64 + i))]
