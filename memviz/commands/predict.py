@@ -184,6 +184,8 @@ def _fit_words(estimate: Estimate) -> str:
     name, word = estimate.card.name, estimate.fit_word()
     if estimate.out_of_memory:
         times = f"{count_text(estimate.out_of_memory)} times" if estimate.out_of_memory > 1 else "once"
+        if estimate.is_limited_by_itself:
+            return f"does not fit: the program ran out of the share of {name} that it allows itself {times}"
         close = ", but it is close: what the CUDA context takes decides" if word == "close" else ""
         return f"does not fit: {name} ran out of memory {times}{close}"
     fit = estimate.fit()

@@ -277,35 +277,6 @@ y = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     assert "in blocks of 4.00 MiB as torch counts, which leaves out what is freed and waits for a stream" in done.stderr
 
 
-def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
-    """Of 23.64 GiB the context takes 0.19 to 0.50: 23 fit beside all, 23.3 beside the least, 23.6 beside none."""
-    body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"
-    found = {}
-    for mebibytes in (23_552, 23_860, 24_166):
-        done = predict(tmp_path, body, arguments=(str(mebibytes),))
-        found[mebibytes] = (said(done)["fits"], said(done)["fit"])
-        assert ("whether it fits is close: 23.14 GiB to 23.45 GiB usable" in done.stderr) == (mebibytes == 23_860)
-        assert "0.19 to 0.50 GiB for the CUDA context" in done.stderr
-    assert found == {23_552: (True, "yes"), 23_860: (False, "close"), 24_166: (False, "no")}
-    limited = said(predict(tmp_path, body, "--card", "RTX 4090", arguments=("23860",)))
-    assert (limited["fits"], limited["fit"], limited["peak_reserved_without_limit_bytes"]) == (False, "close", None)
-    assert said(predict(tmp_path, body, "--card", "RTX 4090", arguments=("24166",)))["fit"] == "no"
-
-
-def test_reserved_on_the_card_stands_beside_reserved_without_a_limit(tmp_path: Path) -> None:
-    """Two sizes, one after the other: the cache of the first goes back where memory is short."""
-    body = """
-import torch
-for gibibytes in (13, 14):
-    one = torch.empty(gibibytes << 30, dtype=torch.uint8, device="cuda")
-    del one
-"""
-    keys = ("peak_reserved_on_card_bytes", "peak_reserved_without_limit_bytes", "peak_reserved_bytes")
-    free, limited = said(predict(tmp_path, body)), said(predict(tmp_path, body, "--card", "RTX 4090"))
-    assert [free[key] >> 30 for key in keys] == [14, 27, 27] and free["fit"] == "yes"
-    assert [limited[key] >> 30 for key in keys] == [14, 27, 14] and limited["fit"] == "yes"
-
-
 def test_a_prediction_says_how_true_it_is_likely_to_be(tmp_path: Path) -> None:
     found = said(predict(tmp_path, TRAINING))["expected_error"]
     assert found["class"] == "training" and found["recordings"] >= 3 and found["covered"]

@@ -80,9 +80,15 @@ class Estimate:
         """Like `fits`, but "close" where what is not known exactly decides: the context, or the prediction itself."""
         if self.out_of_memory and card is None:
             perhaps = doubt_on(self.card, self.expected_error).perhaps_usable(self.card.memory_bytes)
-            return "no" if self.wanted > perhaps else "close"
+            return "no" if self.wanted > perhaps or self.is_limited_by_itself else "close"
         words: dict[str, FitWord] = {"yes": "yes", "close": "close"}
         return words.get(self.fit(card).word, "no")
+
+    @property
+    def is_limited_by_itself(self) -> bool:
+        """It ran out where the card has more in any case: `set_per_process_memory_fraction` allowed it no more."""
+        surely = doubt_on(self.card, self.expected_error).surely_usable(self.card.memory_bytes)
+        return self.out_of_memory > 0 and self.wanted <= surely
 
     @property
     def fingerprint(self) -> str:

@@ -1,0 +1,47 @@
+"""Whether a predicted program fits, in the command's words and figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.commands.test_predict import predict, said
+
+
+def test_what_decides_it_by_a_little_is_close_and_says_so(tmp_path: Path) -> None:
+    """Of 23.64 GiB the context takes 0.19 to 0.50: 23 fit beside all, 23.3 beside the least, 23.6 beside none."""
+    body = "import sys, torch\ntorch.empty(int(sys.argv[1]) << 20, dtype=torch.uint8, device='cuda')\n"
+    found = {}
+    for mebibytes in (23_552, 23_860, 24_166):
+        done = predict(tmp_path, body, arguments=(str(mebibytes),))
+        found[mebibytes] = (said(done)["fits"], said(done)["fit"])
+        assert ("whether it fits is close: 23.14 GiB to 23.45 GiB usable" in done.stderr) == (mebibytes == 23_860)
+        assert "0.19 to 0.50 GiB for the CUDA context" in done.stderr
+    assert found == {23_552: (True, "yes"), 23_860: (False, "close"), 24_166: (False, "no")}
+    limited = said(predict(tmp_path, body, "--card", "RTX 4090", arguments=("23860",)))
+    assert (limited["fits"], limited["fit"], limited["peak_reserved_without_limit_bytes"]) == (False, "close", None)
+    assert said(predict(tmp_path, body, "--card", "RTX 4090", arguments=("24166",)))["fit"] == "no"
+
+
+def test_a_program_that_passes_its_own_limit_is_not_close_to_fitting(tmp_path: Path) -> None:
+    body = (
+        "import torch\ntorch.cuda.set_per_process_memory_fraction(0.25)\n"
+        "torch.empty(8 << 30, dtype=torch.uint8, device='cuda')\n"
+    )
+    done = predict(tmp_path, body, "--card", "RTX 4090")
+    assert (said(done)["fits"], said(done)["fit"]) == (False, "no")
+    assert "ran out of the share of NVIDIA GeForce RTX 4090 that it allows itself once" in done.stderr
+    assert "what the CUDA context takes" not in done.stderr
+
+
+def test_reserved_on_the_card_stands_beside_reserved_without_a_limit(tmp_path: Path) -> None:
+    """Two sizes, one after the other: the cache of the first goes back where memory is short."""
+    body = """
+import torch
+for gibibytes in (13, 14):
+    one = torch.empty(gibibytes << 30, dtype=torch.uint8, device="cuda")
+    del one
+"""
+    keys = ("peak_reserved_on_card_bytes", "peak_reserved_without_limit_bytes", "peak_reserved_bytes")
+    free, limited = said(predict(tmp_path, body)), said(predict(tmp_path, body, "--card", "RTX 4090"))
+    assert [free[key] >> 30 for key in keys] == [14, 27, 27] and free["fit"] == "yes"
+    assert [limited[key] >> 30 for key in keys] == [14, 27, 14] and limited["fit"] == "yes"
