@@ -5,15 +5,16 @@ from __future__ import annotations
 import base64
 import gzip
 import pickle
-import zlib
+import random
+import threading
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from memviz.ui.upload.arriving import Arriving
 from tests.browser.mounting import load
-from tests.traces import alloc, frame, snapshot
 
 SAMPLE = Path(__file__).parents[2] / "sample_traces" / "training.pickle.gz"
 BYTES_A_SECOND = 250_000
@@ -24,23 +25,24 @@ JUDGED = """(parts) => {
     return line.isKnown ? (line.isFast ? "as it is" : "packed") : "unknown";
   });
 }"""
-MIXED = """async ({ text, kinds, step }) => {
+SENT = """async ({ text, kinds, rate }) => {
   const raw = Uint8Array.from(atob(text), (c) => c.charCodeAt(0));
+  let turn = 0;
+  const isFast = () => kinds[turn % kinds.length] === "plain";
+  const line = { isKnown: true, rate, sent: () => turn++, get isFast() { return isFast(); } };
+  const sending = new memviz.sending.Sending(new File([raw], "run.pickle"), true, line, () => false);
   const parts = [];
-  for (let at = 0, turn = 0; at === 0 || at < raw.length; at += step, turn++) {
-    const piece = raw.slice(at, at + step);
-    const isLast = at + step >= raw.length;
-    if (kinds[turn % kinds.length] === "packed") parts.push(memviz.deflate.deflate(piece, isLast));
-    else parts.push(memviz.deflate.stored(piece, isLast));
-  }
-  const whole = new Uint8Array(await new Blob(parts).arrayBuffer());
-  return btoa(Array.from(whole, (c) => String.fromCharCode(c)).join(""));
+  await sending.run(async ({ body, isPlain }) => {
+    const bytes = new Uint8Array(await body.arrayBuffer());
+    parts.push([btoa(Array.from(bytes, (c) => String.fromCharCode(c)).join("")), isPlain]);
+  });
+  return parts;
 }"""
 
 
 def scripts(page: Any) -> None:
     page.goto("about:blank")
-    load(page, "arrivals/deflate.js", "arrivals/line.js")
+    load(page, "arrivals/sending.js", "arrivals/line.js")
 
 
 def test_the_line_is_judged_by_what_was_sent(page: Any) -> None:
@@ -69,15 +71,20 @@ def test_a_measure_is_a_small_part_of_any_file(page: Any) -> None:
     assert page.evaluate("(sizes) => sizes.map(memviz.line.probeOf)", sizes) == [49_152, 49_152, 524_288, 524_288]
 
 
-@pytest.mark.parametrize("kinds", [["stored"], ["stored", "stored", "packed"], ["packed", "stored"]])
-@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 200_001])
-def test_packed_and_as_they_are_parts_are_one_stream(page: Any, kinds: list[str], size: int) -> None:
+@pytest.mark.parametrize("kinds", [["plain"], ["plain", "plain", "packed"], ["packed", "plain", "plain", "plain"]])
+@pytest.mark.parametrize("size", [0, 1, 65_536, 2_000_001])
+def test_packed_and_as_they_are_parts_are_one_file(page: Any, kinds: list[str], size: int) -> None:
+    """Of bytes that pack badly, so that what is packed fills parts of its own."""
     scripts(page)
-    raw = pickle.dumps(snapshot([alloc(i, 512, frames=[frame("f", "m.py", i % 7)]) for i in range(3000)]))[:size]
-    given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "step": 70_000}
-    sent = base64.b64decode(page.evaluate(MIXED, given))
-    unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
-    assert unpacker.decompress(sent) == raw and unpacker.eof and not unpacker.unused_data
+    raw = random.Random(size).randbytes(size)
+    given = {"text": base64.b64encode(raw).decode(), "kinds": kinds, "rate": 300_000}
+    parts = page.evaluate(SENT, given)
+    arriving = Arriving(size, packed=True, gate=threading.Semaphore(0))
+    for text, is_plain in parts:
+        arriving.add(base64.b64decode(text), plain=is_plain)
+    arriving.end()
+    assert arriving.read() == raw
+    assert parts[0][1] == (kinds[0] == "plain")
 
 
 def test_over_a_slow_line_far_fewer_bytes_go(page: Any, server: str, tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def test_the_wheel_with_a_key_zooms_the_height_about_the_pointer_and_leaves_the_
     assert under_pointer(page, x, y) == pytest.approx(bytes_there, rel=1e-6)
     page.get_by_role("button", name="Show the full height").click()
     page.wait_for_function(f"({TIMELINE}).viewport.isFullHeight()")
-    assert page.locator(".mvt-full").is_hidden()
+    page.locator(".mvt-full").wait_for(state="hidden")
 
 
 def test_over_the_bytes_at_the_side_the_wheel_needs_no_key_and_a_drag_chooses_what_is_seen(page: Any) -> None:
