@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gradio as gr
@@ -25,6 +26,7 @@ from memviz.ui.explore import answer
 from memviz.ui.explore.downloads import groups_csv
 from memviz.ui.explore.estimates import offers, offers_at_hand
 from memviz.ui.explore.findings import findings_html
+from memviz.ui.explore.heard import Heard
 from memviz.ui.explore.state import ExploreState
 from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.payloads.segments_over_time import KEY_ENDING, segments_over_time_piece, segments_over_time_value
@@ -58,9 +60,8 @@ class ExploreTab:
     shown: gr.State
     """The key of the trace that the details are about."""
     chosen: gr.State
-    """What the timeline's `select` said last, or under `linked` what a link says of a trace that comes next. The
-    controls below write `state` alone, so that two clicks at once never undo each other."""
-    state: gr.State
+    """What the timeline's `select` said last, or under `linked` what a link says of a trace that comes next."""
+    heard: gr.State
 
     @property
     def outputs(self) -> list[Any]:
@@ -107,7 +108,7 @@ def build(context: Context, session: gr.State) -> ExploreTab:
         inspector=inspector,
         shown=gr.State(""),
         chosen=gr.State({}),
-        state=gr.State(ExploreState()),
+        heard=gr.State(Heard()),
     )
     _wire(context, session, parts)
     return parts
@@ -123,29 +124,34 @@ def _segments_over_time(context: Context) -> MemoryTimeline:
 
 
 def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
-    def select(current: Session, state: ExploreState, before: Mapping[str, Any], event: gr.EventData) -> list[Any]:
+    def select(current: Session, before: Mapping[str, Any], heard: Heard, event: gr.EventData) -> list[Any]:
         chosen = event._data if isinstance(event._data, dict) else {}
         moved = any(before.get(key) != chosen.get(key) for key in ("key", "at", "range"))
         recoloured = before.get("colour", "category") != chosen.get("colour", "category")
         due = (answer.MOMENT if moved else answer.PIN) | (answer.TABLE if recoloured else frozenset())
-        return [chosen, *panels(context, current, state, chosen, due=due)]
+        heard.session, heard.chosen = current, chosen
+        return [chosen, *heard.answered(partial(panels, context, due=due))]
 
-    def act(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
-        turned = state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
-        shown = panels(context, current, turned, chosen, due=answer.TABLE)
-        is_same = turned.tab == state.tab
-        return [turned, *shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, current, turned, chosen))]
+    def act(current: Session, heard: Heard, event: gr.EventData) -> list[Any]:
+        before = heard.state.tab
+        turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
+        heard.session, heard.state = current, turned
+        shown = heard.answered(partial(panels, context, due=answer.TABLE))
+        is_same = turned.tab == before
+        return [*shown, *([gr.skip()] * len(parts.maps) if is_same else heard.answered(partial(maps, context)))]
 
-    def search(current: Session, state: ExploreState, chosen: Mapping[str, Any], event: gr.EventData) -> list[Any]:
-        turned = state.finding(typed(event))
-        return [turned, *panels(context, current, turned, chosen, due=answer.FOUND)]
+    def search(current: Session, heard: Heard, event: gr.EventData) -> list[Any]:
+        heard.session, heard.state = current, heard.state.finding(typed(event))
+        return heard.answered(partial(panels, context, due=answer.FOUND))
 
-    def another(current: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
-        # The timeline of another trace begins at its peak, unless a link says where. What was chosen on the trace
-        # before is forgotten, so that it does not come back with that one. Gradio may tell of one change twice.
-        key = timeline_key(current.current) if current.current else ""
-        said = chosen.get("linked") or (chosen if chosen.get("key") == key else {})
-        return [said, *panels(context, current, state, said, due=answer.ALL), *maps(context, current, state, said)]
+    def another(current: Session, chosen: Mapping[str, Any], heard: Heard) -> list[Any]:
+        heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
+
+        def everything(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
+            shown = panels(context, session, state, said, answer.ALL)
+            return [said, *shown, *maps(context, session, state, said)]
+
+        return heard.answered(everything)
 
     def offer(current: Session) -> Any:
         """What could be done follows by itself: it takes some replays."""
@@ -154,13 +160,22 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
             return gr.skip()
         return findings_html(*current_trace, timeline_key(current.current), offers(*current_trace))
 
-    inputs = [session, parts.state, parts.chosen]
-    parts.timeline.select(select, inputs, [parts.chosen, *parts.panels], **_LATEST)
+    told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
+    parts.timeline.select(select, told, [parts.chosen, *parts.panels], **_LATEST)
     parts.shown.change(offer, [session], [parts.findings], **_LATEST)
-    parts.find.input(search, inputs, [parts.state, *parts.panels], **_LATEST)
-    parts.shown.change(another, inputs, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
+    parts.find.input(search, turned, parts.panels, **_LATEST)
+    parts.shown.change(another, told, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
     for panel in (parts.head, parts.live):
-        panel.click(act, inputs, [parts.state, *parts.panels, *parts.maps], **_LATEST)
+        panel.click(act, turned, [*parts.panels, *parts.maps], **_LATEST)
+
+
+def chosen_of_another(session: Session, known: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The timeline of another trace begins at its peak, unless a link says where, or somebody has chosen in it before
+    this answer began. What was chosen on the trace before is forgotten, so that it does not come back with that one.
+    Gradio may tell of one change twice."""
+    key = timeline_key(session.current) if session.current else ""
+    said: list[Mapping[str, Any]] = [heard, known.get("linked") or known]
+    return next((each for each in said if each.get("key") == key), {})
 
 
 def show(context: Context, session: Session, state: dict[str, Any] | None = None) -> list[Any]:
@@ -183,7 +198,7 @@ def show(context: Context, session: Session, state: dict[str, Any] | None = None
 
 
 def panels(
-    context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], *, due: frozenset[str]
+    context: Context, session: Session, state: ExploreState, chosen: Mapping[str, Any], due: frozenset[str]
 ) -> list[Any]:
     """The values of `ExploreTab.panels`; what is not due stays as it is."""
     current = context.current(session)

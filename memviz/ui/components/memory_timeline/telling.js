@@ -44,7 +44,7 @@ export class Telling {
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
     if (!value.linked) say("memviz:state", state);
-    const chosen = JSON.stringify([state.at, state.pin, state.range, state.colour]);
+    const chosen = JSON.stringify([state.key, state.at, state.pin, state.range, state.colour]);
     if (chosen === this.told) return;
     this.told = chosen;
     this.tell(state);

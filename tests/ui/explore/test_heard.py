@@ -1,0 +1,47 @@
+"""An answer speaks of what was heard last, though it began before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from memviz.ui.explore.heard import Heard
+from memviz.ui.explore.state import ExploreState
+from memviz.ui.explore.tab import chosen_of_another
+from memviz.ui.shell.context import timeline_key
+from memviz.ui.shell.session import Opened, Session
+
+ONE = Session(opened=(Opened("one", "one", "cuda:0", ("cuda:0",)),), chosen="one")
+KEY = timeline_key(ONE.current) if ONE.current else ""
+
+
+def test_what_is_chosen_while_an_answer_is_computed_is_answered() -> None:
+    heard = Heard()
+    heard.session = ONE
+
+    def answer(session: Session, state: ExploreState, chosen: Mapping[str, Any]) -> list[Any]:
+        # The visitor goes on meanwhile: first on the timeline, then to another tab.
+        if not chosen:
+            heard.chosen = {"key": KEY, "at": 3}
+        elif state.tab == "live":
+            heard.state = ExploreState(tab="events")
+        return [session.chosen, state.tab, chosen.get("at")]
+
+    assert heard.answered(answer) == ["one", "events", 3]
+
+
+def test_nobody_hears_of_another_visitors_choice() -> None:
+    one, other = Heard(), Heard()
+    one.chosen = {"key": KEY, "at": 3}
+    assert other.answered(lambda *now: [now[-1]]) == [{}]
+
+
+def test_another_trace_begins_where_somebody_chose_in_it_or_where_a_link_says() -> None:
+    here, there = {"key": KEY, "at": 3}, {"key": "other/0", "at": 5}
+    linked = {"linked": {"key": KEY, "at": 7}}
+    assert chosen_of_another(ONE, {}, {}) == {}
+    assert chosen_of_another(ONE, there, there) == {}, "what was chosen in the trace before is forgotten"
+    assert chosen_of_another(ONE, here, {}) == here
+    assert chosen_of_another(ONE, linked, there) == linked["linked"]
+    assert chosen_of_another(ONE, there, here) == here, "already chosen in this one, while its answer was on the way"
+    assert chosen_of_another(Session(), here, {}) == {}
