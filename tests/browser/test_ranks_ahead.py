@@ -91,6 +91,16 @@ def test_what_is_chosen_in_it_meanwhile_is_answered_afterwards(dropped: Any) -> 
     dropped.locator("#lower-head", has_text=BEFORE_THE_PEAK).wait_for()
 
 
+def test_the_same_moment_of_a_rank_that_is_alike_is_answered_too(dropped: Any) -> None:
+    for rank in (0, 1):
+        row(dropped, rank).click()
+        expect_answered(dropped, "120 MiB")
+        dropped.locator("#lower-head", has_text="event 7 ").wait_for()
+        dropped.locator("#timeline .mvt-plot").focus()
+        dropped.keyboard.press("Shift+ArrowLeft")
+        dropped.locator("#lower-head", has_text="event 6 ").wait_for()
+
+
 def test_after_a_reload_what_the_mouse_rests_on_and_its_neighbours_are_asked_for(dropped: Any) -> None:
     reload(dropped)
     dropped.locator("#timeline .mvt[data-drawn]").wait_for()
