@@ -20,7 +20,7 @@ from memviz.commands import COMMANDS
 from tests import forked
 from tests.house.repository import ROOT, files, text_of
 from tests.ranks.files import write_ranks
-from tests.second_process import memviz, predict
+from tests.second_process import OF_RUNS, memviz, predict
 
 NEEDED = {
     "title",
@@ -199,8 +199,7 @@ WITH_PYTORCH = ("config", "fit", "reproduce", "run")
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
 def test_command_in_the_readme_does_what_it_says(line, folder):
     _, _, _, name, *arguments = shlex.split(line)
-    of = forked.with_torch if name in WITH_PYTORCH and forked.CAN_FORK_RUNS else forked.light
-    done = memviz(name, *arguments, folder=folder, of=of)
+    done = memviz(name, *arguments, folder=folder, of=OF_RUNS if name in WITH_PYTORCH else forked.light)
     assert (done.returncode, done.stderr) == (0, "")
     shown = shown_output(line)
     if shown is not None:
