@@ -43,7 +43,9 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class BrowserApart(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return "browser" if nodeid.startswith("tests/browser/") else nodeid.partition("::")[0]
+            # So do the files that hold recordings against predictions, each of which is made once for all of them.
+            together = next((part for part in ("browser", "truth") if nodeid.startswith(f"tests/{part}/")), None)
+            return together or nodeid.partition("::")[0]
 
     return BrowserApart(config, log)
 

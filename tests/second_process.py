@@ -21,6 +21,9 @@ def memviz(
     return forked.run(command, of=of, **more)
 
 
+OF_RUNS = forked.with_torch if forked.CAN_FORK_RUNS else forked.light
+"""For commands that run models: torch is imported already where that can be."""
+
+
 def predict(*arguments: object, folder: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """`python -m memviz predict ARGUMENTS`, for which torch is imported already where that can be."""
-    return memviz("predict", *arguments, folder=folder, of=forked.with_torch if forked.CAN_FORK_RUNS else forked.light)
+    return memviz("predict", *arguments, folder=folder, of=OF_RUNS)

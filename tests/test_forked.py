@@ -55,11 +55,25 @@ def test_it_gets_what_it_is_given_and_says_how_it_ended(tmp_path: Path, way: str
         ("os._exit(5)", 5),
         ("raise KeyError", 1),
         ("sys.exit('words')", 1),
+        ("sys.exit(258)", 2),
+        ("sys.exit()", 0),
+        ("pass", 0),
     ],
 )
 def test_it_ends_as_it_would(last_act: str, status: int) -> None:
     quick, plain = both(["-c", f"import os, signal, sys\n{last_act}"])
     assert quick[0] == plain[0] == status
+
+
+def test_what_a_program_leaves_for_its_end_is_done_before_it_ends() -> None:
+    leaves = """
+import atexit, sys, threading
+atexit.register(sys.stdout.write, " and at exit")
+threading.Thread(target=lambda: (threading.main_thread().join(), sys.stdout.write(" in a thread"))).start()
+sys.stdout.write("half a line")
+"""
+    quick, plain = both(["-c", leaves])
+    assert quick == plain == (0, "half a line in a thread and at exit", "")
 
 
 def test_it_can_be_signalled_and_is_gone_when_waited_for() -> None:

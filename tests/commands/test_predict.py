@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from memviz.commands import predict_ranks
+from memviz.commands import main, predict_ranks
 from memviz.commands.command_line import parser
 from memviz.trace.load import load_trace
 from memviz.trace.model import Category
@@ -67,7 +67,7 @@ def test_the_true_command_line(tmp_path: Path) -> None:
 
 def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import sys\nsys.stdout.write('no line')\nimport torch\ntorch.ones(3).cuda()\n")
-    done = real(tmp_path, "train.py")
+    done = predict_in("train.py", folder=tmp_path)
     assert (done.returncode, done.stdout) == (0, "no line")
     assert "live       12 bytes" in done.stderr or "12 B" in done.stderr
 
@@ -96,7 +96,7 @@ def test_a_module_runs_as_python_m_would_run_it(tmp_path: Path) -> None:
     (package / "__main__.py").write_text(
         "import sys\nfrom . import other\nprint(__package__, __spec__.name, sys.argv[1:])\n"
     )
-    done = real(tmp_path, "--json", "-m", "work", "--steps", "2")
+    done = predict_in("--json", "-m", "work", "--steps", "2", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "work work.__main__ ['--steps', '2']"
     assert said(done)["peak_requested_bytes"] == 4000
@@ -319,14 +319,33 @@ def test_one_process_of_many(tmp_path: Path) -> None:
         assert refused.returncode == 2 and word in refused.stderr
 
 
-def test_all_processes_are_one_of_each_class(tmp_path: Path) -> None:
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processes that `--rank all` starts, forked like all others here."""
+
+    def run(command: list[str], **_named: object) -> subprocess.CompletedProcess[str]:
+        return predict_in(*command[command.index("predict") + 1 :], folder=Path.cwd())
+
+    monkeypatch.setattr(predict_ranks.subprocess, "run", run)
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_all_processes_are_one_of_each_class(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def of_all(body: str, *options: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "train.py").write_text(body)
+        status = main(["predict", "--json", *options, "--rank", "all", "train.py"])
+        return subprocess.CompletedProcess((), status, *capsys.readouterr())
+
+    monkeypatch.chdir(tmp_path)
     body = (
         "import torch, torch.distributed as dist\n"
         "dist.init_process_group('nccl')\n"
         "held = torch.ones(dist.get_rank() == 0 and 100 or 10, device='cuda')\n"
         "print('rank', dist.get_rank())\n"
     )
-    done = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    done = of_all(body, "--world-size", "64", "-o", "run.pickle.gz")
     assert done.returncode == 0, done.stderr
     figures = said(done)
     first, others = figures["classes"]
@@ -339,10 +358,10 @@ def test_all_processes_are_one_of_each_class(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         *("run.rank0.pickle.gz", "run.rank1.pickle.gz", "train.py"),
     ]
-    again = predict(tmp_path, body, "--world-size", "64", "--rank", "all", "-o", "run.pickle.gz")
+    again = of_all(body, "--world-size", "64", "-o", "run.pickle.gz")
     assert again.returncode == 2 and "is there already" in again.stderr
     stopping = body + "dist.broadcast(held.new_empty(int(torch.rand(3, device='cuda')[0] * 9)), 0)\n"
-    stopped = predict(tmp_path, stopping, "--world-size", "2", "--rank", "all")
+    stopped = of_all(stopping, "--world-size", "2")
     assert stopped.returncode == 2 and "Rank 0 stopped at train.py:5" in stopped.stderr
 
 

@@ -17,9 +17,10 @@ import yaml
 from packaging.requirements import Requirement
 
 from memviz.commands import COMMANDS
+from tests import forked
 from tests.house.repository import ROOT, files, text_of
 from tests.ranks.files import write_ranks
-from tests.second_process import memviz
+from tests.second_process import OF_RUNS, memviz, predict
 
 NEEDED = {
     "title",
@@ -174,7 +175,7 @@ while True:
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if each.startswith(PREDICTING)])
 def test_predicting_command_in_the_readme_runs_the_script(line, folder):
     (folder / "train.py").write_text(TRAIN_ON_A_CARD)
-    done = memviz(*shlex.split(line)[3:], folder=folder)
+    done = predict(*shlex.split(line)[4:], folder=folder)
     assert (done.returncode, done.stdout) == (0, "")
     assert "predicted for NVIDIA GeForce RTX 4090" in done.stderr and "2 steps" in done.stderr
     assert (folder / "run.pickle").stat().st_size > 0
@@ -192,11 +193,13 @@ def test_command_about_many_ranks_in_the_readme_reads_a_folder(line, folder):
 
 
 ELSEWHERE = (SERVING, NEEDS_GPU, PREDICTING, MANY_RANKS)
+WITH_PYTORCH = ("config", "fit", "reproduce", "run")
 
 
 @pytest.mark.parametrize("line", [each for each in commands_in_readme() if not each.startswith(ELSEWHERE)])
 def test_command_in_the_readme_does_what_it_says(line, folder):
-    done = memviz(*shlex.split(line)[3:], folder=folder)
+    _, _, _, name, *arguments = shlex.split(line)
+    done = memviz(name, *arguments, folder=folder, of=OF_RUNS if name in WITH_PYTORCH else forked.light)
     assert (done.returncode, done.stderr) == (0, "")
     shown = shown_output(line)
     if shown is not None:

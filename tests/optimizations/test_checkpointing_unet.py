@@ -59,7 +59,7 @@ def test_gradients_are_the_same_to_the_bit() -> None:
 
 
 def run(*chosen: tuple[str, dict[str, str]]) -> Run:
-    settings = {"mode": "training", "channels": "128", "resolution": "512x512"}
+    settings = {"mode": "training", "channels": "128", "depth": "2", "resolution": "512x512"}
     return predict(plan_of(Request("sdxl", settings, chosen, numerics=False)), lambda _: None).run
 
 

@@ -16,7 +16,7 @@ from memviz.runner.fit.far_predictions import FarWorker, threads_of
 from memviz.runner.fit.predictions import KeptPredictions, Prediction, Predictor
 from memviz.runner.request import Request
 from tests.dask_cluster import dask_cluster
-from tests.second_process import ROOT, memviz
+from tests.second_process import OF_RUNS, ROOT, memviz
 
 distributed = pytest.importorskip("distributed", reason="distributed is not installed")
 REQUESTS = [Request("gpt2", {"layers": str(count), "sequence": "64"}, card="T4") for count in (1, 2)]
@@ -25,7 +25,8 @@ REFUSED = Request("gpt2", {"layers": "1"}, (("split_feed_forward", {"splits": "7
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with dask_cluster(tmp_path_factory.mktemp("cluster"), environment={"PYTHONPATH": str(ROOT)}) as made:
+    folder, found = tmp_path_factory.mktemp("cluster"), {"PYTHONPATH": str(ROOT)}
+    with dask_cluster(folder, environment=found, preload="tests.runner.fit.quick_workers") as made:
         yield made.scheduler_address
 
 
@@ -75,7 +76,8 @@ def test_workers_that_lack_memviz_are_told_what_they_need() -> None:
 
 def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    done = memviz("fit", "feed_forward", "--set", "layers=1", "--card", "T4", "--json", "--scheduler", address)
+    small = ("feed_forward", "--set", "layers=1", "--card", "T4")
+    done = memviz("fit", *small, "--json", "--scheduler", address, of=OF_RUNS)
     assert (done.returncode, done.stderr) == (0, "")
     answer = json.loads(done.stdout)
     assert answer["tried"] == answer["of"] > 1
@@ -88,7 +90,7 @@ def test_an_address_nobody_answers_at_is_said(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_workers_without_a_gpu_measure_nothing_and_nothing_is_searched(address: str) -> None:
-    done = memviz("fit", "feed_forward", "--scheduler", address, "--measure")
+    done = memviz("fit", "feed_forward", "--scheduler", address, "--measure", of=OF_RUNS)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"--measure needs a GPU, and none of the 2 workers of {address} has one. " in done.stderr
     assert "Without --measure they predict." in done.stderr

@@ -17,10 +17,21 @@ from memviz.runner.request import Request
 from memviz.runner.workloads import WORKLOADS
 from memviz.trace.formats.write_snapshot import write_pickle
 
+ONE_OF_EACH = {"layers": "1", "text_layers": "1", "denoising": "1"}
 SHORT = {
     "feed_forward": {"layers": "2", "mode": "training"},
     "ltx_video": {"layers": "1"},
+    "ltx_pipeline": {**ONE_OF_EACH, "frames": "9", "height": "64", "width": "64"},
     "flux": {"double_layers": "1", "single_layers": "1"},
+    "flux_pipeline": {
+        "double_layers": "1",
+        "single_layers": "1",
+        "text_layers": "1",
+        "short_text_layers": "1",
+        "denoising": "1",
+        "resolution": "256x256",
+    },
+    "sdxl": {"depth": "2"},
     "sdxl_pipeline": {
         "denoising": "1",
         "depth": "2",
@@ -29,9 +40,17 @@ SHORT = {
         "resolution": "256x256",
     },
     "cogvideox": {"layers": "1", "mode": "training"},
+    "hunyuan_video": {"double_layers": "1", "single_layers": "1"},
+    "wan": {"layers": "1"},
+    "wan_pipeline": {**ONE_OF_EACH, "frames": "5", "height": "64", "width": "64"},
     "gpt2": {"layers": "2"},
     "llama": {"layers": "2"},
+    "mixtral": {"layers": "2"},
+    "qwen3": {"layers": "2"},
+    "bert": {"layers": "2"},
+    "vit": {"layers": "2"},
 }
+"""What repeats itself is there once or twice: a block more does what the one before it did."""
 EXTRAS = (
     Request("gpt2", {"layers": "2", "mode": "training"}, optimizer="adamw", steps=2),
     Request("ltx_video", {"layers": "2"}, (("checkpointing", {"every": "2"}),), optimizer="adamw-fused"),

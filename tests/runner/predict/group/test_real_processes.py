@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from memviz.runner.predict.group.rank import GroupRank
+from tests import forked
 from tests.second_process import predict
 
 PROGRAM = Path(__file__).parents[3] / "programs" / "parallel_step.py"
@@ -21,8 +21,8 @@ def begun(rank: GroupRank, way: str, meet_at: Path) -> subprocess.Popen[str]:
     environment = {**os.environ, **rank.environment, "MEET_AT": meet_at.as_uri(), "CUDA_VISIBLE_DEVICES": ""}
     # A file is where they meet; and threads of two would wait for one another.
     environment |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, str(PROGRAM), way]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return forked.start([str(PROGRAM), way], of=forked.with_torch, env=environment, text=True, **pipes)
 
 
 @pytest.mark.parametrize("way", ["data", "sharded", "tensor"])
