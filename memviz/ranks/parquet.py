@@ -6,6 +6,7 @@ reads the table elsewhere; here it is told again from the names, because it depe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
@@ -43,6 +44,8 @@ def check_output(path: Path) -> None:
         raise UsageError(f"{path} has no name of a table. Rows are written as {ENDING}, such as ranks{ENDING}.")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: {'it' if path.is_dir() else 'its place'} is {_what(path)}.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: this user may not. Name a file in a folder of your own.")
 
 
 def _what(path: Path) -> str:
