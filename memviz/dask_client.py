@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import builtins
 import types
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,9 +24,13 @@ def dask_client(address: str) -> Iterator[Any]:
     except ImportError:
         raise UsageError("--scheduler needs Dask, which is not installed here: pip install distributed.") from None
     try:
+        _ask(address)
         client = Client(address, timeout=_ANSWERS_WITHIN_SECONDS, set_as_default=False)
     except (OSError, ValueError, TimeoutError) as error:
-        raise UsageError(f"No scheduler answers at {address} ({first_line(error)}).") from None
+        is_silent = isinstance(error, TimeoutError) and not str(error)
+        reason = f"silent for {_ANSWERS_WITHIN_SECONDS} s" if is_silent else first_line(error)
+        remedy = "Its address looks like tcp://host:8786."
+        raise UsageError(f"No scheduler answers at '{address}' ({reason}). {remedy}") from None
     try:
         try:
             client.wait_for_workers(1, timeout=_WORKERS_WITHIN_SECONDS)
@@ -33,6 +39,23 @@ def dask_client(address: str) -> Iterator[Any]:
         yield client
     finally:
         client.close()
+
+
+def _ask(address: str) -> None:
+    """Whether anybody there speaks as a scheduler does: a client would wait for ever for one that is silent."""
+    with ThreadPoolExecutor(1) as own_thread:
+        # A thread of its own has no loop yet, whoever asks.
+        own_thread.submit(asyncio.run, _greeted(address)).result()
+
+
+async def _greeted(address: str) -> None:
+    from distributed.comm import connect
+    from distributed.security import Security
+
+    how = Security().get_connection_args("client")
+    greeting = connect(address, timeout=_ANSWERS_WITHIN_SECONDS, **how)
+    comm = await asyncio.wait_for(greeting, _ANSWERS_WITHIN_SECONDS)
+    comm.abort()
 
 
 @contextmanager

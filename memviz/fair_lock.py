@@ -71,6 +71,11 @@ class FairLock:
         with self._changed:
             return self._enters(turn)
 
+    def is_used(self) -> bool:
+        """Whether anybody has a turn."""
+        with self._changed:
+            return bool(self._inside)
+
     def waiting(self, owner: object) -> int:
         """How many turns of one owner have not come yet."""
         with self._changed:

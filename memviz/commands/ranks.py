@@ -26,6 +26,7 @@ from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.groups import RankGroup
+from memviz.ranks.missing import Span
 from memviz.ranks.replayed_card import replayed
 from memviz.ranks.smaller_card import OnCard, Smaller, on_card
 from memviz.ranks.together import Ranks
@@ -33,6 +34,7 @@ from memviz.runner.predict.cards import card_named
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
 _TOP = 20
+_MOST_SPANS = 8
 _MORE = """\
 PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
 or the table that -o wrote before: then no snapshot is read.
@@ -59,6 +61,8 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
             f"\nFrom rank {apart.lowest}, the lowest, to rank {apart.highest}, the highest: {delta_text(apart.bytes)}"
         )
         _print_differences(apart.categories)
+    if job.missing:
+        print(f"\n{_missing_text(job.missing)}")
     for failed in job.failed:
         print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
 
@@ -93,7 +97,7 @@ def _group_text(group: RankGroup) -> str:
     return f"{bytes_text(group.peak_bytes)}{spread}: {count_text(len(group.ranks))} {noun}, {_spans(group.ranks)}"
 
 
-def _spans(numbers: Sequence[int], most: int = 8) -> str:
+def _spans(numbers: Sequence[int]) -> str:
     """'0-3, 8-11'."""
     spans: list[list[int]] = []
     for number in numbers:
@@ -101,8 +105,17 @@ def _spans(numbers: Sequence[int], most: int = 8) -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:most]]
-    return ", ".join([*words, *(["..."] if len(spans) > most else [])])
+    return _spans_text(spans)
+
+
+def _missing_text(spans: Sequence[Span]) -> str:
+    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"No file of {'rank' if is_one else 'ranks'} {_spans_text(spans)}."
+
+
+def _spans_text(spans: Sequence[Sequence[int]]) -> str:
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*words, *(["..."] if len(spans) > _MOST_SPANS else [])])
 
 
 def _print_differences(rows: Sequence[NamedDelta]) -> None:

@@ -46,6 +46,7 @@ def ranks_json(job: Ranks, card: OnCard | None = None) -> dict[str, Any]:
         },
         "card": None if card is None else card_json(card),
         "failed": [{"place": one.place, "reason": one.reason} for one in job.failed],
+        "missing": [{"first": first, "last": last} for first, last in job.missing],
         "ranks": [rank_json(rank, group_of[rank.number]) for rank in job.ranks],
     }
 

@@ -9,9 +9,13 @@ from dataclasses import dataclass
 from memviz.ranks.places import natural
 from memviz.ranks.row import FailedFile, RankRow, Reduced
 
-_RANK = re.compile(r"(?<![a-z])(?:global[_-]?)?rank[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
-_OTHER = re.compile(r"(?<![a-z])(?:gpu|device|worker|proc|r)[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_RANK = re.compile(r"(?<![a-z])(?<!local[-_])(?:global[_-]?)?rank[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_OTHER = re.compile(r"(?<![a-z])(?:gpu|device|worker|proc|local[_-]?rank|r)[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_NODE = re.compile(r"(?<![a-z])(?:node|host)[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _PARTS = re.compile(r"\d+")
+_LEVELS = 3
+"""The file's own name and the folders above it that are looked at."""
+_NOT_SAID = "Neither its name nor the file itself says which rank it is of. Name the files by rank, as in rank0.pickle."
 _LONGEST = 9
 """Digits of a rank; longer ones are times and process ids."""
 
@@ -32,7 +36,7 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
     for row in sorted((one for one in rows if isinstance(one, RankRow)), key=lambda one: len(one.place)):
         number = row.said_rank if row.said_rank is not None else by_name[row.place]
         if number is None:
-            failed.append(_left_out(row, "Its name has no rank's number, and the file itself does not say it."))
+            failed.append(_left_out(row, _NOT_SAID))
         elif number in ranks:
             failed.append(_left_out(row, f"It is rank {number} once more; {_name(ranks[number].place)} is taken."))
         else:
@@ -51,23 +55,47 @@ def _left_out(row: RankRow, reason: str) -> FailedFile:
 
 
 def numbers_in(places: Sequence[str]) -> dict[str, int | None]:
-    """`rank12` wherever it stands, else `gpu12` and the like, else the one number in which the names differ."""
+    """`rank12` wherever it stands, else `gpu12` and the like, else the one number in which the names differ.
+
+    Of several machines that each count their own GPUs from 0, `gpu12` is no rank.
+    """
     told = {place: _after_a_word(place) for place in places}
+    local = _counted_by_machine(places)
     rest = [place for place in places if told[place] is None]
     differing = _differing([_stem(place) for place in rest])
     for place in rest:
         told[place] = _plain(_stem(place), differing)
-    return told
+    return {**told, **dict.fromkeys(local)}
+
+
+def _counted_by_machine(places: Sequence[str]) -> list[str]:
+    """Those with a machine's number and a GPU's, where two machines have the same GPU."""
+    machines: dict[int, set[int]] = {}
+    found = []
+    for place in places:
+        machine, number = _hit(_NODE, _parts(place)), _hit(_OTHER, _parts(place)[:1])
+        if machine is not None and number is not None and _hit(_RANK, _parts(place)) is None:
+            found.append(place)
+            machines.setdefault(number, set()).add(machine)
+    return found if any(len(several) > 1 for several in machines.values()) else []
 
 
 def _after_a_word(place: str) -> int | None:
+    parts = _parts(place)
+    number = _hit(_RANK, parts)
+    return number if number is not None else _hit(_OTHER, parts[:1])
+
+
+def _parts(place: str) -> list[str]:
     """The file's own name goes first, then its folders, the nearest first."""
-    parts = list(reversed(place.replace("\\", "/").split("/")))
-    for pattern, among in ((_RANK, parts[:3]), (_OTHER, parts[:1])):
-        for part in among:
-            hits = pattern.findall(part)
-            if hits:
-                return int(hits[-1])
+    return place.replace("\\", "/").split("/")[: -_LEVELS - 1 : -1]
+
+
+def _hit(pattern: re.Pattern[str], parts: Sequence[str]) -> int | None:
+    for part in parts:
+        hits = pattern.findall(part)
+        if hits:
+            return int(hits[-1])
     return None
 
 

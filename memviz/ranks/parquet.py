@@ -6,8 +6,9 @@ reads the table elsewhere; here it is told again from the names, because it depe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ ENDING = ".parquet"
 _VERSION = "1"
 _KEY, _DEVICE, _MESH = b"memviz.ranks", b"memviz.device", b"memviz.mesh"
 _REMEDY = "pip install pyarrow"
+_LISTS = ("categories", "sites", "ran_out")
 _AT_ONCE = 4096
 """Rows of one group within the file: what a reader needs at a time."""
 
@@ -43,6 +45,8 @@ def check_output(path: Path) -> None:
         raise UsageError(f"{path} has no name of a table. Rows are written as {ENDING}, such as ranks{ENDING}.")
     if path.is_dir() or not path.absolute().parent.is_dir():
         raise UsageError(f"{path} cannot be written: {'it' if path.is_dir() else 'its place'} is {_what(path)}.")
+    if not os.access(path.absolute().parent, os.W_OK):
+        raise UsageError(f"{path} cannot be written: this user may not. Name a file in a folder of your own.")
 
 
 def _what(path: Path) -> str:
@@ -128,15 +132,14 @@ def _schema(device: str | None, mesh: str) -> Any:
 
 
 def _flat(row: Reduced, rank: int | None) -> dict[str, Any]:
-    values = asdict(row)
+    # A table is written again and again while it grows, and `asdict` copies every number: eight times as long.
+    values = dict(vars(row))
     if isinstance(row, FailedFile):
         return {**values, "failed": values.pop("reason"), "rank": rank}
+    values |= {name: [dict(vars(one)) for one in values[name]] for name in _LISTS}
     curve = values.pop("curve")
-    return {
-        **values,
-        "rank": rank,
-        **{name: list(value) if type(value) is tuple else value for name, value in curve.items()},
-    }
+    parts = [dict(vars(part)) for part in curve.parts]
+    return {**values, "rank": rank, "parts": parts, "columns": curve.columns, "live": list(curve.live)}
 
 
 def _row(values: dict[str, Any]) -> Reduced:

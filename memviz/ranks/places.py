@@ -21,6 +21,7 @@ MOST = 100_000
 _ENDINGS = (".pickle", ".pkl", ".json", ".pickle.gz", ".pkl.gz", ".json.gz")
 _DIGITS = re.compile(r"([0-9]+)")
 _OTHER_JSON = ("mesh.json",)
+_OF_THIS_MACHINE = ("file://", "local://")
 _PROFILE = ".profile.json.gz"
 """What `record --profile` writes beside a rank's snapshot is the same rank once more."""
 _TAGS = ("ETag", "etag", "blob_id", "oid", "md5", "checksum", "LastModified", "last_modified", "mtime", "updated")
@@ -51,13 +52,28 @@ def places_of(given: Sequence[str]) -> tuple[Place, ...]:
     """
     seen: dict[str, Place] = {}
     for text in given:
-        for place in _remote(text) if is_remote(text) else _local(text):
+        for place in _of(text):
             seen.setdefault(place.address, place)
             if len(seen) > MOST:
                 raise UsageError(f"There are more than {MOST:,} files. Name fewer of them.")
     if not seen:
-        raise UsageError(f"There is no snapshot in {', '.join(given)}.")
+        raise UsageError(f"There is no snapshot in {', '.join(given)}.{_remedy(given)}")
     return tuple(sorted(seen.values(), key=lambda place: natural(place.address)))
+
+
+def _of(text: str) -> Iterator[Place]:
+    if not text:
+        raise UsageError("A place without a name was given. Name a folder, a glob or files.")
+    if text.startswith(_OF_THIS_MACHINE):
+        # As a path, so that a pipe is known for one, and each file is the same one under both names.
+        return _local(file_system(text)[1])
+    return _remote(text) if is_remote(text) else _local(text)
+
+
+def _remedy(given: Sequence[str]) -> str:
+    if any(glob.has_magic(text) for text in given):
+        return ""
+    return f" It is looked for there and one folder below; deeper ones are named as {given[0].rstrip('/')}/**/*.pickle."
 
 
 def natural(text: str) -> tuple[tuple[str, int], ...]:
@@ -88,8 +104,14 @@ def _snapshots_in(folder: Path) -> list[Path]:
     if mine:
         return mine
     folders = sorted(file for file in folder.iterdir() if file.is_dir() and not file.name.startswith("."))
-    below = _chosen([file for one in folders for file in sorted(one.iterdir()) if not file.is_dir()])
-    return below or [file for file in files if not file.name.startswith(".") and file.suffix != ".parquet"]
+    closed = {one for one in folders if not os.access(one, os.R_OK | os.X_OK)}
+    below = _chosen(
+        [file for one in folders if one not in closed for file in sorted(one.iterdir()) if not file.is_dir()]
+    )
+    if below:
+        # What may not be looked into is a row of its own: a rank may be in there.
+        return [*below, *sorted(closed)]
+    return [file for file in files if not file.name.startswith(".") and file.suffix != ".parquet"]
 
 
 def _chosen(files: Iterable[Path]) -> list[Path]:
@@ -118,7 +140,7 @@ def _remote(text: str) -> Iterator[Place]:
         if glob.has_magic(text):
             listed = system.glob(path, detail=True)
         elif system.isdir(path):
-            listed = {row["name"]: row for row in system.ls(path, detail=True)}
+            listed = _listed_in(system, path)
         else:
             listed = {path: system.info(path)}
     except FileNotFoundError:
@@ -126,11 +148,23 @@ def _remote(text: str) -> Iterator[Place]:
     except Exception as error:
         # Whatever a file system of somebody else's raises: it has no words of its own for people.
         raise UsageError(f"{text} cannot be listed ({first_line(error)}).") from None
-    is_folder = path not in listed or glob.has_magic(text)
     for name, row in sorted(listed.items()):
-        if row.get("type") == "directory" or is_folder and not glob.has_magic(text) and not _is_snapshot(name):
-            continue
-        yield Place(system.unstrip_protocol(name), _tag(row), int(row.get("size") or 0))
+        if row.get("type") != "directory":
+            yield Place(system.unstrip_protocol(name), _tag(row), int(row.get("size") or 0))
+
+
+def _listed_in(system: Any, folder: str) -> dict[str, Mapping[str, Any]]:
+    """As `_snapshots_in`: of the folders one level below where it has no snapshot itself."""
+    rows = system.ls(folder, detail=True)
+    mine = {row["name"]: row for row in rows if _is_remote_snapshot(row)}
+    if mine:
+        return mine
+    below = (row["name"] for row in rows if row.get("type") == "directory")
+    return {row["name"]: row for one in below for row in system.ls(one, detail=True) if _is_remote_snapshot(row)}
+
+
+def _is_remote_snapshot(row: Mapping[str, Any]) -> bool:
+    return row.get("type") != "directory" and _is_snapshot(PurePosixPath(row["name"]).name)
 
 
 def file_system(address: str) -> tuple[Any, str]:

@@ -54,7 +54,7 @@ def _until_broken(
     places: Iterator[Place], device: str | None, count: int, reduce: Reduce, suspects: list[Place]
 ) -> Iterator[Reduced]:
     """All of them; or until a process has ended, with the files that were under way then in `suspects`."""
-    pool = ProcessPoolExecutor(count, mp_context=_context(), initializer=_quiet)
+    pool = ProcessPoolExecutor(count, mp_context=_context(), initializer=_begin)
     running: dict[Future[Reduced], Place] = {}
     try:
         _hand_out(pool, running, islice(places, count * _AHEAD), device, reduce)
@@ -105,7 +105,16 @@ def _context() -> multiprocessing.context.BaseContext:
     return multiprocessing.get_context("fork" if can_fork else "spawn")
 
 
-def _quiet() -> None:
+def _begin() -> None:
     """Ctrl-C reaches every process of a terminal; the one that asked says so, and ends the others."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """Nobody else ends what waits for files where the one that asked was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

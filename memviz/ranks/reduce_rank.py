@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import tempfile
 import time
 from pathlib import Path
@@ -57,6 +58,8 @@ def trace_at(place: Place) -> Trace:
         if path.exists() and not path.is_file() and not path.is_dir():
             # Whoever opens a pipe waits until somebody writes into it, which may be never.
             raise MemvizError("It is a pipe or a device, and no file.")
+        if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
+            raise MemvizError("This user may not look into the folder.")
         return load_trace(path)
     with tempfile.TemporaryFile() as file:
         size = _fetch(place, file)

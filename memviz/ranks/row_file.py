@@ -23,25 +23,34 @@ class RowFile:
         self._mesh = mesh
         self._rows: list[Reduced] = []
         self._saved = 0
+        """Rows of this question that the file holds."""
         self._before = _usable(path, device)
 
     def known(self, place: Place) -> RankRow | None:
         """Read before, and the same file since. A file that failed is tried again."""
         row = self._before.get(place.address)
         is_same = row is not None and bool(place.etag) and (row.etag, row.file_bytes) == (place.etag, place.size)
-        return row if is_same else None
+        if row is None or not is_same:
+            return None
+        self._saved += 1
+        return row
 
     def keeping(self, rows: Iterable[Reduced]) -> Iterator[Reduced]:
-        """Passes them on. They are written now and then, and at the end, whatever ends it."""
+        """Passes them on. They are written now and then, and at the end, whatever ends it.
+
+        Nothing is written that has fewer of them than the file has already: whoever is stopped again loses no row.
+        """
         try:
             for row in rows:
                 self._rows.append(row)
                 if len(self._rows) >= self._saved + max(_LEAST_NEW, self._saved // _SHARE_NEW):
                     self._save()
                 yield row
-        finally:
+        except BaseException:
             if len(self._rows) > self._saved:
                 self._save()
+            raise
+        self._save()
 
     def _save(self) -> None:
         # In the order of the places, whichever was read first.

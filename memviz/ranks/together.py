@@ -9,6 +9,7 @@ from memviz.errors import UsageError
 from memviz.ranks.differences import NamedDelta, by_category, by_site
 from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.mesh import told_apart
+from memviz.ranks.missing import Span, missing
 from memviz.ranks.numbers import Rank, numbered
 from memviz.ranks.row import FailedFile, Reduced
 
@@ -35,6 +36,8 @@ class Ranks:
     groups: tuple[RankGroup, ...]
     outliers: tuple[Outlier, ...]
     imbalance: Imbalance
+    missing: tuple[Span, ...] = ()
+    """Ranks of which there is no file."""
 
     @property
     def highest(self) -> Rank:
@@ -72,7 +75,7 @@ def together(reduced: Iterable[Reduced], sizes: Mapping[str, int] | None = None)
 def of_ranks(ranks: tuple[Rank, ...], failed: tuple[FailedFile, ...] = ()) -> Ranks:
     """By number, and at least one of them."""
     groups, outliers = grouped(ranks)
-    return Ranks(ranks, failed, groups, outliers, _imbalance(ranks))
+    return Ranks(ranks, failed, groups, outliers, _imbalance(ranks), missing(ranks, failed))
 
 
 def highest(ranks: Iterable[Rank]) -> Rank:

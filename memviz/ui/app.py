@@ -82,7 +82,7 @@ def build_app(
         given = given.with_opened(open_trace(context.store, trace, pinned=True))
     page = PageBlocks(title=TITLE, analytics_enabled=False, fill_width=True, delete_cache=(300, 3600))
     page.store = context.store
-    page.readings = Readings(context.store, routes.most_bytes(), context.tables)
+    page.readings = Readings(context, routes.most_bytes())
     page.exports = Exports()
     page.open_pages = OpenPages()
     page.windows = Windows(page)

@@ -108,6 +108,15 @@ def test_names_from_files_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "\\x1b[2J" in done.stdout and "rank4\\x1b[31m.pickle" in done.stdout
 
 
+def test_a_rank_without_a_file_is_named_and_one_that_is_damaged_is_not_missing(job: Path, tmp_path: Path) -> None:
+    shutil.copytree(job, tmp_path / "job")
+    assert answer(tmp_path / "job")["missing"] == []
+    for number in (2, 3, 7):
+        (tmp_path / "job" / f"run.rank{number}.pickle").unlink()
+    assert answer(tmp_path / "job")["missing"] == [{"first": 2, "last": 3}, {"first": 7, "last": 7}]
+    assert "\nNo file of ranks 2-3, 7.\n" in memviz("ranks", tmp_path / "job").stdout
+
+
 def test_device_and_folder_one_level_down(tmp_path: Path) -> None:
     for number in range(2):
         folder = tmp_path / f"rank_{number}"

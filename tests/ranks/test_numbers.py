@@ -12,6 +12,8 @@ from memviz.ranks.reduce_rank import row_of
 from memviz.ranks.row import FailedFile, RankRow
 from tests.traces import alloc, trace_of
 
+NOT_SAID = "Neither its name nor the file itself says which rank it is of."
+
 
 def row(place: str, said: int | None = None) -> RankRow:
     return replace(row_of(trace_of([alloc(0, 100)]), Place(place)), said_rank=said)
@@ -44,6 +46,17 @@ def test_of_names_with_several_numbers_the_one_that_differs_counts() -> None:
     assert numbers_in(both) == dict.fromkeys(both)
 
 
+def test_gpus_that_each_machine_counts_from_0_are_no_ranks() -> None:
+    two = [f"host-{host}_gpu{gpu}.pickle" for host in range(2) for gpu in range(2)]
+    assert numbers_in(two) == dict.fromkeys(two)
+    local = ["node0/local_rank_1.pickle", "node1/local_rank_1.pickle"]
+    assert numbers_in(local) == dict.fromkeys(local)
+    one = ["node0_gpu0.pickle", "node0_gpu1.pickle"]
+    assert numbers_in(one) == {one[0]: 0, one[1]: 1}
+    said = [f"node{rank // 2}_gpu{rank % 2}_rank{rank}.pickle" for rank in range(4)]
+    assert list(numbers_in(said).values()) == [0, 1, 2, 3]
+
+
 def test_ranks_come_by_number_and_the_file_itself_is_believed_first() -> None:
     ranks, failed = numbered([row("rank10.pickle"), row("rank2.pickle"), row("rank3.pickle", said=0)])
     assert [(rank.number, rank.row.place) for rank in ranks] == [
@@ -59,7 +72,7 @@ def test_files_without_a_number_and_second_ones_are_named_with_the_reason() -> N
     ranks, failed = numbered([row("run.rank1.oom.pickle"), row("final.pickle"), bad, row("run.rank1.pickle")])
     assert [rank.row.place for rank in ranks] == ["run.rank1.pickle"]
     assert [(one.place, one.reason) for one in failed] == [
-        ("final.pickle", "Its name has no rank's number, and the file itself does not say it."),
+        ("final.pickle", f"{NOT_SAID} Name the files by rank, as in rank0.pickle."),
         ("rank4.pickle", "It is empty."),
         ("run.rank1.oom.pickle", "It is rank 1 once more; run.rank1.pickle is taken."),
     ]

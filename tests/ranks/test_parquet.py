@@ -15,6 +15,7 @@ from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.parquet import RankTable, read_table, write_rows
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
+from memviz.ranks.reduce_rank import reduce_rank
 from memviz.ranks.row import FailedFile, Reduced
 from memviz.ranks.row_file import RowFile
 from tests.ranks.files import write_ranks, written
@@ -124,6 +125,17 @@ def test_rows_are_written_while_others_are_read(tmp_path: Path) -> None:
     behind = [number + 1 - there for number, there in enumerate(written_so_far)]
     assert max(behind) <= 125
     assert len(read_table(path).rows) == 1000
+
+
+def test_whoever_goes_on_and_is_stopped_again_loses_no_row(tmp_path: Path, job: Path) -> None:
+    path = tmp_path / "ranks.parquet"
+    places = places_of([str(job)])
+    list(RowFile(path).keeping(reduce_rank(place) for place in places))
+    again = RowFile(path)
+    known = again.keeping([row for place in places if (row := again.known(place)) is not None])
+    next(known)
+    known.close()
+    assert len(read_table(path).rows) == len(places)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello", b"PAR1" * 100])

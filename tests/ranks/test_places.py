@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 from pathlib import Path
 
 import fsspec
@@ -9,6 +11,8 @@ import pytest
 
 from memviz.errors import UsageError
 from memviz.ranks.places import places_of
+from memviz.ranks.reduce_rank import reduce_rank
+from memviz.ranks.row import FailedFile
 
 
 def names(*given: Path | str) -> list[str]:
@@ -87,6 +91,57 @@ def test_a_place_that_fsspec_knows(remote: str) -> None:
     ]
     assert names(f"{remote}/*1.pickle") == ["rank1.pickle"]
     assert names(f"{remote}/rank0.pickle") == ["rank0.pickle"]
+
+
+@pytest.mark.parametrize("folder", ["memory://job", "memory://job/"])
+def test_a_remote_folder_of_folders_gives_one_of_each(folder: str) -> None:
+    files = fsspec.filesystem("memory")
+    for name in ("rank_0/snapshot.pickle", "rank_1/snapshot.pickle", "rank_1/log.txt", "notes.txt"):
+        files.pipe(f"/job/{name}", b"x")
+    try:
+        found = [place.address for place in places_of([folder])]
+    finally:
+        files.rm("/job", recursive=True)
+    assert found == ["memory:///job/rank_0/snapshot.pickle", "memory:///job/rank_1/snapshot.pickle"]
+
+
+def test_a_file_address_of_this_machine_is_the_path(tmp_path: Path) -> None:
+    touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle")
+    assert places_of([f"file://{tmp_path}", str(tmp_path)]) == places_of([str(tmp_path)])
+
+
+def test_a_pipe_among_the_files_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "rank0.pickle")
+    (place,) = places_of([f"file://{tmp_path}"])
+    row = reduce_rank(place)
+    assert isinstance(row, FailedFile)
+    assert "pipe" in row.reason
+
+
+def test_a_folder_that_may_not_be_looked_into_is_one_of_the_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    touch(tmp_path, "rank_0/snapshot.pickle", "rank_1/snapshot.pickle")
+    # Whoever runs tests as root may look into everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path).name != "rank_1")
+    first, closed = places_of([str(tmp_path)])
+    assert (first.name, closed.name) == ("snapshot.pickle", "rank_1")
+    row = reduce_rank(closed)
+    assert isinstance(row, FailedFile)
+    assert row.reason == "This user may not look into the folder."
+
+
+def test_where_nothing_is_found_it_says_how_to_look_deeper(tmp_path: Path) -> None:
+    touch(tmp_path, "a/b/rank0.pickle")
+    with pytest.raises(UsageError, match="one folder below") as told:
+        places_of([str(tmp_path)])
+    (deeper,) = re.findall(r"named as (.*)\.$", str(told.value))
+    assert names(deeper) == ["rank0.pickle"]
+
+
+def test_a_place_without_a_name_is_not_the_working_folder() -> None:
+    with pytest.raises(UsageError, match="without a name"):
+        places_of([""])
 
 
 @pytest.mark.parametrize("address", ["nowhere9://bucket/x", "s3://bucket/x"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,8 @@ from memviz.ranks.row import FailedFile, RankRow, Reduced
 from memviz.ranks.together import together
 from tests.ranks.files import read, write_ranks
 from tests.traces import MiB
+
+ROOT = Path(__file__).parents[2]
 
 
 def killed_by_some(place: Place, device: str | None) -> Reduced:
@@ -59,6 +63,22 @@ def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:
     assert isinstance(next(rows), RankRow)
     rows.close()
     assert children() == []
+
+
+def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:
+    """The first answer comes when processes are there; they hold the other end of our pipe until they end."""
+    folder = write_ranks(tmp_path / "job", 8)
+    code = "import sys, tests.ranks.test_pool as here; here.killed_while_reading(sys.argv[1])"
+    asked = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], cwd=ROOT, stdout=subprocess.PIPE, timeout=60, check=False
+    )
+    assert (asked.returncode, asked.stdout) == (-signal.SIGKILL, b"reading\n")
+
+
+def killed_while_reading(folder: str) -> None:
+    next(reduced_here(places_of([folder]), processes=2))
+    os.write(sys.stdout.fileno(), b"reading\n")
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def children() -> list[str]:

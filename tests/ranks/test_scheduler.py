@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import zipfile
@@ -51,6 +52,23 @@ def job(tmp_path: Path) -> Path:
     folder = write_ranks(tmp_path / "job", 8, rank6=11 * MiB)
     (folder / "run.rank3.pickle").write_bytes(b"")
     return folder
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "tcp://127.0.0.1:x"])
+def test_what_is_no_address_is_said_in_one_line(job: Path, address: str) -> None:
+    done = memviz("ranks", job, "--scheduler", address)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"memviz: No scheduler answers at '{address}' (")
+    assert done.stderr.endswith("Its address looks like tcp://host:8786.\n")
+    assert done.stderr.count("\n") == 1
+
+
+def test_whoever_takes_a_call_and_is_silent_is_no_scheduler(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"tcp://127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(UsageError, match="silent for 1 s"):
+            gathered(Gathering((str(job),), scheduler=address))
 
 
 def test_workers_say_what_this_machine_says(cluster: Any, job: Path) -> None:

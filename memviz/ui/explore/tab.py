@@ -6,6 +6,7 @@ pinned allocation. Of the inner tabs only the one that is seen is computed.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +33,7 @@ from memviz.ui.explore.verdict import verdict_html
 from memviz.ui.payloads.segments_over_time import KEY_ENDING, segments_over_time_piece, segments_over_time_value
 from memviz.ui.payloads.timeline_value import timeline_value
 from memviz.ui.shell.context import Context, timeline_key
+from memviz.ui.shell.rest import rested
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import NO_PROGRESS
 
@@ -153,16 +155,26 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
 
         return heard.answered(everything)
 
-    def offer(current: Session) -> Any:
-        """What could be done follows by itself: it takes some replays."""
-        current_trace = context.current(current)
+    async def offer(current: Session, heard: Heard) -> Any:
+        """What could be done follows by itself, once nothing else is waited for: it takes some replays."""
+        current_trace, before = context.current(current), heard.session
         if current_trace is None or current.current is None:
             return gr.skip()
-        return findings_html(*current_trace, timeline_key(current.current), offers(*current_trace))
+        key = timeline_key(current.current)
+
+        def is_shown() -> bool:
+            # `another` may not have heard of it yet.
+            now = heard.session
+            return now is before or now.current is not None and timeline_key(now.current) == key
+
+        if not await rested(context.reading.is_used, is_shown):
+            return gr.skip()
+        made = await asyncio.to_thread(offers, *current_trace)
+        return findings_html(*current_trace, key, made) if is_shown() else gr.skip()
 
     told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
     parts.timeline.select(select, told, [parts.chosen, *parts.panels], **_LATEST)
-    parts.shown.change(offer, [session], [parts.findings], **_LATEST)
+    parts.shown.change(offer, [session, parts.heard], [parts.findings], **_LATEST)
     parts.find.input(search, turned, parts.panels, **_LATEST)
     parts.shown.change(another, told, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
     for panel in (parts.head, parts.live):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from memviz.fair_lock import FairLock
 from memviz.ranks.together import Ranks
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
+
+_READ_AT_ONCE = 2
+"""More, of all visitors together, would only make each of them wait longer."""
 
 
 @dataclass(frozen=True)
@@ -20,6 +24,8 @@ class Context:
     """Of whoever started the page, for everybody who sees it."""
     tables: RankTables = field(default_factory=RankTables)
     """Of ranks, each of the visitor who brought it."""
+    reading: FairLock = field(default_factory=lambda: FairLock(_READ_AT_ONCE))
+    """Turns at reading files that come."""
 
     def find(self, key: str) -> tuple[Trace, DeviceTrace] | None:
         """`key` is the store's, a slash, and the device's name."""

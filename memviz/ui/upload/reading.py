@@ -22,14 +22,14 @@ from memviz.analysis.running_total import RunningTotal
 from memviz.analysis.timeline import timeline
 from memviz.c_memory import large_blocks_kept
 from memviz.errors import TraceError
-from memviz.fair_lock import FairLock, Turn
+from memviz.fair_lock import Turn
 from memviz.figures.raster import View, column_instants
 from memviz.ranks.given_table import FIRST_BYTES, ranks_of_table
 from memviz.trace.budget import Unwanted
 from memviz.trace.load import read_trace
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.ui.payloads.timeline_pieces import piece
-from memviz.ui.shell.context import open_trace, timeline_key
+from memviz.ui.shell.context import Context, open_trace, timeline_key
 from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.arriving import Arriving
@@ -45,8 +45,6 @@ _HEARD_SECONDS = 600
 _LEAST_PACE = 1024
 """Bytes a second. What comes slower has no claim on a place that another visitor needs."""
 _SETTLING_SECONDS = 5
-_AT_ONCE = 2
-"""More, of all visitors together, would only make each of them wait longer."""
 _MOST = 256
 _MOST_OF_ONE = 16
 OPENED = "opened"
@@ -209,11 +207,11 @@ class Reading:
 class Readings:
     """Of all visitors; a reading is reached by a ticket that only the browser that began it knows."""
 
-    def __init__(self, store: TraceStore, most_bytes: int | None = None, tables: RankTables | None = None) -> None:
+    def __init__(self, context: Context, most_bytes: int | None = None) -> None:
         self.most_bytes = most_bytes
-        self._store = store
-        self._tables = tables or RankTables()
-        self._lines = FairLock(_AT_ONCE)
+        self._store = context.store
+        self._tables = context.tables
+        self._lines = context.reading
         self._lock = threading.Lock()
         self._under_way: dict[str, Reading] = {}
 

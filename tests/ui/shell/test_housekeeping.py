@@ -40,7 +40,7 @@ class Page:
 
     def __init__(self) -> None:
         self.store = TraceStore()
-        self.readings = Readings(self.store)
+        self.readings = Readings(Context(self.store))
         self.exports = Exports()
         self.open_pages = OpenPages()
         self.windows = Windows(self)

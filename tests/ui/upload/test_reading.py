@@ -18,7 +18,7 @@ from memviz.analysis.timeline import timeline
 from memviz.figures.packed_timeline import PackedTimeline, pack_timeline, unpack
 from memviz.ranks.gather import Gathering, gathered
 from memviz.trace.load import read_trace
-from memviz.ui.shell.context import open_trace
+from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.rank_tables import RankTables
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.outbox import Outbox
@@ -62,7 +62,7 @@ def wait_for_the_end(reading: Reading) -> None:
 
 def test_first_the_total_then_every_allocation_then_the_colours():
     store = TraceStore()
-    reading = begun(Readings(store), RAW)
+    reading = begun(Readings(Context(store)), RAW)
     for at in range(0, len(RAW), 4000):
         reading.arriving.add(RAW[at : at + 4000])
     reading.arriving.end()
@@ -82,7 +82,7 @@ def test_first_the_total_then_every_allocation_then_the_colours():
 
 def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
     store = TraceStore()
-    reading = begun(Readings(store), RAW)
+    reading = begun(Readings(Context(store)), RAW)
     reading.arriving.add(RAW[:-100])
     reading.arriving.end()
     assert [(header["name"], header["reason"]) for header, _ in told(reading) if header["kind"] != "reading"] == [
@@ -97,7 +97,7 @@ def test_a_broken_file_is_refused_in_words_and_nothing_is_kept():
 
 def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
     store = TraceStore()
-    readings = Readings(store)
+    readings = Readings(Context(store))
     ticket = readings.begin("run.pickle", len(RAW), packed=False)
     reading = readings.get(ticket)
     assert reading is not None
@@ -111,7 +111,7 @@ def test_a_reading_that_nobody_waits_for_ends_and_leaves_nothing():
 
 def test_what_is_cancelled_at_the_last_moment_leaves_nothing(monkeypatch: pytest.MonkeyPatch):
     store = TraceStore()
-    readings = Readings(store)
+    readings = Readings(Context(store))
     ticket = readings.begin("run.pickle", len(RAW), packed=False)
     reading = readings.get(ticket)
     assert reading is not None
@@ -149,7 +149,7 @@ def test_nothing_newer_of_one_kind_waits_behind_what_nobody_fetched():
 
 
 def test_limits_are_said_before_anything_is_sent():
-    readings = Readings(TraceStore(), most_bytes=1 << 20)
+    readings = Readings(Context(TraceStore()), most_bytes=1 << 20)
     with pytest.raises(FileTooLarge, match=r"It has 2\.00 MiB; this page takes 1\.00 MiB\. On your own machine"):
         readings.begin("run.pickle", 2 << 20, packed=True)
 
@@ -161,7 +161,7 @@ def later(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 
 
 def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest.MonkeyPatch):
-    readings = Readings(TraceStore())
+    readings = Readings(Context(TraceStore()))
     begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
     tickets = [begin(visitor="hostile") for _ in range(16)]
     with pytest.raises(Busy):
@@ -174,7 +174,7 @@ def test_one_visitor_with_many_tickets_keeps_nobody_else_out(monkeypatch: pytest
 
 
 def test_whoever_takes_every_place_under_many_names_loses_them_to_who_comes_later(monkeypatch: pytest.MonkeyPatch):
-    readings = Readings(TraceStore())
+    readings = Readings(Context(TraceStore()))
     begin = partial(readings.begin, "run.pickle", 100_000, packed=False)
     useful = readings.get(begin(visitor="busy"))
     assert useful is not None
@@ -194,14 +194,14 @@ def test_tickets_take_neither_threads_nor_files():
     def count() -> tuple[int, int]:
         return threading.active_count(), len(os.listdir("/proc/self/fd"))
 
-    readings, before = Readings(TraceStore()), count()
+    readings, before = Readings(Context(TraceStore())), count()
     for i in range(100):
         readings.begin("run.pickle", 1000, packed=False, visitor=str(i))
     assert count() == before
 
 
 def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monkeypatch: pytest.MonkeyPatch):
-    readings = Readings(TraceStore())
+    readings = Readings(Context(TraceStore()))
     slow = begun(readings, RAW)
     slow.arriving.add(RAW[:500])
     silent = begun(readings, RAW)
@@ -221,7 +221,7 @@ def test_what_trickles_in_is_forgotten_by_the_clock_and_frees_what_it_took(monke
 def test_a_reading_stops_in_the_middle_when_its_visitor_goes(monkeypatch: pytest.MonkeyPatch):
     """The file is whole: nothing else than the visitor's going could end it."""
     said: list[int] = []
-    readings = Readings(TraceStore())
+    readings = Readings(Context(TraceStore()))
     raw = pickle.dumps(snapshot(EVENTS * 200), 2)
     ticket = readings.begin("run.pickle", len(raw), packed=False)
     reading = readings.get(ticket)
@@ -249,7 +249,7 @@ def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> 
     table, tables = tmp_path / "ranks.parquet", RankTables()
     gathered(Gathering((str(write_ranks(tmp_path / "job", 2)),), output=table, processes=1))
     raw = table.read_bytes()
-    reading = begun(Readings(TraceStore(), tables=tables), raw, name="ranks.parquet")
+    reading = begun(Readings(Context(TraceStore(), tables=tables)), raw, name="ranks.parquet")
     reading.arriving.add(raw)
     reading.arriving.end()
     kinds = {header["kind"]: header for header, _ in told(reading)}
@@ -261,7 +261,7 @@ def test_a_table_of_ranks_is_told_as_open_without_a_timeline(tmp_path: Path) -> 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:
     pytest.importorskip("pyarrow", reason="pyarrow is not installed")
     raw = b"PAR1" + bytes(999)
-    reading = begun(Readings(TraceStore()), raw, name="ranks.parquet")
+    reading = begun(Readings(Context(TraceStore())), raw, name="ranks.parquet")
     reading.arriving.add(raw)
     reading.arriving.end()
     ((refused, _),) = [message for message in told(reading) if message[0]["kind"] == "refused"]

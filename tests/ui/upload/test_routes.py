@@ -13,6 +13,7 @@ import pytest
 from gradio.routes import App
 from starlette.testclient import TestClient
 
+from memviz.ui.shell.context import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload.reading import Readings
 from memviz.ui.upload.routes import PATH, routes, told
@@ -43,7 +44,7 @@ def visitor(auth: Any = None, **limits: Any) -> TestClient:
     with gr.Blocks(analytics_enabled=False) as blocks:
         pass
     blocks.auth, blocks.auth_message = auth, None
-    blocks.readings = Readings(TraceStore(), **limits)
+    blocks.readings = Readings(Context(TraceStore()), **limits)
     return TestClient(App.create_app(blocks, app_kwargs={"routes": routes()}))
 
 
@@ -73,7 +74,7 @@ def test_a_file_goes_in_and_what_is_read_comes_out():
 @pytest.mark.parametrize(("last_heard", "is_kept"), [("curve", False), ("piece", False), ("opened", True)])
 def test_who_hangs_up_on_hearing_that_it_is_open_finds_it_open(last_heard: str, is_kept: bool):
     store = TraceStore()
-    readings = Readings(store)
+    readings = Readings(Context(store))
     ticket = readings.begin("run.pickle", len(RAW), packed=False)
     reading = readings.get(ticket)
     assert reading is not None
