@@ -1,72 +1,18 @@
-"""Values that are assumed where nobody computes them; the notes of the run say each assumption.
-
-torch's own code needs some where every run that works gets the same answer: whether gradients overflowed, whether
-the arguments of a distribution are valid.
-"""
+"""Values that are assumed where nobody computes them; the notes of the run say each assumption."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, Self
 
+from memviz.runner.predict.library_answers import library_answer
 from memviz.runner.predict.prediction_errors import data_needed, decided
-from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
+from memviz.runner.predict.program_frames import frames, line_of_caller, place_of_caller
 from memviz.runner.predict.stand_ins import STANDS
 
 
-@dataclass(frozen=True)
-class _Rule:
-    file: str
-    functions: tuple[str, ...]
-    """Of that file; empty is any."""
-    value: Callable[[FrameType], Any]
-    sentence: str
-
-
-_SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
-_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
-_RULES = (
-    _Rule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
-    _Rule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), lambda frame: 0, _SCALER),
-    _Rule("torch/amp/grad_scaler.py", (), lambda frame: 0.0, _SCALER),
-    _Rule(
-        "torch/distributions/distribution.py",
-        (),
-        lambda frame: True,
-        "Arguments and samples of torch.distributions are taken to be valid.",
-    ),
-    _Rule(
-        "torch/nn/init.py",
-        (),
-        lambda frame: False,
-        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
-    ),
-    _Rule(
-        "torch/nn/utils/clip_grad.py",
-        (),
-        lambda frame: False,
-        "The norm of all gradients is taken to be a finite number.",
-    ),
-    _Rule(
-        "/transformers/masking_utils.py",
-        (),
-        lambda frame: True,
-        "Masks of attention that nobody computes are taken to hide nothing.",
-    ),
-    _Rule(
-        "torch/__init__.py",
-        ("_check_tensor_all_with",),
-        lambda frame: True,
-        "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold.",
-    ),
-    _Rule("torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."),
-    _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
-    _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
-    _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
-)
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
@@ -124,17 +70,16 @@ class Assumptions:
                     return value
         return NOT_STATED
 
-    def for_library(self) -> Any:
-        """The value for a library's own code, if that is what needs one now; None where it has to be refused."""
-        frame = first_of_library()
-        if frame is None:
+    def for_library(self, kind: type, stands: int | None = None) -> Any:
+        """The value for a library's own code, if that is what needs one now; None where it has to be refused.
+
+        `stands` is what it would naturally be, if anything.
+        """
+        answer = library_answer(kind, stands)
+        if answer is None:
             return None
-        file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
-        for rule in _RULES:
-            if rule.file in file and (not rule.functions or function in rule.functions):
-                self.say(rule.sentence)
-                return rule.value(frame)
-        return None
+        self.say(answer.sentence)
+        return answer.value
 
     def number(self, *, whole: bool = False, stands: int | None = None, drawn: bool = False) -> Any:
         """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""

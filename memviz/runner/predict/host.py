@@ -23,7 +23,7 @@ from memviz.runner.predict import known_values, stand_ins
 from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
-from memviz.runner.predict.stand_ins import StandIns
+from memviz.runner.predict.stand_ins import WHOLE_ARITHMETIC, StandIns
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
@@ -112,8 +112,8 @@ class Host:
 
         `may_say` is what `may_say_of_unknown` answers, for whoever asked already.
         """
-        if may_say and func is aten.mul.Tensor:
-            # Nothing times a whole number is nothing; of others a product says no more than a sum.
+        if may_say and func in WHOLE_ARITHMETIC:
+            # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
         if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
             # Nearly all: numbers that nobody knows become others.

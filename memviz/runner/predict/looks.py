@@ -87,7 +87,8 @@ class Looks:
     def _number(self, tensor: Tensor) -> Any:
         """For C++ code that wants a plain number; a program's own `.item()` is answered before."""
         assumptions = self._recorder.assumptions
-        assumed = assumptions.for_library()
+        stands = self._host.stand_ins.of(tensor)
+        assumed = assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
         if assumed is not None:
             return assumed
         given = assumptions.given()
@@ -95,7 +96,6 @@ class Looks:
             return given
         if self._host.stand_ins.is_drawn(tensor):
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
-        stands = self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
             return assumptions.truth(stands)
         if tensor.is_floating_point():
@@ -155,7 +155,9 @@ class Looks:
         return places
 
     def _count(self, tensor: Tensor) -> int:
-        given = self._recorder.assumptions.given()
+        given = self._recorder.assumptions.for_library(bool)
+        if given is None:
+            given = self._recorder.assumptions.given()
         if given is NOT_STATED or given is True:
             self._recorder.assumptions.state(_ALL_TRUE)
             return tensor.numel()

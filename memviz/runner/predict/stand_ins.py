@@ -27,7 +27,14 @@ _KEEP = {
     *(aten._is_all_true.default, aten._is_any_true.default),
     *(aten.cat.default, aten.stack.default, aten.index.Tensor, aten.index_select.default, aten.clone.default),
     *(aten._to_copy.default, aten.copy_.default),
+    *(aten.max.default, aten.min.default, aten.amax.default, aten.amin.default),
 }
+WHOLE_ARITHMETIC: dict[Any, Callable[[Any, Any], Any]] = {
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+    aten.mul.Tensor: operator.mul,
+}
+"""That a stand-in goes through where all of it is whole."""
 _COMPARE: dict[Any, Callable[[Any, Any], bool]] = {
     overload: compare
     for name, compare in {
@@ -57,7 +64,7 @@ _NOT = {aten.logical_not.default, aten.bitwise_not.default}
 
 def says_of_unknown(func: Any) -> bool:
     """Whether anything may stand in for its result, where nothing was drawn."""
-    return func in _COUNTS or func in _COMPARE or func in _NOT or func in _JOINS or func in _KEEP
+    return func in _COUNTS or func in _COMPARE or func in _NOT or func in _JOINS or func in _KEEP or func in WHOLE_ARITHMETIC
 
 
 class _StandIn(weakref.ref["torch.UntypedStorage"]):
@@ -113,6 +120,11 @@ class StandIns:
             numbers = [self.of(tensor) for tensor in tensors_of(args)]
             if any(number is not None for number in numbers):
                 self._mark(out, min(number for number in numbers if number is not None))
+
+        elif self._refs and func in WHOLE_ARITHMETIC and _is_whole(out):
+            one, other = map(self._number, args[:2])
+            if type(one) is int and type(other) is int:
+                self._mark(out, WHOLE_ARITHMETIC[func](one, other))
 
     def _share(self, count: int, bins: Tensor) -> None:
         """Without weights, which would make sums of the counts."""

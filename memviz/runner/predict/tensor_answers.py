@@ -129,7 +129,8 @@ class TensorAnswers:
             tensor = args[0]
             if not self._host.is_unknown(tensor) or tensor.numel() != 1:
                 return NotImplemented
-            assumed = self._assumptions.for_library()
+            stands = self._host.stand_ins.of(tensor)
+            assumed = self._assumptions.for_library(bool if word == _TRUTH else int, stands)
             if assumed is not None:
                 return assumed
             given = self._assumptions.given()
@@ -139,7 +140,6 @@ class TensorAnswers:
                 return self._first()
             if self._host.stand_ins.is_drawn(tensor):
                 raise data_needed(word)
-            stands = self._host.stand_ins.of(tensor)
             if word == _TRUTH and tensor.dtype == torch.bool:
                 return self._assumptions.truth(stands)
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
@@ -167,11 +167,11 @@ class TensorAnswers:
         return self._number(tensor)
 
     def _number(self, tensor: Tensor) -> Any:
-        assumed = self._assumptions.for_library()
-        if assumed is not None:
-            return assumed
         drawn = self._host.stand_ins.is_drawn(tensor)
         stands = None if drawn else self._host.stand_ins.of(tensor)
+        assumed = self._assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
+        if assumed is not None:
+            return assumed
         if tensor.dtype == torch.bool:
             return self._assumptions.truth(stands)
         if drawn and not tensor.is_floating_point() and self._assumptions.given() is NOT_STATED:
