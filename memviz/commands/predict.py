@@ -132,6 +132,7 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.stated import sentences_of
     from memviz.runner.predict.unproven import sentence_of
 
     estimate, until = done.estimate, ""
@@ -155,8 +156,8 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     _line(f"  {estimate.expected_error.sentence}")
     if sentence := sentence_of(estimate.unproven):
         _line(f"- {sentence}")
-    for stated in estimate.assumed:
-        _line(f"- assumed: {stated.sentence}")
+    for sentence in sentences_of(estimate.assumed):
+        _line(f"- assumed: {sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
 

@@ -150,7 +150,7 @@ def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
     done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "300")
     (stated,) = said(done)["assumed"]
-    assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked"}
+    assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked", "times": 1}
 
 
 @pytest.mark.parametrize("wrong", ["train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1"])

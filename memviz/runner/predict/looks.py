@@ -17,6 +17,7 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import with_each
 from memviz.runner.predict.assumptions import NOT_STATED
 from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.even_shares import EVENLY
 from memviz.runner.predict.lengths import of_unknown_length
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
@@ -81,13 +82,13 @@ class Looks:
             self._recorder.ran(treatment, args, kwargs, shapes)
         else:
             shapes = with_each(self._host.blank_like, shapes)
-        self._host.stand_ins.follow(func, args, shapes)
+        self._host.counted(func, args, shapes)
         return shapes
 
     def _number(self, tensor: Tensor) -> Any:
         """For C++ code that wants a plain number; a program's own `.item()` is answered before."""
         assumptions = self._recorder.assumptions
-        stands = self._host.stand_ins.of(tensor)
+        stands = self._host.stands_for(tensor)
         assumed = assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
         if assumed is not None:
             return assumed
@@ -158,6 +159,10 @@ class Looks:
         given = self._recorder.assumptions.for_library(bool)
         if given is None:
             given = self._recorder.assumptions.given()
+        share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
+        if share is not None:
+            self._recorder.assumptions.state(EVENLY)
+            return share
         if given is NOT_STATED or given is True:
             self._recorder.assumptions.state(_ALL_TRUE)
             return tensor.numel()
