@@ -47,6 +47,7 @@ from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
+from memviz.runner.predict.torchscript import nothing_scripted
 from memviz.runner.predict.unproven import unproven_of
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
@@ -140,6 +141,7 @@ class PredictedDevice:
             cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
             stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            stack.enter_context(nothing_scripted(self.recorder.assumptions))
             stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
             stack.enter_context(sliced_as_in(self.release))
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))
