@@ -20,7 +20,7 @@ from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.even_shares import EVENLY
 from memviz.runner.predict.lengths import of_unknown_length
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -68,6 +68,8 @@ class Looks:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
         if (shapes := of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
             return self._without_values(func, treatment, args, kwargs, shapes)
+        if func is aten.linalg_lstsq.default:
+            raise not_predicted(name_for_users(func), "no rule says what its solver takes")
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_EQUAL)
