@@ -2,7 +2,8 @@
 
 torch runs few operators on such tensors without data, and of some it forgets how many values there are. What an
 optimizer asks of a sparse gradient, and products with dense tensors, are spelled out here in operators on the two
-parts, as CUDA's own code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else is refused by its name.
+parts, as CUDA's own code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else
+is refused by its name.
 """
 
 from __future__ import annotations
