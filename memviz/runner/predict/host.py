@@ -76,8 +76,8 @@ class Host:
                 self.known.forget_written(func, args, kwargs)
             return
         assumed = self.shares.follow(func, args, out) if func in CONCERNED else None
-        self.known.follow(func, args, kwargs, out, writes=writes)
         self.stand_ins.follow(func, args, out)
+        self.known.follow(func, args, kwargs, out, writes=writes)
         if assumed is not None:
             self._assume(out, assumed)
 

@@ -55,8 +55,10 @@ _SAME_DRAW = {
 }
 """Of one tensor that was drawn, and numbers."""
 _JOINS: dict[Any, Callable[[Any], bool]] = {
-    **dict.fromkeys((aten.bitwise_or.Tensor, aten.logical_or.default), any),
-    **dict.fromkeys((aten.bitwise_and.Tensor, aten.logical_and.default), all),
+    **dict.fromkeys((aten.bitwise_or.Tensor, aten.bitwise_or_.Tensor), any),
+    **dict.fromkeys((aten.logical_or.default, aten.logical_or_.default), any),
+    **dict.fromkeys((aten.bitwise_and.Tensor, aten.bitwise_and_.Tensor), all),
+    **dict.fromkeys((aten.logical_and.default, aten.logical_and_.default), all),
 }
 _NOT = {aten.logical_not.default, aten.bitwise_not.default}
 _PRODUCTS = {aten.cumprod.default, aten.prod.default, aten.prod.dim_int}
@@ -94,7 +96,7 @@ class StandIns:
             self._drawn.put(copied, True)
 
     def follow(self, func: Any, args: Any, out: Any) -> None:
-        """After an operator that met values which nobody knows, or draws some."""
+        """After an operator that met values which nobody knows, or draws some; before what it wrote is forgotten."""
         if draws(func) and func.overloadpacket not in _CHOOSING:
             return self._drawn.put(out, True) if isinstance(out, Tensor) else None
         if self._drawn:
