@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.prediction_errors import not_predicted
+from memviz.runner.predict.program_frames import frames
 from memviz.runner.predict.torch_patches import Patches
 
 _AS_IT_STANDS = (
@@ -22,6 +24,7 @@ _AS_IT_STANDS = (
     "operator by operator. Compiled code keeps less between its operators, so this peak is that of the model as it is."
 )
 _NOT_WRITTEN = "What TorchScript would compile is not written to files (torch.jit.save)."
+_TORCH = str(Path(torch.__file__).parent)
 _TRACES = "it traces with tensors of its own kind, which cannot lie on a pretended device"
 _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
 
@@ -56,7 +59,15 @@ def _follow(patches: Patches, assumptions: Assumptions) -> None:
     def not_written(*_: Any, **__: Any) -> None:
         assumptions.say(_NOT_WRITTEN)
 
-    for name in ("script", "freeze", "optimize_for_inference"):
+    def scripted(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        """torch's own code looks into what was compiled."""
+        frame = next(frames(), None)
+        own = frame is not None and frame.f_code.co_filename.startswith(_TORCH)
+        return script(obj, *args, **kwargs) if own else as_it_stands(obj)
+
+    script = torch.jit.script
+    patches.replace(torch.jit, "script", scripted)
+    for name in ("freeze", "optimize_for_inference"):
         patches.replace(torch.jit, name, as_it_stands)
     patches.replace(torch.jit, "trace", traced)
     patches.replace(torch.jit, "trace_module", traced_by_names)
