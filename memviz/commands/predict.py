@@ -27,6 +27,7 @@ pretended: what it prints, writes and downloads is its own, and so is its exit s
 device; its memory is counted as the card's allocator would. Where the script asks for values that nobody computes
 it gets a natural answer, which is noted, or is stopped with exit status 3: state the answer with --assume then.
 """
+_UNDECIDED = "whether it fits is not known: what ran until then does, and the program did not come to a good end"
 _RARELY_A_SCRIPTS = ("--card", "--assume", "--settings", "--with", "--torch")
 
 
@@ -132,6 +133,7 @@ def _assumed(text: str) -> tuple[str, Any]:
 
 def _say(done: ScriptPrediction, output: Path | None) -> None:
     """On stderr: stdout is the script's."""
+    from memviz.runner.predict.stated import sentences_of
     from memviz.runner.predict.unproven import sentence_of
 
     estimate, until = done.estimate, ""
@@ -151,12 +153,12 @@ def _say(done: ScriptPrediction, output: Path | None) -> None:
     for name, models in done.applied.items():
         _line(f"  {name} changed {', '.join(models) or 'no model'}")
     if done.stopped is None:
-        _line(f"  {_fit_words(estimate)}")
+        _line(f"  {_fit_words(estimate) if done.fits is not None else _UNDECIDED}")
     _line(f"  {estimate.expected_error.sentence}")
     if sentence := sentence_of(estimate.unproven):
         _line(f"- {sentence}")
-    for stated in estimate.assumed:
-        _line(f"- assumed: {stated.sentence}")
+    for sentence in sentences_of(estimate.assumed):
+        _line(f"- assumed: {sentence}")
     if output is not None:
         _line(f"the snapshot is in {output}; look at it with python -m memviz open {output}")
 

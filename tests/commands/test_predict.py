@@ -150,7 +150,7 @@ def test_what_is_stated_lets_it_go_on(tmp_path: Path) -> None:
     done = predict(tmp_path, BRANCH, "--assume", "train.py:2=300")
     assert (done.returncode, done.stdout.splitlines()[0]) == (0, "300")
     (stated,) = said(done)["assumed"]
-    assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked"}
+    assert stated == {"where": "train.py:2", "what": "300 is taken, as was asked", "times": 1}
 
 
 @pytest.mark.parametrize("wrong", ["train.py=3", "train.py:x=3", "train.py:3=oh dear", ":3=1"])
@@ -177,10 +177,18 @@ def test_the_scripts_own_exit_is_kept(tmp_path: Path, ending: str, status: int, 
     assert said(done)["peak_requested_bytes"] == 32
 
 
+def test_a_program_that_failed_after_it_took_too_much_does_not_fit(tmp_path: Path) -> None:
+    body = "import torch\nx = torch.ones(1 << 40, dtype=torch.uint8, device='cuda')\n"
+    done = predict(tmp_path, body, "--card", "T4")
+    assert (said(done)["exit_status"], said(done)["fits"], said(done)["fit"]) == (1, False, "no")
+    assert "does not fit: " in done.stderr
+
+
 def test_an_error_is_shown_as_python_would_show_it(tmp_path: Path) -> None:
     body = "import torch\nx = torch.ones(8).cuda()\ndef deeper():\n    x.view(3)\ndeeper()\n"
     done = predict(tmp_path, body)
     assert done.returncode == 1 and said(done)["exit_status"] == 1
+    assert said(done)["fits"] is None and said(done)["fit"] is None and "whether it fits is not known" in done.stderr
     shown = done.stderr.partition("memviz:")[0].splitlines()
     last = "RuntimeError: shape '[3]' is invalid for input of size 8"
     assert shown[0] == "Traceback (most recent call last):" and shown[-1] == last

@@ -27,7 +27,7 @@ from memviz.runner.predict.not_predicted import likely_and_most
 from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.operator_treatments import COPIES, Instead, OperatorTotals, Treatment, tensors_in
 from memviz.runner.predict.pinned_host import PinnedHost
-from memviz.runner.predict.prediction_errors import not_predicted
+from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
 from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
@@ -267,7 +267,7 @@ class AllocationRecorder:
     ) -> None:
         """`there` are the operator's own tensors on the device, `known` the storages of these."""
         if tensor.layout is not torch.strided:
-            raise not_predicted(treatment.name, "no rule says what it takes of a sparse tensor")
+            raise not_predicted(users_name(treatment.name), OF_SPARSE)
         storage = tensor.untyped_storage()
         ledger = self.ledger
         if ledger.knows(storage) is not None or storage.nbytes() == 0:

@@ -1,91 +1,29 @@
-"""Values that are assumed where nobody computes them; the notes of the run say each assumption.
-
-torch's own code needs some where every run that works gets the same answer: whether gradients overflowed, whether
-the arguments of a distribution are valid.
-"""
+"""Values that are assumed where nobody computes them; the notes of the run say each assumption."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any, NoReturn, Self
 
+from memviz.runner.predict.library_answers import library_answer
 from memviz.runner.predict.prediction_errors import data_needed, decided
-from memviz.runner.predict.program_frames import first_of_library, frames, line_of_caller, place_of_caller
+from memviz.runner.predict.program_frames import frames, line_of_caller, place_of_caller
 from memviz.runner.predict.stand_ins import STANDS
+from memviz.runner.predict.stated import Stated, sentences_of
 
-
-@dataclass(frozen=True)
-class _Rule:
-    file: str
-    functions: tuple[str, ...]
-    """Of that file; empty is any."""
-    value: Callable[[FrameType], Any]
-    sentence: str
-
-
-_SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
-_TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
-_RULES = (
-    _Rule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
-    _Rule("torch/amp/grad_scaler.py", ("_get_growth_tracker",), lambda frame: 0, _SCALER),
-    _Rule("torch/amp/grad_scaler.py", (), lambda frame: 0.0, _SCALER),
-    _Rule(
-        "torch/distributions/distribution.py",
-        (),
-        lambda frame: True,
-        "Arguments and samples of torch.distributions are taken to be valid.",
-    ),
-    _Rule(
-        "torch/nn/init.py",
-        (),
-        lambda frame: False,
-        "Random weights that have to lie within bounds are taken to do so when they are first drawn.",
-    ),
-    _Rule(
-        "torch/nn/utils/clip_grad.py",
-        (),
-        lambda frame: False,
-        "The norm of all gradients is taken to be a finite number.",
-    ),
-    _Rule(
-        "/transformers/masking_utils.py",
-        (),
-        lambda frame: True,
-        "Masks of attention that nobody computes are taken to hide nothing.",
-    ),
-    _Rule(
-        "torch/__init__.py",
-        ("_check_tensor_all_with",),
-        lambda frame: True,
-        "What a library checks of the values of a tensor (torch._check_tensor_all) is taken to hold.",
-    ),
-    _Rule("torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."),
-    _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
-    _Rule("/transformers/generation/", (), lambda frame: False, _TEXT),
-    _Rule("/transformers/models/whisper/generation", (), lambda frame: False, _TEXT),
-)
 _WORD = "unknown"
 _KEEP_UNKNOWN = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")
 _COMPARISONS = ("lt", "le", "gt", "ge", "eq", "ne")
+_TAKEN = (
+    "taken from a tensor is not computed: it prints as unknown, and counts as {number} where it decides and where math "
+    "or numpy take it"
+)
+_DECIDES = "a number that is not computed decides here, as if it were {number}"
+_TAKEN_AS = "a number that is not computed is taken as {number}"
 _MOST_DECISIONS = 100_000
 """By one line: a loop that waits for a number to change would never end."""
 NOT_STATED = object()
-
-
-@dataclass(frozen=True)
-class Stated:
-    """Something that a program asked and nobody computes, with the answer that it got."""
-
-    where: str
-    """The program's line, as 'train.py:12'."""
-    what: str
-
-    @property
-    def sentence(self) -> str:
-        return f"{self.where}: {self.what}." if self.where else f"{self.what}."
 
 
 class Assumptions:
@@ -94,24 +32,27 @@ class Assumptions:
         self._given = [(*_split_place(place), value) for place, value in (given or {}).items()]
         self._sentences: dict[str, None] = {}
         """In the order in which they were first needed."""
-        self._stated: dict[Stated, None] = {}
+        self._stated: dict[tuple[str, str], Stated] = {}
+        """By line and kind."""
         self._decisions: dict[str, int] = {}
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        return (*self._sentences, *(stated.sentence for stated in self._stated))
+        return (*self._sentences, *sentences_of(self._stated.values()))
 
     @property
     def stated(self) -> tuple[Stated, ...]:
         """For torch's own code, without a line; for the program's, with it."""
-        return (*(Stated("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated)
+        return (*(Stated("", sentence.rstrip(".")) for sentence in self._sentences), *self._stated.values())
 
     def say(self, sentence: str) -> None:
         self._sentences[sentence] = None
 
-    def state(self, what: str) -> None:
+    def state(self, kind: str, number: float | None = None) -> None:
         """With the program's line."""
-        self._stated[Stated(place_of_caller(), what)] = None
+        now = Stated(place_of_caller(), kind, number, number)
+        before = self._stated.get((now.where, kind))
+        self._stated[now.where, kind] = now if before is None else before.and_again(now)
 
     def given(self) -> Any:
         """What the user said for the line that asks, or for one that called it; NOT_STATED where nothing was."""
@@ -124,17 +65,16 @@ class Assumptions:
                     return value
         return NOT_STATED
 
-    def for_library(self) -> Any:
-        """The value for a library's own code, if that is what needs one now; None where it has to be refused."""
-        frame = first_of_library()
-        if frame is None:
+    def for_library(self, kind: type, stands: int | None = None) -> Any:
+        """The value for a library's own code, if that is what needs one now; None where it has to be refused.
+
+        `stands` is what it would naturally be, if anything.
+        """
+        answer = library_answer(kind, stands)
+        if answer is None:
             return None
-        file, function = Path(frame.f_code.co_filename).as_posix(), frame.f_code.co_name
-        for rule in _RULES:
-            if rule.file in file and (not rule.functions or function in rule.functions):
-                self.say(rule.sentence)
-                return rule.value(frame)
-        return None
+        self.say(answer.sentence)
+        return answer.value
 
     def number(self, *, whole: bool = False, stands: int | None = None, drawn: bool = False) -> Any:
         """For a number that the program takes from a tensor; `stands` is what a whole one would naturally be."""
@@ -145,8 +85,7 @@ class Assumptions:
             self.state("a number that is drawn at random is not computed: it prints as unknown")
             return UnknownNumber(line_of_caller(), whole, None, None, drawn=True)
         kind = "a whole number" if whole else "a number"
-        taken = f"counts as {STANDS if stands is None else stands:.0f} where it decides and where math or numpy take it"
-        self.state(f"{kind} taken from a tensor is not computed: it prints as unknown, and {taken}")
+        self.state(f"{kind} {_TAKEN}", int(STANDS if stands is None else stands))
         return UnknownNumber(line_of_caller(), whole, self, stands)
 
     def truth(self, stands: int | None) -> bool:
@@ -167,7 +106,7 @@ class Assumptions:
     def decide(self, line: str, number: float) -> None:
         """A comparison with a number that nobody computes."""
         self._count_decision(line)
-        self.state(f"a number that is not computed decides here, as if it were {number}")
+        self.state(_DECIDES, number)
 
     def _count_decision(self, line: str) -> None:
         place = place_of_caller()
@@ -268,7 +207,7 @@ class UnknownNumber(float):
 
     def __float__(self) -> float:
         if self.assumptions is not None:
-            self.assumptions.state(f"a number that is not computed is taken as {STANDS}")
+            self.assumptions.state(_TAKEN_AS, int(STANDS if self.stands is None else self.stands))
         return STANDS if self.stands is None else float(self.stands)
 
     def is_integer(self) -> bool:
@@ -312,7 +251,9 @@ def _comparing(own: str) -> Callable[..., Any]:
     def comparison(self: UnknownNumber, other: Any) -> Any:
         if not isinstance(other, int | float):
             return NotImplemented
-        self._decide()
+        # What is drawn decides nothing by itself; against another number it is that which has an answer.
+        decides = other if self.drawn and isinstance(other, UnknownNumber) else self
+        decides._decide()
         return compare(self, other)
 
     comparison.__name__ = own

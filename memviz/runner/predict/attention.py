@@ -64,21 +64,29 @@ class AttentionCall:
 
 def backend_for(call: AttentionCall, card: KnownCard, release: tuple[int, int]) -> Backend:
     """`release` is torch's, whose newer ones prefer cuDNN on some cards."""
-    tests = {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}
-    on = {
-        Backend.MATH: _switches.math_sdp_enabled(),
-        Backend.FLASH: _switches.flash_sdp_enabled(),
-        Backend.EFFICIENT: _switches.mem_efficient_sdp_enabled(),
-        Backend.CUDNN: _switches.cudnn_sdp_enabled(),
-    }
     for backend in _order(card, release):
-        if on[backend] and (backend is Backend.MATH or (_any_fused(call) and tests[backend](call, card))):
+        if is_on(backend) and (backend is Backend.MATH or (_any_fused(call) and takes(backend, call, card))):
             return backend
-    names = ", ".join(backend.name.lower() for backend, is_on in on.items() if is_on) or "none"
+    names = ", ".join(backend.name.lower() for backend in Backend if is_on(backend)) or "none"
     raise no_such_kernel(
         f"No attention kernel that is switched on ({names}) can do this on {card.name}: "
         f"{_described(call)}. Switch on the math kernel too, or another that can."
     )
+
+
+def is_on(backend: Backend) -> bool:
+    switches = {
+        Backend.MATH: _switches.math_sdp_enabled,
+        Backend.FLASH: _switches.flash_sdp_enabled,
+        Backend.EFFICIENT: _switches.mem_efficient_sdp_enabled,
+        Backend.CUDNN: _switches.cudnn_sdp_enabled,
+    }
+    return bool(switches[backend]())
+
+
+def takes(backend: Backend, call: AttentionCall, card: KnownCard) -> bool:
+    """Whether a fused kernel can do it, by its widths, types and card."""
+    return {Backend.FLASH: _flash, Backend.EFFICIENT: _efficient, Backend.CUDNN: _cudnn}[backend](call, card)
 
 
 def _order(card: KnownCard, release: tuple[int, int]) -> tuple[Backend, ...]:
@@ -217,7 +225,9 @@ def seeds_on_host(func: Any, release: tuple[int, int]) -> Callable[[Any, Any, An
 _NEVER, _EVER = (0, 0), (99, 0)
 _SEEDS = {
     aten._scaled_dot_product_efficient_attention.default: ((2, 3), _EVER),
+    aten._efficient_attention_forward.default: ((2, 3), _EVER),
     aten._scaled_dot_product_flash_attention.default: ((6, 7), (2, 6)),
+    aten._flash_attention_forward.default: ((2, 3), (2, 6)),
 }
 """Which of the results, and in releases until which."""
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from memviz.runner.predict.arguments import tensors_of
-from memviz.runner.predict.host import MarkedStorages
+from memviz.runner.predict.by_storage import MarkedStorages
 
 aten = torch.ops.aten
 FIRST = 0

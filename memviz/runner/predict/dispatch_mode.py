@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -19,16 +20,20 @@ from memviz.runner.predict.looks import Looks
 from memviz.runner.predict.named_devices import META
 from memviz.runner.predict.operator_treatments import Operator, Treatment, tensors_in, treatment_of
 from memviz.runner.predict.prediction_errors import (
+    OF_SPARSE,
     data_needed,
     in_words_of_a_card,
     name_for_users,
     not_predicted,
     remedy_for,
+    shapes_not_registered,
 )
-from memviz.runner.predict.sparse import OF_SPARSE, Sparse, may_be_sparse
+from memviz.runner.predict.sparse import Sparse, may_be_sparse
 
 _WithoutFunctionModes: Any = torch._C.DisableTorchFunction
 """Below an operator nobody says "cuda", and to ask at each attribute would take longer than the operator."""
+_NO_SHAPES = re.compile("no fake impl|no meta function|Meta kernel")
+"""In torch's words of an operator that nobody told it the shapes of."""
 _PLAIN = torch.Tensor.__torch_dispatch__
 
 
@@ -136,6 +141,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **kwargs)
         except RuntimeError as error:
             in_words_of_a_card(error, func, args)
+            if on_device and func.namespace != "aten" and _NO_SHAPES.search(str(error)):
+                raise shapes_not_registered(func) from error
             unknown_shape = isinstance(error, NotImplementedError) or "INTERNAL ASSERT" in str(error)
             if not on_device or not (unknown_shape or "meta tensor" in str(error)):
                 raise

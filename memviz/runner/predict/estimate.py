@@ -12,7 +12,6 @@ from memviz.allocator.context import CudaContext, context_on
 from memviz.allocator.replay import source_of
 from memviz.allocator.what_if import FitWord, figures_on
 from memviz.runner.expected_error import ExpectedError
-from memviz.runner.predict.assumptions import Stated
 from memviz.runner.predict.cards import KnownCard, card_named
 from memviz.runner.predict.cuda_history import HistoryWindow
 from memviz.runner.predict.evidence import Unproven
@@ -21,6 +20,7 @@ from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.held_against import expected_error
 from memviz.runner.predict.predicted_run import doubt_on, fit_on
 from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.stated import Stated
 from memviz.runner.run import Fit
 from memviz.trace.model import Action, Category, DeviceTrace, Trace
 

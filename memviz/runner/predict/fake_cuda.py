@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn, overrides
-from torch._ops import HigherOrderOperator
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -99,7 +99,9 @@ class FakeCudaMode(TorchFunctionMode):
             self._recorder.assumptions.state(FLEX_ASSUMED)
             return flex_attention(self._tensors.lose, *args[:4])
         nowhere = self._named.means_nowhere
-        if nowhere(kwargs.get("device")) or any(map(nowhere, args)):
+        # Where torch's own code calls an operator for a tensor of ours, it may name the place that ours have.
+        is_operator = isinstance(func, OpOverload)
+        if not is_operator and (nowhere(kwargs.get("device")) or any(map(nowhere, args))):
             return self._tensors.made_nowhere(func, args, kwargs)
         try:
             out = self._called(func, args, kwargs)
@@ -259,12 +261,13 @@ def _enter_in_backward(patches: Patches, mode: Mode) -> None:
 
 def _make_wrappers_here(patches: Patches, named: NamedDevices) -> None:
     """Tensors made of others, such as quantized ones: torch would put the outer one on a card."""
-    make = Tensor._make_wrapper_subclass
+    make: Any = Tensor._make_wrapper_subclass
 
     def made(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if named.means_us(kwargs.get("device")):
             kwargs["device"] = META
-        return make(cls, *args, **kwargs)
+        placed = (META if isinstance(arg, torch.device) and named.means_us(arg) else arg for arg in args)
+        return make(cls, *placed, **kwargs)
 
     patches.give(Tensor, "_make_wrapper_subclass", staticmethod(made))
 

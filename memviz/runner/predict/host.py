@@ -11,7 +11,6 @@ or weights read from a file, take address space only.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -21,9 +20,11 @@ from torch import Tensor
 
 from memviz.runner.predict import known_values, stand_ins
 from memviz.runner.predict.arguments import fills_its_storage, is_on_device, tensors_of, with_each, written_by
+from memviz.runner.predict.by_storage import ByStorage, MarkedStorages
+from memviz.runner.predict.even_shares import CONCERNED, EVENLY, EvenShares
 from memviz.runner.predict.known_values import KnownValues
 from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted
-from memviz.runner.predict.stand_ins import StandIns
+from memviz.runner.predict.stand_ins import WHOLE_ARITHMETIC, StandIns
 
 aten = torch.ops.aten
 _SMALL = 1 << 20
@@ -40,55 +41,6 @@ _SIZED_BY_LARGE = "how much it gives depends on the values of a large tensor, wh
 _WHOLE = (torch.long, torch.int)
 
 
-class _StorageRef(weakref.ref["torch.UntypedStorage"]):
-    __slots__ = ("key", "size")
-    key: int
-    size: int
-
-
-class MarkedStorages:
-    """Of which something is known that torch does not keep: their values are unknown, or they count as pinned.
-
-    By the address of the storage's C++ object, for as long as the storage lives; so views are marked with it.
-    """
-
-    def __init__(self) -> None:
-        self._refs: dict[int, _StorageRef] = {}
-        self.bytes = 0
-        self.peak_bytes = 0
-
-    def __len__(self) -> int:
-        return len(self._refs)
-
-    def __contains__(self, tensor: object) -> bool:
-        if not self._refs or not isinstance(tensor, Tensor):
-            return False
-        if tensor.layout is not torch.strided:
-            return False
-        return tensor.untyped_storage()._cdata in self._refs
-
-    def add(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        ref = _StorageRef(storage, self._gone)
-        ref.key, ref.size = storage._cdata, storage.nbytes()
-        self._take(ref.key)
-        self._refs[ref.key] = ref
-        self.bytes += ref.size
-        self.peak_bytes = max(self.peak_bytes, self.bytes)
-
-    def remove(self, tensor: Tensor) -> None:
-        self._take(tensor.untyped_storage()._cdata)
-
-    def _take(self, key: int) -> None:
-        known = self._refs.pop(key, None)
-        self.bytes -= 0 if known is None else known.size
-
-    def _gone(self, ref: weakref.ref[torch.UntypedStorage]) -> None:
-        key = ref.key  # type: ignore[attr-defined]
-        if self._refs.get(key) is ref:
-            self._take(key)
-
-
 class Host:
     """`unknown` is what holds no values here; `known` what has some on the device."""
 
@@ -98,6 +50,9 @@ class Host:
         """What a program put on the `meta` device itself; it takes no memory anywhere."""
         self.known = KnownValues(self.unknown.__contains__)
         self.stand_ins = StandIns(self.values)
+        self.shares = EvenShares(self.values)
+        self._even: ByStorage[bool] = ByStorage()
+        """Unknown here, and even shares lie in the memory."""
         self.arrived_bytes = 0
         """Copied here from the device."""
 
@@ -112,16 +67,46 @@ class Host:
 
         `may_say` is what `may_say_of_unknown` answers, for whoever asked already.
         """
-        if may_say and func is aten.mul.Tensor:
-            # Nothing times a whole number is nothing; of others a product says no more than a sum.
+        if may_say and func in WHOLE_ARITHMETIC:
+            # Nothing times a whole number is nothing, and counts are added up; of others nothing follows.
             may_say = not out.is_floating_point()
         if not may_say and self.known.is_unknown_first(args) and not self.stand_ins.has_draws:
             # Nearly all: numbers that nobody knows become others.
             if writes:
                 self.known.forget_written(func, args, kwargs)
             return
-        self.known.follow(func, args, kwargs, out, writes=writes)
+        assumed = self.shares.follow(func, args, out) if func in CONCERNED else None
         self.stand_ins.follow(func, args, out)
+        self.known.follow(func, args, kwargs, out, writes=writes)
+        if assumed is not None:
+            self._assume(out, assumed)
+
+    def _assume(self, out: Tensor, values: Tensor) -> None:
+        """Of a result that is counts of what nobody computes."""
+        if not fills_its_storage(out) or not self.is_unknown(out):
+            return
+        if out.is_meta:
+            self.known.put(out, values, EVENLY)
+        else:
+            out.copy_(values)
+            self._even.put(out, True)
+
+    def counted(self, func: Any, args: Any, out: Any) -> None:
+        """After an operator whose result is as long as values say, and these nobody knows."""
+        self.stand_ins.follow(func, args, out)
+        if func in CONCERNED and (assumed := self.shares.follow(func, args, out)) is not None:
+            self._assume(out, assumed)
+
+    def even_shares(self, tensor: Tensor) -> Tensor | None:
+        """Of counts that nobody computes."""
+        if tensor.is_meta:
+            return self.known.of(tensor) if self.known.reason(tensor) == EVENLY else None
+        return tensor if tensor in self._even and tensor in self.unknown else None
+
+    def stands_for(self, tensor: Tensor) -> int | None:
+        """The natural answer of a single number or condition that nobody computes, if there is any."""
+        share = self.shares.places_in(tensor) if tensor.dtype is torch.bool and tensor.numel() == 1 else None
+        return self.stand_ins.of(tensor) if share is None else share
 
     def is_unknown(self, value: Any) -> bool:
         """Whether this is a tensor whose values nobody knows, wherever it lies."""
@@ -269,6 +254,9 @@ class Host:
         self.arrived_bytes += _bytes(args[0])
         values = self.known.of(args[0])
         if values is not None and not _is_large(values):
+            if self.even_shares(args[0]) is not None:
+                self._assume(blank := self.blank_like(args[0], kwargs.get("dtype")), values)
+                return blank
             return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
         blank = self.blank_like(args[0], kwargs.get("dtype"))
         self.stand_ins.copy(args[0], blank)
@@ -313,7 +301,7 @@ _LARGE_FROM_NOTHING = {
 
 def may_say_of_unknown(func: Any) -> bool:
     """Whether something may be known of an operator's result where nothing is of what it is given."""
-    return known_values.says_of_unknown(func) or stand_ins.says_of_unknown(func)
+    return known_values.says_of_unknown(func) or stand_ins.says_of_unknown(func) or func in CONCERNED
 
 
 def _bytes(tensor: Tensor) -> int:

@@ -17,9 +17,10 @@ from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.arguments import with_each
 from memviz.runner.predict.assumptions import NOT_STATED
 from memviz.runner.predict.choices import FIRST, SENTENCE
+from memviz.runner.predict.even_shares import EVENLY
 from memviz.runner.predict.lengths import of_unknown_length
 from memviz.runner.predict.operator_treatments import Treatment, tensors_in
-from memviz.runner.predict.prediction_errors import data_needed, name_for_users, remedy_for
+from memviz.runner.predict.prediction_errors import data_needed, name_for_users, not_predicted, remedy_for
 
 aten = torch.ops.aten
 _MASKS = (torch.bool, torch.uint8)
@@ -67,6 +68,8 @@ class Looks:
             return self._losses_of_sequences(treatment, args, kwargs, longest)
         if (shapes := of_unknown_length(func, args, kwargs, self._recorder.assumptions)) is not NotImplemented:
             return self._without_values(func, treatment, args, kwargs, shapes)
+        if func is aten.linalg_lstsq.default:
+            raise not_predicted(name_for_users(func), "no rule says what its solver takes")
         given = self._recorder.assumptions.given()
         if given is NOT_STATED and func in _ARE_EQUAL:
             self._recorder.assumptions.state_a_decision(_EQUAL)
@@ -81,13 +84,14 @@ class Looks:
             self._recorder.ran(treatment, args, kwargs, shapes)
         else:
             shapes = with_each(self._host.blank_like, shapes)
-        self._host.stand_ins.follow(func, args, shapes)
+        self._host.counted(func, args, shapes)
         return shapes
 
     def _number(self, tensor: Tensor) -> Any:
         """For C++ code that wants a plain number; a program's own `.item()` is answered before."""
         assumptions = self._recorder.assumptions
-        assumed = assumptions.for_library()
+        stands = self._host.stands_for(tensor)
+        assumed = assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
         if assumed is not None:
             return assumed
         given = assumptions.given()
@@ -95,7 +99,6 @@ class Looks:
             return given
         if self._host.stand_ins.is_drawn(tensor):
             raise data_needed(name_for_users(aten._local_scalar_dense.default))
-        stands = self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
             return assumptions.truth(stands)
         if tensor.is_floating_point():
@@ -155,7 +158,13 @@ class Looks:
         return places
 
     def _count(self, tensor: Tensor) -> int:
-        given = self._recorder.assumptions.given()
+        given = self._recorder.assumptions.for_library(bool)
+        if given is None:
+            given = self._recorder.assumptions.given()
+        share = self._host.shares.places_in(tensor) if given is NOT_STATED else None
+        if share is not None:
+            self._recorder.assumptions.state(EVENLY)
+            return share
         if given is NOT_STATED or given is True:
             self._recorder.assumptions.state(_ALL_TRUE)
             return tensor.numel()

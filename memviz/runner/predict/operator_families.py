@@ -41,6 +41,8 @@ _NAMED = {
         "_scaled_dot_product_flash_attention_backward",
         "_scaled_dot_product_efficient_attention",
         "_scaled_dot_product_efficient_attention_backward",
+        *("_flash_attention_forward", "_flash_attention_backward"),
+        *("_efficient_attention_forward", "_efficient_attention_backward"),
     ),
     "layer norm": (
         "native_layer_norm",

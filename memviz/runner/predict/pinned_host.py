@@ -10,7 +10,7 @@ from collections import Counter
 
 from torch import Tensor
 
-from memviz.runner.predict.host import MarkedStorages
+from memviz.runner.predict.by_storage import MarkedStorages
 
 
 class PinnedHost(MarkedStorages):

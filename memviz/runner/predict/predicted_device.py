@@ -35,6 +35,7 @@ from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.group.pretended_group import grouped
 from memviz.runner.predict.group.rank import GroupRank
 from memviz.runner.predict.in_place import owners_of_a_lone_sum
+from memviz.runner.predict.jagged_attention import jagged_attention_on
 from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.operator_families import COLLECTIVES
@@ -47,6 +48,7 @@ from memviz.runner.predict.program_threads import SharedAllocationMode
 from memviz.runner.predict.saved_files import kept
 from memviz.runner.predict.slices import sliced_as_in
 from memviz.runner.predict.torch_patches import followed_by, nothing_compiled
+from memviz.runner.predict.torchscript import nothing_scripted
 from memviz.runner.predict.unproven import unproven_of
 from memviz.runner.predict.workspaces import unseen_by
 from memviz.runner.run_device import TakesInputs
@@ -140,6 +142,8 @@ class PredictedDevice:
             cuda = FakeCuda(self, self.recorder, self._report, self._history, named)
             stack.enter_context(cuda.installed(mode))
             stack.enter_context(nothing_compiled(self.recorder.assumptions))
+            stack.enter_context(jagged_attention_on(self.card))
+            stack.enter_context(nothing_scripted(self.recorder.assumptions))
             stack.enter_context(grouped(self.recorder, self.rank, self.layout, cuda.order))
             stack.enter_context(sliced_as_in(self.release))
             stack.enter_context(kept(self.recorder.host, self.recorder.assumptions, named))

@@ -59,6 +59,14 @@ class ScriptPrediction:
     applied: Mapping[str, list[str]] = field(default_factory=dict)
     """Optimizations, and the classes of the models that each changed."""
 
+    @property
+    def fits(self) -> bool | None:
+        """None where the program did not come to a good end before it took too much: what is missing may not fit."""
+        if self.stopped is not None:
+            return None
+        fits = self.estimate.fits()
+        return None if fits and self.exit_status else fits
+
 
 def predict_script(
     script: Script, order: ScriptOrder, tell: Callable[[str], None] = lambda words: None

@@ -27,7 +27,15 @@ _NAMES = {
     "_ctc_loss": "ctc_loss",
     "_sparse_addmm": "torch.sparse.mm",
     "_to_sparse": "to_sparse",
+    "_to_sparse_csr": "to_sparse_csr",
+    "sparse_compressed_tensor_comp_plain_value_size": "torch.sparse_csr_tensor",
+    "_sparse_sum": "torch.sparse.sum",
+    "_to_copy": ".to()",
 }
+OF_SPARSE = (
+    "no rule says what it takes of a sparse tensor; of those in COO layout only products with dense tensors are known, "
+    "and what optimizers ask of gradients"
+)
 
 _refused: list[str] = []
 """What was refused since the device was entered; there is one at a time."""
@@ -35,8 +43,11 @@ _refused: list[str] = []
 
 def name_for_users(func: Any) -> str:
     """What a user writes for an operator that looks at values; torch knows it by another name."""
-    name: str = func.overloadpacket.__name__
-    return _NAMES.get(name, name)
+    return users_name(func.overloadpacket.__name__)
+
+
+def users_name(operator: str) -> str:
+    return _NAMES.get(operator, operator)
 
 
 def remedy_for(func: Any) -> str:
@@ -157,6 +168,16 @@ def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
 
 def not_predicted(operator: str, why: str) -> UsageError:
     return NotPredicted(f"{operator} cannot be predicted: {why}. Leave it out, or write it with other operators.")
+
+
+def shapes_not_registered(func: Any) -> UsageError:
+    """Of an operator that is not torch's own."""
+    name = func.name()
+    return NotPredicted(
+        f"{name} cannot be predicted: it is not one of torch's own operators, and nothing says what shapes it gives. "
+        f'Say it with @torch.library.register_fake("{name}") over a function of the same arguments, which returns '
+        "tensors of those shapes, as torch.empty_like(x)."
+    )
 
 
 def no_such_device(index: int, card: str) -> NoSuchDevice:

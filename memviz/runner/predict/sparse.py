@@ -1,8 +1,9 @@
 """Tensors made of indices and values, as an embedding's gradients are: what lies in memory is these two.
 
 torch runs few operators on such tensors without data, and of some it forgets how many values there are. What an
-optimizer asks of a sparse gradient is spelled out here in operators on the two parts, as CUDA's own code does
-(SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else is refused by its name.
+optimizer asks of a sparse gradient, and products with dense tensors, are spelled out here in operators on the two
+parts, as CUDA's own code does (SparseCUDATensor.cu, SparseCUDATensorMath.cu, SparseTensorMath.cpp); everything else
+is refused by its name.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _COPY = aten._to_copy.default
 _ALWAYS = {_MAKE, _BAGS, _COPY}
 """What is given does not say by itself whether they are of sparse tensors."""
 _COMPOSED = torch._C.DispatchKey.CompositeImplicitAutograd
-OF_SPARSE = "no rule says what it takes of a sparse tensor"
+_NO_WORKSPACE = "cuSPARSE takes a workspace for products of sparse tensors; it is not predicted."
 ALL_DIFFERENT = "indices that are not computed are taken to be all different, which takes most"
 
 
@@ -47,6 +48,10 @@ class Sparse:
             aten._to_dense.default: self._dense,
             aten.norm.ScalarOpt_dim: self._norm,
             _BAGS: _of_bags,
+            aten._sparse_addmm.default: self._product_added,
+            aten.addmm.default: self._product_added,
+            aten.mm.default: self._product,
+            aten.mv.default: self._product_with_vector,
         }
 
     def _made(self, *args: Any, **kwargs: Any) -> Any:
@@ -150,6 +155,32 @@ class Sparse:
         if not is_sparse(tensor) or dim or keepdim:
             return NotImplemented
         return (tensor if tensor.is_coalesced() else self._coalesced(tensor))._values().norm(power)
+
+    def _product(self, tensor: Tensor, dense: Any) -> Any:
+        if not is_sparse(tensor) or is_sparse(dense):
+            return NotImplemented
+        return self._product_added(dense.new_zeros(tensor.size(0), dense.size(1)), tensor, dense)
+
+    def _product_with_vector(self, tensor: Tensor, vector: Any) -> Any:
+        if not is_sparse(tensor):
+            return NotImplemented
+        return self._product(tensor, vector.unsqueeze(1)).squeeze(1)
+
+    def _product_added(self, first: Tensor, tensor: Tensor, dense: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+        """As cuSPARSE wants it: rows begin in a list of their own, columns are narrow, and results lie by columns."""
+        if not is_sparse(tensor) or is_sparse(dense):
+            return NotImplemented
+        self._recorder.assumptions.say(_NO_WORKSPACE)
+        out = dense.new_empty(tensor.size(0), dense.size(1))
+        indices = (tensor if tensor.is_coalesced() else self._coalesced(tensor))._indices()
+        begins = indices.new_empty(tensor.size(0) + 1, dtype=torch.int)
+        indices[0].to(torch.int)
+        columns = indices[1].to(torch.int)
+        turned = None if out.t().is_contiguous() else out.t().clone(memory_format=torch.contiguous_format)
+        if not dense.t().is_contiguous() and dense.stride(1) != 1:
+            dense.contiguous()
+        del begins, columns, turned
+        return out
 
 
 def _of_bags(*args: Any, **kwargs: Any) -> Any:

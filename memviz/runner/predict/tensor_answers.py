@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Callable, Iterator
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -114,7 +115,7 @@ class TensorAnswers:
 
     def _fill_with_what_stands(self, tensor: Tensor) -> None:
         """What lies in its memory is nobody's answer yet; numpy would find it there."""
-        stands = self._host.stand_ins.of(tensor)
+        stands = self._host.stands_for(tensor)
         if stands is not None:
             with torch._C.DisableTorchFunction(), _disable_current_modes():
                 tensor.detach().fill_(stands)
@@ -127,9 +128,14 @@ class TensorAnswers:
     def _decision(self, word: str) -> Answer:
         def decide(args: Any, kwargs: Any) -> Any:
             tensor = args[0]
+            shares = self._host.even_shares(tensor) if tensor.numel() == 1 else None
+            if shares is not None:
+                share = self._shares(shares)[0]
+                return bool(share) if word == _TRUTH else _TAKEN_AS[word](share)
             if not self._host.is_unknown(tensor) or tensor.numel() != 1:
                 return NotImplemented
-            assumed = self._assumptions.for_library()
+            stands = self._host.stands_for(tensor)
+            assumed = self._assumptions.for_library(bool if word == _TRUTH else int, stands)
             if assumed is not None:
                 return assumed
             given = self._assumptions.given()
@@ -139,7 +145,6 @@ class TensorAnswers:
                 return self._first()
             if self._host.stand_ins.is_drawn(tensor):
                 raise data_needed(word)
-            stands = self._host.stand_ins.of(tensor)
             if word == _TRUTH and tensor.dtype == torch.bool:
                 return self._assumptions.truth(stands)
             if tensor.is_floating_point() and word in _OF_A_FINITE_NUMBER or stands is not None:
@@ -162,20 +167,34 @@ class TensorAnswers:
 
     def _item(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        if not self._host.is_unknown(tensor) or tensor.numel() != 1:
+        if tensor.numel() != 1:
             return NotImplemented
-        return self._number(tensor)
+        shares = self._host.even_shares(tensor)
+        if shares is not None:
+            return self._shares(shares)[0]
+        return self._number(tensor) if self._host.is_unknown(tensor) else NotImplemented
+
+    def _shares(self, shares: Tensor) -> list[Any]:
+        """They decide as such, and print as unknown."""
+        whole = not shares.is_floating_point()
+        with torch._C.DisableTorchFunction(), _disable_current_modes():
+            numbers = list(map(float, shares.flatten().tolist()))
+        stands = (int(number) if number.is_integer() else None for number in numbers)
+        return [self._assumptions.number(whole=whole, stands=number) for number in stands]
 
     def _number(self, tensor: Tensor) -> Any:
-        assumed = self._assumptions.for_library()
+        drawn = self._host.stand_ins.is_drawn(tensor)
+        stands = None if drawn else self._host.stands_for(tensor)
+        assumed = self._assumptions.for_library(bool if tensor.dtype == torch.bool else int, stands)
         if assumed is not None:
             return assumed
-        drawn = self._host.stand_ins.is_drawn(tensor)
-        stands = None if drawn else self._host.stand_ins.of(tensor)
         if tensor.dtype == torch.bool:
             return self._assumptions.truth(stands)
-        if drawn and not tensor.is_floating_point() and self._assumptions.given() is NOT_STATED:
-            raise data_needed(".item() or .tolist() of whole numbers that are drawn at random")
+        if drawn and not tensor.is_floating_point():
+            given = self._assumptions.given()
+            if given is NOT_STATED:
+                raise data_needed(".item() or .tolist() of whole numbers that are drawn at random")
+            return given
         if tensor in self._recorder.choices:
             return self._first()
         return self._assumptions.number(whole=not tensor.is_floating_point(), stands=stands, drawn=drawn)
@@ -188,19 +207,23 @@ class TensorAnswers:
         return FIRST
 
     def _listed(self, args: Any, kwargs: Any) -> Any:
-        if not self._host.is_unknown(args[0]):
+        tensor = args[0]
+        shares = self._host.even_shares(tensor)
+        if shares is not None:
+            return _nested(tensor.shape, iter(self._shares(shares)))
+        if not self._host.is_unknown(tensor):
             return NotImplemented
-        number = self._number(args[0]) if args[0].numel() else None
-        return _nested(args[0].shape, number)
+        return _nested(tensor.shape, repeat(self._number(tensor) if tensor.numel() else None))
 
     def _shown(self, args: Any, kwargs: Any) -> Any:
         tensor = args[0]
-        values = self._host.known.of(tensor) if tensor.is_meta else None
+        assumed = self._host.even_shares(tensor) is not None
+        values = self._host.known.of(tensor) if tensor.is_meta and not assumed else None
         if values is not None and len(args) == 1:
             return f"{repr(values)[:-1]}, device='{self._named.own}')"
         if values is not None and tensor.dim() == 0:
             return format(values.item(), args[1])
-        if not self._host.is_unknown(tensor) or tensor.numel() == 0:
+        if not (assumed or self._host.is_unknown(tensor)) or tensor.numel() == 0:
             return NotImplemented
         if len(args) > 1 and args[1] and tensor.dim() == 0:
             return format(UnknownNumber(), args[1])
@@ -350,11 +373,11 @@ def stop_at_unknown_numbers(args: Any, kwargs: Any) -> None:
             int(leaf)
 
 
-def _nested(shape: Any, number: Any) -> Any:
+def _nested(shape: Any, numbers: Iterator[Any]) -> Any:
     """As `.tolist()` nests."""
     if not shape:
-        return number
-    return [_nested(shape[1:], number) for _ in range(shape[0])]
+        return next(numbers)
+    return [_nested(shape[1:], numbers) for _ in range(shape[0])]
 
 
 def _leaves(value: Any) -> Iterator[Any]:

@@ -108,6 +108,24 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
         yield batch * heads * _up(rows, 64) * _up(width, 64) * _SINGLE
 
 
+def _flash_backward_of_rows(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
+    """Of sequences one after the other, with rows to spare between them (read)."""
+    rows, heads, width = args[1].shape
+    rows += 128 * (args[6].numel() - 1)
+    yield heads * rows * _SINGLE
+    yield heads * rows * _up(width, 32 if width <= 128 else 64) * _SINGLE
+
+
+def _heads_first(rule: Temporaries, first: int) -> Temporaries:
+    """Of a kernel that takes rows before heads; its queries, keys and values begin at `first`."""
+
+    def turned(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int | tuple[int, ...]]:
+        tensors = [tensor.transpose(1, 2) for tensor in args[first : first + 3]]
+        return rule((*args[:first], *tensors), kwargs, out, card)
+
+    return turned
+
+
 def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
     """Of cublasLt, which adds a bias within the product, where it is not the handle's own (read, recorded)."""
     bias, left, right = args[:3]
@@ -169,6 +187,9 @@ TEMPORARIES: dict[Any, Temporaries] = {
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
     aten._scaled_dot_product_efficient_attention: _efficient,
     aten._scaled_dot_product_efficient_attention_backward: _efficient_backward,
+    aten._flash_attention_backward: _flash_backward_of_rows,
+    aten._efficient_attention_forward: _heads_first(_efficient, 0),
+    aten._efficient_attention_backward: _heads_first(_efficient_backward, 1),
     aten._foreach_norm: _foreach_norm,
     aten._ctc_loss: _lengths_of_sequences,
     aten._ctc_loss_backward: _ctc_backward,

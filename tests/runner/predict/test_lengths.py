@@ -11,7 +11,6 @@ import torch
 
 from memviz.errors import UsageError
 from memviz.runner.predict.predicted_device import PredictedDevice
-from memviz.runner.predict.prediction_errors import DataNeeded
 from tests.runner.predict.rows import A100
 from tests.runner.predict.test_unknown_values import WHOLE, there
 
@@ -64,9 +63,8 @@ def test_what_is_counted_into_bins_falls_evenly_into_them() -> None:
         assert [part.shape for part in tokens.split(counts.tolist())] == [(6, 4)] * 8
         assert counts.cpu().numpy().cumsum().tolist() == list(range(6, 54, 6))
         assert str(counts.tolist()) == str(["unknown"] * 8).replace("'", "")
-        uneven = torch.bincount(there(49, dtype=WHOLE), minlength=8)
-        with pytest.raises(DataNeeded):
-            tokens.split(uneven.tolist())
+        uneven = torch.bincount(there(50, dtype=WHOLE), minlength=8)
+        assert [part.size(0) for part in torch.zeros(50, device="cuda").split(uneven.tolist())] == [7, 7, *[6] * 6]
     said = [stated.what for stated in device.recorder.assumptions.stated]
     assert any("counts as 6 where it decides" in what for what in said)
 

@@ -36,6 +36,40 @@ def test_text_that_nobody_computes_is_generated_without_a_mask() -> None:
         assert any("hide nothing" in sentence for sentence in device.unseen())
 
 
+GENERATED = {
+    "greedy": {},
+    "sampled": {"do_sample": True},
+    "beams": {"num_beams": 3},
+    "beams that stop early": {"num_beams": 3, "early_stopping": True},
+    "sampled beams": {"num_beams": 3, "do_sample": True},
+}
+
+
+@pytest.mark.parametrize("way", GENERATED)
+def test_an_answer_to_a_text_goes_on_to_its_greatest_length(way: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"d_model": 32, "d_kv": 8, "d_ff": 64, "num_layers": 1, "num_heads": 4, "vocab_size": 100}
+    with PredictedDevice(A100) as device, torch.no_grad():
+        config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+        model = transformers.T5ForConditionalGeneration(config).to("cuda").eval()
+        tokens = torch.randint(2, 100, (2, 8), device="cuda")
+        assert model.generate(tokens, max_new_tokens=5, **GENERATED[way]).shape == (2, 1 + 5)
+        assert any("greatest length" in sentence for sentence in device.unseen())
+
+
+@pytest.mark.parametrize("draws", [False, True])
+def test_what_an_assistant_drafts_is_accepted_whole(draws: bool) -> None:
+    with PredictedDevice(A100) as device, torch.no_grad():
+        model, assistant = llama().to("cuda").eval(), llama().to("cuda").eval()
+        calls: list[int] = []
+        model.register_forward_hook(lambda *_: calls.append(1))
+        tokens = torch.randint(3, 1000, (1, 8), device="cuda")
+        out = model.generate(tokens, assistant_model=assistant, max_new_tokens=12, pad_token_id=0, do_sample=draws)
+        assert out.shape == (1, 8 + 12)
+        assert len(calls) <= 6
+        assert any("accepted whole" in sentence for sentence in device.unseen())
+
+
 def test_weights_that_lie_on_meta_are_themselves_when_they_are_put_there_again() -> None:
     """As hooks of accelerate do, which make a parameter of the class that they find."""
     with PredictedDevice(A100) as device:

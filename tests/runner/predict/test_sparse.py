@@ -110,8 +110,50 @@ def test_gradients_of_bags_are_sparse_too() -> None:
         device.finish()
 
 
-def test_what_no_rule_knows_is_refused_by_name() -> None:
+PRODUCTS: dict[str, Callable[[Any, torch.Tensor], torch.Tensor]] = {
+    "torch.sparse.mm": torch.sparse.mm,
+    "@": lambda matrix, dense: matrix @ dense,
+    "torch.mm": torch.mm,
+    "addmm": lambda matrix, dense: torch.sparse.addmm(torch.zeros(ROWS, WIDTH, device="cuda"), matrix, dense),
+}
+
+
+@pytest.mark.parametrize("way", PRODUCTS)
+def test_a_product_takes_what_cusparse_wants_beside_it(way: str) -> None:
+    with PredictedDevice(A100) as device:
+        matrix = square().cuda()
+        dense = torch.ones(ROWS, WIDTH, device="cuda")
+        before = device.recorder.ledger.count
+        assert PRODUCTS[way](matrix, dense).shape == (ROWS, WIDTH)
+        # What is added to, the result, where rows begin, rows and columns in 4 bytes, and the result by columns.
+        taken = [WEIGHT, WEIGHT, 4 * (ROWS + 1), 4 * COUNT, 4 * COUNT, WEIGHT]
+        assert sizes(device.finish())[before:] == taken
+        assert any("cuSPARSE takes a workspace" in words for words in device.unseen())
+
+
+def test_what_was_multiplied_gets_its_gradient() -> None:
     with PredictedDevice(A100):
-        matrix = torch.sparse_coo_tensor(torch.zeros(2, 3, dtype=torch.long), torch.ones(3), (4, 4)).cuda()
-        with pytest.raises(UsageError, match=r"torch\.sparse\.mm cannot be predicted: no rule says what it takes of"):
-            torch.sparse.mm(matrix, torch.ones(4, 4, device="cuda"))
+        dense = torch.ones(ROWS, WIDTH, device="cuda", requires_grad=True)
+        (square().cuda() @ dense).sum().backward()
+        assert dense.grad is not None and dense.grad.shape == (ROWS, WIDTH)
+        assert (square().cuda() @ dense[:, 0]).shape == (ROWS,)
+
+
+def square() -> torch.Tensor:
+    places = torch.arange(COUNT).expand(2, COUNT)
+    return torch.sparse_coo_tensor(places, torch.ones(COUNT), (ROWS, ROWS)).coalesce()
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
+    "CSR": (lambda: square().to_sparse_csr().cuda(), r"\.to\(\)"),
+    "made CSR": (lambda: square().cuda().to_sparse_csr(), "to_sparse_csr"),
+    "sum": (lambda: torch.sparse.sum(square().cuda(), 1), r"torch\.sparse\.sum"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR")
+@pytest.mark.parametrize("way", REFUSED)
+def test_what_no_rule_knows_is_refused_by_name(way: str) -> None:
+    ask, name = REFUSED[way]
+    with PredictedDevice(A100), pytest.raises(UsageError, match=f"{name} cannot be predicted: no rule says .* COO"):
+        ask()

@@ -128,6 +128,7 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "none below": (lambda: bool((there(3) < 0).any()), False, "taken to be False"),
     "all of the host above": (lambda: bool((there(3).cpu() > 0).all()), True, TRUE),
     "the opposite": (lambda: bool(~(there().cpu() > 3)), True, TRUE),
+    "any end yet": (lambda: bool(ended()), False, "taken to be False"),
     "equal": (lambda: torch.equal(there(3), there(3)), True, EQUAL),
     "equal on the host": (lambda: torch.equal(there(3).cpu(), there(3).cpu()), True, EQUAL),
     "close": (lambda: torch.allclose(there(3), there(3)), True, EQUAL),
@@ -141,6 +142,13 @@ NATURAL: dict[str, tuple[Callable[[], Any], Any, str]] = {
     "an element": (lambda: torch.arange(5)[there(3).argmax().cpu()].item(), 0, FIRST),
     "numpy": (lambda: there(3).cpu().numpy().tolist(), [0, 0, 0], "stands in for them"),
 }
+
+
+def ended() -> Tensor:
+    done = torch.zeros(3, dtype=torch.bool, device="cuda")
+    done |= there(3, 9).argmax(-1) == 2
+    done.logical_or_(there(3, 9).argmax(-1) == 5)
+    return done.all()
 
 
 def divmod_of(number: Any) -> tuple[int, int]:
