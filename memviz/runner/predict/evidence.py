@@ -95,17 +95,14 @@ _READ = (
         "flash attention",
         Standing.READ,
         "flash_api.cpp",
-        (
-            *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
-            *("_flash_attention_forward", "_flash_attention_backward"),
-        ),
+        ("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_backward"),
         Counted.REST,
     ),
     PredictorRule(
         "memory-efficient attention",
         Standing.READ,
         "attention.cu; without gradients it is as recorded in biases-and-mask",
-        ("_scaled_dot_product_efficient_attention", "_efficient_attention_forward"),
+        ("_scaled_dot_product_efficient_attention",),
         Counted.REST,
     ),
     PredictorRule("masks of dropout", Standing.READ, "Dropout.cu", ("native_dropout",), Counted.REST),
@@ -175,7 +172,17 @@ _ESTIMATED = (
         "memory-efficient attention, backward",
         Standing.ESTIMATED,
         "its gradients are summed in fp32",
-        ("_scaled_dot_product_efficient_attention_backward", "_efficient_attention_backward"),
+        ("_scaled_dot_product_efficient_attention_backward",),
+    ),
+    PredictorRule(
+        "attention over sequences of different lengths",
+        Standing.ESTIMATED,
+        "as for sequences of one length, with rows to spare for each",
+        (
+            *("_flash_attention_forward", "_flash_attention_backward"),
+            *("_efficient_attention_forward", "_efficient_attention_backward"),
+        ),
+        Counted.REST,
     ),
     PredictorRule(
         "gradients of embeddings with many indices",

@@ -109,7 +109,7 @@ def _efficient_backward(args: Any, kwargs: Any, out: Any, card: KnownCard) -> It
 
 
 def _flash_backward_of_rows(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
-    """Of sequences one after the other, with rows to spare between them (read)."""
+    """Of sequences one after the other, with rows to spare between them (estimated)."""
     rows, heads, width = args[1].shape
     rows += 128 * (args[6].numel() - 1)
     yield heads * rows * _SINGLE
