@@ -9,7 +9,7 @@ import pytest
 from tests.browser.mounting import load
 
 DRAWER = """() => {
-  document.body.innerHTML = '<div class="sidebar"><button class="toggle-button"></button></div>';
+  document.body.innerHTML = '<div class="sidebar"><button class="toggle-button">Traces</button></div>';
   const drawer = document.querySelector(".sidebar");
   drawer.firstChild.addEventListener("click", () => drawer.classList.toggle("open"));
 }"""
@@ -46,6 +46,24 @@ def test_one_that_is_opened_long_after_the_page_has_come_is_its_visitors(narrow:
     narrow.evaluate(DRAWER)
     narrow.evaluate("memviz.narrow.closeDrawer()")
     narrow.clock.run_for(6_000)
+    narrow.evaluate(OPEN)
+    narrow.clock.run_for(6_000)
+    assert is_open(narrow)
+
+
+def test_one_that_its_visitor_opens_as_soon_as_it_is_there_stays_open(narrow: Any) -> None:
+    narrow.evaluate(DRAWER)
+    narrow.evaluate("memviz.narrow.closeDrawer()")
+    narrow.clock.run_for(200)
+    narrow.get_by_role("button", name="Traces").click()
+    narrow.clock.run_for(6_000)
+    assert is_open(narrow)
+
+
+def test_in_a_window_that_is_wide_again_nothing_is_closed(narrow: Any) -> None:
+    narrow.evaluate("memviz.narrow.closeDrawer()")
+    narrow.set_viewport_size({"width": 1200, "height": 844})
+    narrow.evaluate(DRAWER)
     narrow.evaluate(OPEN)
     narrow.clock.run_for(6_000)
     assert is_open(narrow)

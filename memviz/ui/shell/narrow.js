@@ -8,18 +8,28 @@ const LOOK_MS = 50;
 const MOST_LOOKS = 100;
 const STILL_PIXELS = 8;
 
-/** Once it is there, which on a slow line takes as long as it takes; one that is closed already stays so. */
+/** Once it is there, which on a slow line takes as long as it takes; one that is closed already stays so, and one that
+ * its visitor opens is wanted open. */
 export function closeDrawer() {
   if (!narrow.matches) return;
   let looks = 0;
-  const waiting = setInterval(() => {
+  const waiting = setInterval(look, LOOK_MS);
+  const listening = new AbortController();
+  document.addEventListener("click", (event) => event.isTrusted && nearest(event, ".sidebar .toggle-button") && end(), { capture: true, signal: listening.signal });
+
+  function look() {
     const drawer = document.querySelector(".sidebar");
-    if (!drawer) return;
+    if (!drawer && narrow.matches) return;
     looks += 1;
-    const toggle = /** @type {HTMLElement | null} */ (drawer.matches(".open") ? drawer.querySelector(".toggle-button") : null);
-    if (toggle || looks === MOST_LOOKS) clearInterval(waiting);
-    toggle?.click();
-  }, LOOK_MS);
+    const toggle = /** @type {HTMLElement | null | undefined} */ (drawer?.matches(".open") ? drawer.querySelector(".toggle-button") : null);
+    if (toggle || looks === MOST_LOOKS || !narrow.matches) end();
+    if (narrow.matches) toggle?.click();
+  }
+
+  function end() {
+    clearInterval(waiting);
+    listening.abort();
+  }
 }
 
 export function listenToWidth() {
