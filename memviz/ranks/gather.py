@@ -8,7 +8,7 @@ from pathlib import Path
 
 from memviz.errors import UsageError
 from memviz.mesh import sizes_of
-from memviz.ranks.mesh import sizes_beside
+from memviz.ranks.mesh import check_room, sizes_beside
 from memviz.ranks.parquet import ENDING, RankTable, read_table
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
@@ -41,9 +41,13 @@ def gathered(wanted: Gathering, *, progress: Progress | None = None) -> Ranks:
         table = _table_of(wanted)
         mesh = wanted.mesh or table.mesh
         return together(table.rows, sizes_of(mesh) if mesh else None)
+    table_beside = next((place for place in wanted.places if place.endswith(ENDING)), None)
+    if table_beside is not None:
+        raise UsageError(f"{table_beside} is a table of ranks. Name it alone, or after -o to go on with it.")
     sizes = sizes_of(wanted.mesh) if wanted.mesh else sizes_beside(wanted.places)
     kept = None if wanted.output is None else RowFile(wanted.output, wanted.device, _text_of(sizes))
     places = places_of(wanted.places)
+    check_room([place.address for place in places], sizes)
     rows = _read(places, wanted, kept)
     return together(_counted(rows if kept is None else kept.keeping(rows), len(places), progress), sizes)
 

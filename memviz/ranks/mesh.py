@@ -10,11 +10,12 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 
 from memviz.errors import UsageError
 from memviz.mesh import place_text, sizes_of
-from memviz.ranks.numbers import Rank
+from memviz.ranks.numbers import Rank, numbers_in
 
 _TOKEN = re.compile(r"(?<![A-Za-z])(pp|dp|tp|cp|ep|sp|mp|fsdp|hsdp)[-_=]?(\d{1,6})(?!\d)", re.IGNORECASE)
 _SAID = re.compile(r"\s*([A-Za-z][A-Za-z_]{0,15})\s*=\s*(\d{1,6})\s*")
@@ -29,8 +30,12 @@ def mesh_of(rank: Rank) -> Mesh:
     said = [_SAID.fullmatch(part) for part in rank.row.said_mesh.split(",")]
     if said and all(said):
         return tuple((match[1].lower(), int(match[2])) for match in said if match is not None)
-    name = rank.row.place.replace("\\", "/").rpartition("/")[2]
-    return tuple((axis.lower(), int(place)) for axis, place in _TOKEN.findall(name))
+    return _named(rank.row.place)
+
+
+def _named(place: str) -> Mesh:
+    name = place.replace("\\", "/").rpartition("/")[2]
+    return tuple((axis.lower(), int(number)) for axis, number in _TOKEN.findall(name))
 
 
 def told_apart(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, ...]:
@@ -39,6 +44,15 @@ def told_apart(ranks: Sequence[Rank], sizes: Mapping[str, int]) -> tuple[Rank, .
         rank if mesh_of(rank) else replace(rank, row=replace(rank.row, said_mesh=place_text(rank.number, sizes)))
         for rank in ranks
     )
+
+
+def check_room(places: Sequence[str], sizes: Mapping[str, int]) -> None:
+    """Before anything is read: a mesh that is too small says nothing of some ranks."""
+    numbers = (number for place, number in numbers_in(places).items() if number is not None and not _named(place))
+    highest, room = max(numbers, default=0), prod(sizes.values())
+    if sizes and highest >= room:
+        mesh = ",".join(f"{axis}={size}" for axis, size in sizes.items())
+        raise UsageError(f"A mesh of {mesh} has {room:,} places, and there is a rank {highest}. Name all its axes.")
 
 
 def sizes_beside(places: Sequence[str]) -> dict[str, int]:

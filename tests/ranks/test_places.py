@@ -170,3 +170,13 @@ def test_the_mesh_is_told_by_the_file_its_name_the_question_or_a_file_beside(tmp
         (job / "mesh.json").write_text(wrong)
         with pytest.raises(UsageError, match="is no mesh"):
             meshes()
+
+
+def test_what_cannot_be_answered_is_refused_before_anything_is_read(tmp_path: Path) -> None:
+    from memviz.ranks.gather import Gathering, gathered
+
+    touch(tmp_path, "rank0.pickle", "rank6.pickle", "rank9.pp1.pickle")
+    with pytest.raises(UsageError, match="A mesh of pp=2,dp=3 has 6 places, and there is a rank 6. Name all its axes."):
+        gathered(Gathering((str(tmp_path),), mesh="pp=2,dp=3"))
+    with pytest.raises(UsageError, match="is a table of ranks. Name it alone"):
+        gathered(Gathering((str(tmp_path), str(tmp_path / "ranks.parquet"))))
