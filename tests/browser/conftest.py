@@ -45,7 +45,7 @@ def patience(request: pytest.FixtureRequest) -> None:
     with suppress(ImportError):
         from playwright.sync_api import expect
 
-        expect.set_options(timeout=getattr(request.module, "PATIENCE_MS", 20_000))
+        expect.set_options(timeout=getattr(request.module, "PATIENCE_MS", _PATIENCE_SECONDS * 1000))
 
 
 @pytest.fixture(scope="package")

@@ -11,7 +11,6 @@ from tests.browser.conftest import at_home
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
 
-PATIENCE_MS = 20_000
 WIDTHS, HEIGHT = (1440, 390), 1000
 SERIOUS = ("serious", "critical")
 
@@ -19,7 +18,6 @@ SERIOUS = ("serious", "critical")
 @pytest.fixture
 def home(page: Any, server: str) -> Any:
     """A page of its own: narrow for once, the sidebar stays a drawer."""
-    page.set_default_timeout(PATIENCE_MS)
     at_home(page, server)
     return page
 
@@ -31,7 +29,6 @@ def opened(same_page: Any, server: str) -> Any:
     The first finds the sidebar beside the content. Narrow for once, it stays a drawer.
     """
     page = same_page
-    page.set_default_timeout(PATIENCE_MS)
     page.set_viewport_size({"width": max(WIDTHS), "height": HEIGHT})
     if not page.url.startswith(server):
         at_home(page, server)

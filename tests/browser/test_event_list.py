@@ -112,9 +112,8 @@ def test_scrolling_past_pages_does_not_ask_for_them(page):
     made = long_list(page)
     page.evaluate("""async () => { const bar = document.querySelector('.mve-scroll');
         for (let i = 0; i < 40; i++) { bar.scrollTop += 150000; await new Promise(requestAnimationFrame); } }""")
-    page.wait_for_timeout(300)
+    page.wait_for_function("!document.querySelector('.mve-rows').innerText.includes('…')")
     assert len(made.asked) < 60
-    assert "…" not in page.inner_text(".mve-rows")
 
 
 def test_arrows_walk_and_enter_goes_there(page):

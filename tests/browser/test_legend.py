@@ -33,7 +33,6 @@ def trace() -> Any:
 
 @pytest.fixture
 def page(same_page: Any, trace: Any) -> Any:
-    same_page.set_default_timeout(15_000)
     device = trace.devices[0]
     value = timeline_value(trace, device, "trace")
     mount(same_page, MemoryTimeline, serve=[piece_server(lambda _: (trace, device))], value=value)

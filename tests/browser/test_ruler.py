@@ -22,7 +22,6 @@ WORDS = ".mvt-measurewords"
 def plot(same_page: Any) -> Any:
     """Ten allocations of 10 MiB and 3 bytes, 1 ms apart, in 128 MiB."""
     page = same_page
-    page.set_default_timeout(15_000)
     page.emulate_media(reduced_motion="reduce")
     trace = stairs()
     device = trace.devices[0]

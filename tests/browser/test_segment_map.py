@@ -106,15 +106,15 @@ def centre(page: Any, tile: int) -> tuple[float, float]:
     )
 
 
-def colour_at(page: Any, tile: int) -> int:
+def expect_colour(page: Any, tile: int, colour: int) -> None:
     """0xRRGGBB just right of a tile's left edge, above any text."""
-    return page.evaluate(
-        """(tile) => { const map = document.getElementById('host').memviz;
+    page.wait_for_function(
+        """([tile, colour]) => { const map = document.getElementById('host').memviz;
         const [{ row, from }] = memviz.layout.placesOf(map.layout, map.drawn.tiles, tile);
         const x = Math.ceil((from / map.layout.rowBytes) * map.canvas.columns) + 2;
         const [r, g, b] = map.canvas.node.getContext('2d').getImageData(x, map.canvas.tops[row] + 2, 1, 1).data;
-        return (r << 16) | (g << 8) | b; }""",
-        tile,
+        return ((r << 16) | (g << 8) | b) === colour; }""",
+        arg=[tile, colour],
     )
 
 
@@ -181,10 +181,10 @@ def test_blocks_have_the_timelines_colours_in_both_modes(page):
     colours = colouring(trace, trace.devices[0])
     for mode in ("light", "dark"):
         page.evaluate("(mode) => document.body.classList.toggle('dark', mode === 'dark')", mode)
-        page.wait_for_timeout(50)
         for tile, row in ((0, 0), (1, 1)):
             shade = (row * 0x9E3779B1) % 2**32 % 5
-            assert colour_at(page, tile) == pixel_palette(colours, dark=mode == "dark")[colours.group[row], shade, 0]
+            palette = pixel_palette(colours, dark=mode == "dark")
+            expect_colour(page, tile, int(palette[colours.group[row], shade, 0]))
     assert made.errors == []
 
 

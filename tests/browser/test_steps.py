@@ -23,7 +23,6 @@ VIEW = """() => {
 @pytest.fixture
 def opened(same_page: Any, server: str) -> Any:
     page = same_page
-    page.set_default_timeout(30_000)
     at_home(page, server)
     open_sample(page, "training")
     return page
@@ -48,6 +47,13 @@ def entries(page: Any) -> int:
     return count
 
 
+def expect_entries(page: Any, count: int) -> None:
+    """So many come, and no more."""
+    page.wait_for_function("(count) => history.length >= count", arg=count)
+    page.wait_for_timeout(RESTS_MS)
+    assert entries(page) == count
+
+
 def back(page: Any, wanted: dict[str, Any], *, forward: bool = False) -> None:
     page.evaluate("forward => forward ? history.forward() : history.back()", forward)
     page.wait_for_function(f"(wanted) => JSON.stringify(({VIEW})()) === JSON.stringify(wanted)", arg=wanted)
@@ -64,18 +70,16 @@ def test_a_burst_of_zooms_is_one_step_and_each_step_is_undone_and_done_again(ope
     for _ in range(4):
         opened.mouse.wheel(0, -120)
     opened.keyboard.up("Shift")
-    opened.wait_for_timeout(RESTS_MS)
+    expect_entries(opened, before + 1)
     zoomed = view(opened)
     assert zoomed["top"] < begun["top"] and zoomed["last"] < begun["last"]
-    assert entries(opened) == before + 1
     opened.mouse.click(box["x"] + 400, box["y"] + 200)
-    opened.wait_for_timeout(RESTS_MS)
+    expect_entries(opened, before + 2)
     pinned = view(opened)
     assert pinned["pin"] >= 0
     opened.locator("#timeline").get_by_label("Colour", exact=True).select_option("site")
-    opened.wait_for_timeout(RESTS_MS)
+    expect_entries(opened, before + 3)
     coloured = view(opened)
-    assert entries(opened) == before + 3
     back(opened, pinned)
     assert "colour=category" in opened.url
     back(opened, zoomed)
@@ -89,8 +93,9 @@ def test_a_burst_of_zooms_is_one_step_and_each_step_is_undone_and_done_again(ope
 
 
 def test_a_tab_is_a_step(opened: Any) -> None:
+    before = entries(opened)
     opened.get_by_role("tab", name="What if").click()
-    opened.wait_for_timeout(RESTS_MS)
+    expect_entries(opened, before + 1)
     opened.evaluate("history.back()")
     playwright.expect(opened.get_by_role("tab", name="Explore")).to_have_attribute("aria-selected", "true")
     opened.wait_for_timeout(RESTS_MS)

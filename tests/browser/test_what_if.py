@@ -14,7 +14,6 @@ from tests.browser.conftest import at_home
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 expect = playwright.expect
-PATIENCE_MS = 20_000
 
 
 @pytest.fixture

@@ -14,7 +14,6 @@ from tests.traces import MiB, alloc, free, trace_of
 
 GiB = 1 << 30
 TIMELINE = "document.getElementById('host').memviz"
-PATIENCE_MS = 15_000
 RESTS_MS = 400
 KEY = "trace"
 
@@ -34,7 +33,6 @@ def crowded() -> Trace:
 
 
 def shown(page: Any, state: dict[str, Any] | None = None) -> Mounted:
-    page.set_default_timeout(PATIENCE_MS)
     page.emulate_media(reduced_motion="reduce")
     trace = crowded()
     device = trace.devices[0]
