@@ -153,6 +153,7 @@ def kept():
 """
 BY_THE_PAGE = """
 from memviz.c_memory import keep_little, large_blocks_kept
+from memviz.ui.shell.context import Context
 from memviz.ui.shell.store import TraceStore
 from memviz.ui.upload import reading
 
@@ -160,7 +161,7 @@ keep_little()
 
 def kept(by=large_blocks_kept):
     reading.large_blocks_kept = by
-    readings, raw = reading.Readings(TraceStore()), Path(FILE).read_bytes()
+    readings, raw = reading.Readings(Context(TraceStore())), Path(FILE).read_bytes()
     one = readings.get(readings.begin("training.pickle.gz", len(raw), packed=False))
     one.arriving.add(raw)
     one.arriving.end()

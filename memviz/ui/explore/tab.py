@@ -7,7 +7,7 @@ pinned allocation. Of the inner tabs only the one that is seen is computed.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -155,6 +155,16 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
 
         return heard.answered(everything)
 
+    told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
+    parts.timeline.select(select, told, [parts.chosen, *parts.panels], **_LATEST)
+    parts.shown.change(_offering(context), [session, parts.heard], [parts.findings], **_LATEST)
+    parts.find.input(search, turned, parts.panels, **_LATEST)
+    parts.shown.change(another, told, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
+    for panel in (parts.head, parts.live):
+        panel.click(act, turned, [*parts.panels, *parts.maps], **_LATEST)
+
+
+def _offering(context: Context) -> Callable[[Session, Heard], Awaitable[Any]]:
     async def offer(current: Session, heard: Heard) -> Any:
         """What could be done follows by itself, once nothing else is waited for: it takes some replays."""
         current_trace, before = context.current(current), heard.session
@@ -172,13 +182,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         made = await asyncio.to_thread(offers, *current_trace)
         return findings_html(*current_trace, key, made) if is_shown() else gr.skip()
 
-    told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
-    parts.timeline.select(select, told, [parts.chosen, *parts.panels], **_LATEST)
-    parts.shown.change(offer, [session, parts.heard], [parts.findings], **_LATEST)
-    parts.find.input(search, turned, parts.panels, **_LATEST)
-    parts.shown.change(another, told, [parts.chosen, *parts.panels, *parts.maps], **_LATEST)
-    for panel in (parts.head, parts.live):
-        panel.click(act, turned, [*parts.panels, *parts.maps], **_LATEST)
+    return offer
 
 
 def chosen_of_another(session: Session, known: Mapping[str, Any], heard: Mapping[str, Any]) -> Mapping[str, Any]:

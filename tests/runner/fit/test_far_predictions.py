@@ -85,7 +85,7 @@ def test_the_command_spreads_its_search(address: str, tmp_path: Path, monkeypatc
 
 def test_an_address_nobody_answers_at_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dask_client, "_ANSWERS_WITHIN_SECONDS", 1)
-    with pytest.raises(UsageError, match="^No scheduler answers at tcp://127.0.0.1:9 "):
+    with pytest.raises(UsageError, match="^No scheduler answers at 'tcp://127.0.0.1:9' "):
         dask_client.dask_client("tcp://127.0.0.1:9").__enter__()
 
 
