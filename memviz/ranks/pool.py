@@ -93,9 +93,13 @@ def _hand_out(
 
 
 def _stop(pool: ProcessPoolExecutor) -> None:
-    """At once, also where whoever asked went away half way through a large file."""
+    """At once, also where whoever asked went away half way through a large file.
+
+    Not by SIGTERM: a copy of this process that has not begun yet may hear it as its parent would, and go on. It would
+    wait for ever then, where one that ended had its turn at the queue.
+    """
     for process in list((getattr(pool, "_processes", None) or {}).values()):
-        process.terminate()
+        process.kill()
     pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,14 @@ def killed_by_some(place: Place, device: str | None) -> Reduced:
     """As the system ends a process that takes too much memory."""
     if "killer" in place.name:
         os.kill(os.getpid(), signal.SIGKILL)
+    return reduce_rank(place, device)
+
+
+def deaf_to_some(place: Place, device: str | None) -> Reduced:
+    """Half way through a file, in a process that does not hear SIGTERM: one that has not begun may lose it."""
+    if "deaf" in place.name:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        time.sleep(3600)
     return reduce_rank(place, device)
 
 
@@ -63,6 +72,15 @@ def test_whoever_goes_away_leaves_no_process(tmp_path: Path) -> None:
     assert isinstance(next(rows), RankRow)
     rows.close()
     assert children() == []
+
+
+def test_a_process_that_does_not_hear_is_ended_too(tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 4)
+    (folder / "run.rank1.pickle").rename(folder / "deaf.rank1.pickle")
+    rows = reduced_here(places_of([str(folder)]), processes=2, reduce=deaf_to_some)
+    assert isinstance(next(rows), RankRow)
+    rows.close()
+    assert not children()
 
 
 def test_whoever_is_killed_leaves_no_process(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ or weights read from a file, take address space only.
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +29,8 @@ from memviz.runner.predict.prediction_errors import data_needed, name_for_users,
 from memviz.runner.predict.stand_ins import WHOLE_ARITHMETIC, StandIns
 
 aten = torch.ops.aten
+_UNRESERVED = getattr(mmap, "MAP_NORESERVE", 0)
+"""What nobody will write needs no place kept for it."""
 _SMALL = 1 << 20
 """Bytes: so much is filled with zeros at once; more comes from the system as zeros when it is first touched."""
 _FILLERS = {
@@ -321,9 +325,13 @@ def _lies_there(value: Any) -> bool:
 
 
 def _zeros(count: int) -> torch.UntypedStorage:
-    if count > _SMALL:
+    if count <= _SMALL:
+        return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
+    if sys.platform == "win32":
         return torch.from_numpy(np.zeros(count, dtype=np.uint8)).untyped_storage()
-    return torch.zeros(count, dtype=torch.uint8, device="cpu").untyped_storage()
+    # Not from the C library: where its heap has a hole of that size, it fills the hole with zeros, gigabytes of them.
+    mapped = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _UNRESERVED)
+    return torch.from_numpy(np.frombuffer(mapped, dtype=np.uint8)).untyped_storage()
 
 
 def _only_its_shape_counts(func: Any, args: Any) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.prediction_errors import DataNeeded
+from tests import forked
 from tests.runner.predict.rows import A100
 
 
@@ -120,6 +121,34 @@ def test_numbers_drawn_on_the_host_are_real_if_small_and_large_ones_take_no_memo
         weight.half().to("cuda")
         assert device.allocated_bytes == 2 * (32768 * 32768 + 32768)
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < 1 << 29
+
+
+_A_HOLE = """
+import ctypes, resource
+from tests.runner.predict.rows import A100
+from memviz.runner.predict.predicted_device import PredictedDevice
+import torch
+
+library = ctypes.CDLL(None)
+library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+library.free.argtypes = [ctypes.c_void_p]
+M_MMAP_MAX = -4
+library.mallopt(M_MMAP_MAX, 0)
+hole, behind = library.malloc(4 << 30), library.malloc(1 << 20)
+library.mallopt(M_MMAP_MAX, 65536)
+library.free(hole)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+with PredictedDevice(A100) as device:
+    torch.nn.Linear(16384, 16384).half().to("cuda")
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+@pytest.mark.skipif(not forked.CAN_FORK_RUNS, reason="asks glibc's heap")
+def test_large_ones_take_no_memory_where_the_heap_of_a_long_running_process_has_a_hole_for_them() -> None:
+    done = forked.run(["-c", _A_HOLE], of=forked.with_torch)
+    assert not done.stderr
+    assert int(done.stdout) < 128
 
 
 def test_of_many_alike_the_one_that_is_written_differs() -> None:
