@@ -20,6 +20,12 @@ def test_any_two_categories_look_different(colours, sight):
 
 
 @both_modes
+def test_what_a_model_that_writes_keeps_is_not_taken_for_an_optimizer_s(colours):
+    """Trainers by reinforcement have both in one process."""
+    assert colours.category(Category.KV_CACHE) != colours.category(Category.OPTIMIZER_STATE)
+
+
+@both_modes
 @pytest.mark.parametrize("sight", SIGHT)
 def test_growing_and_shrinking_look_different(colours, sight):
     assert distance(colours.grew, colours.shrank, sight) > 0.17
