@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from array import array
+from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from memviz.allocator.blocks import Block, PoolId
 from memviz.trace.model import Action, Ints8
 
-_ALLOC = int(Action.ALLOC)
+Bytes = npt.NDArray[np.uint8]
+Words = npt.NDArray[np.uint64]
 _FREED = bytes((Action.FREE_REQUESTED, Action.FREE_COMPLETED))
 
 
@@ -39,14 +42,6 @@ class ModelHistory:
         self.pool.append(pool)
         self.cause.append(self.now)
 
-    def add_malloc(self, event: int, address: int, size: int, stream: int, pool: PoolId) -> None:
-        self.action.append(_ALLOC)
-        self.address.append(address)
-        self.size.append(size)
-        self.stream.append(stream)
-        self.pool.append(pool)
-        self.cause.append(event)
-
     def add_free(self, event: int, block: Block) -> None:
         """Asked for, and complete with the next event."""
         pool = block.pool.owner.id
@@ -56,6 +51,16 @@ class ModelHistory:
         self.stream.extend((block.stream, block.stream))
         self.pool.extend((pool, pool))
         self.cause.extend((event, event + 1))
+
+    def add_columns(
+        self, *, action: Bytes, address: Words, size: Ints8, stream: Words, pool: Sequence[PoolId], cause: Ints8
+    ) -> None:
+        self.action.frombytes(action.tobytes())
+        self.address.frombytes(address.tobytes())
+        self.size.frombytes(size.tobytes())
+        self.stream.frombytes(stream.tobytes())
+        self.pool.extend(pool)
+        self.cause.frombytes(cause.tobytes())
 
     def entries(self, first: int) -> list[tuple[int, int, int]]:
         """Action, address and size of the entries from `first` on."""

@@ -16,6 +16,7 @@ import numpy as np
 from memviz.allocator.blocks import ADDRESS_BITS, Block, PoolId, merge
 from memviz.allocator.caching import place_among_expandable
 from memviz.allocator.replayer import CHUNK, Replay
+from memviz.allocator.served import Served
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.state import unrecorded
 from memviz.allocator.steps import ReplayStep
@@ -59,21 +60,24 @@ class _Quick:
         self.rounding_up = settings.max_non_split_rounding_size
         self.is_recorded = self.allocator.record is not unrecorded
         self.lands_as_recorded = replay.lands_as_recorded
+        self.served = Served(replay.source, replay.history)
 
     def run(self, events: Iterator[tuple[Any, ...]]) -> None:
-        history, handlers, live = self.replay.history, self.handlers, self.replay.live
-        take, waiting, statistics = self._take, self.allocator.pending.blocks, self.allocator.statistics
-        there, asked, is_recorded = statistics.allocated_bytes, statistics.requested_bytes, self.is_recorded
+        history, handlers, live, served = self.replay.history, self.handlers, self.replay.live, self.served
+        take, waiting, is_recorded = self._take, self.allocator.pending.blocks, self.is_recorded
         grown, after_ladder = self.replay.grown, self.replay.after_ladder
+        note_event, note_request = served.events.append, served.requests.append
+        note_address = served.addresses.append
+        there, there_most, asked, asked_most = self._counts()
         for event, step, address, requested, size, stream, pool in events:
             if step == _FREE:
                 block = live.get(address)
                 if block is not None and block.allocated:
                     del live[address]
-                    there.current[0] -= block.size
-                    asked.current[0] -= block.requested
+                    there -= block.size
+                    asked -= block.requested
                     if is_recorded:
-                        history.add_free(event, block)
+                        served.add_free(event, block)
                     _give_back(block)
                 continue
             if (
@@ -87,18 +91,35 @@ class _Quick:
                 block = take(size, stream, pool, address)
                 if block is not None:
                     if is_recorded:
-                        history.add_malloc(event, block.address, requested, stream, pool)
+                        note_event(event)
+                        note_request(event)
+                        note_address(block.address)
                     block.requested, block.cause = requested, event
                     live[address] = block
-                    now = there.current[0] = there.current[0] + block.size
-                    if now > there.peak[0]:
-                        there.peak[0] = now
-                    now = asked.current[0] = asked.current[0] + requested
-                    if now > asked.peak[0]:
-                        asked.peak[0] = now
+                    there += block.size
+                    if there > there_most:
+                        there_most = there
+                    asked += requested
+                    if asked > asked_most:
+                        asked_most = asked
                     continue
+            self._count(there, there_most, asked, asked_most)
+            served.write()
             history.now = event
             handlers[step](event, address, requested, stream, pool)
+            there, there_most, asked, asked_most = self._counts()
+        self._count(there, there_most, asked, asked_most)
+        served.write()
+
+    def _counts(self) -> tuple[int, int, int, int]:
+        """What the model's steps count too, now and at most."""
+        there, asked = self.allocator.statistics.allocated_bytes, self.allocator.statistics.requested_bytes
+        return there.current[0], there.peak[0], asked.current[0], asked.peak[0]
+
+    def _count(self, there: int, there_most: int, asked: int, asked_most: int) -> None:
+        statistics = self.allocator.statistics
+        statistics.allocated_bytes.current[0], statistics.allocated_bytes.peak[0] = there, there_most
+        statistics.requested_bytes.current[0], statistics.requested_bytes.peak[0] = asked, asked_most
 
     def _take(self, size: int, stream: int, pool_id: PoolId, address: int) -> Block | None:
         """`CachingAllocator.malloc` where the cache has a block; None where it has none, and nothing has changed.

@@ -28,6 +28,8 @@ def which(trace: Trace, device: DeviceTrace) -> Which:
 
 def chosen_device(trace: Trace, name: str | None = None) -> DeviceTrace:
     """The named one; else the one that ran out of memory, else the one whose memory went highest."""
+    if name is None and len(trace.devices) == 1:
+        return trace.devices[0]
     if name is None:
         return max(
             trace.devices,
