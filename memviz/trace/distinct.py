@@ -1,4 +1,4 @@
-"""The different numbers in a column."""
+"""The different numbers in a column, and which of a column are among others."""
 
 from __future__ import annotations
 
@@ -23,3 +23,12 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     ordered: npt.NDArray[Any] = np.sort(numbers, axis=None)
     different: npt.NDArray[Any] = ordered[np.append(True, ordered[1:] != ordered[:-1])]
     return different
+
+
+def is_among(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """What `np.isin` gives. That calls `np.unique` where numbers lie far apart, as sizes do."""
+    known = distinct(wanted)
+    if not len(known):
+        return np.zeros(numbers.shape, dtype=np.bool_)
+    place = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
+    return np.asarray(known[place] == numbers)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 
 
 @given(st.lists(st.integers(-5, 5) | st.sampled_from([4095, 4096, 2**62, -(2**63)]), max_size=12))
@@ -22,3 +22,9 @@ def test_the_kind_of_number_stays(kind, count):
     column = (np.arange(count) % 3).astype(kind)
     assert distinct(column).dtype == np.unique(column).dtype
     assert distinct(column).tolist() == np.unique(column).tolist()
+
+
+@given(*2 * [st.lists(st.integers(-3, 3) | st.sampled_from([2**62, -(2**63)]), max_size=8)])
+def test_what_is_among_others_is_as_numpy_finds_it(numbers, wanted):
+    columns = np.array(numbers, dtype=np.int64), np.array(wanted, dtype=np.int64)
+    assert is_among(*columns).tolist() == np.isin(*columns).tolist()

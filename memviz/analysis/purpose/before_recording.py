@@ -14,6 +14,7 @@ from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed
 from memviz.analysis.sums import sum_by
+from memviz.trace.distinct import is_among
 from memviz.trace.model import Bools, Category, DeviceTrace, Ints8
 
 FEWEST_WEIGHTS = 8
@@ -43,7 +44,7 @@ def _say_freed(findings: Findings, evidence: Evidence, rows: Ints8, *, weights: 
     findings.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
     rest = rows[doing == Doing.NOTHING]
     size = evidence.size
-    sized = np.isin(size[rest], np.union1d(size[weights], size[findings.category == Category.GRADIENT]))
+    sized = is_among(size[rest], np.append(size[weights], size[findings.category == Category.GRADIENT]))
     is_training = evidence.sees_training or bool((findings.category == Category.GRADIENT).any())
     gradients = sized & is_training
     findings.say(rest[gradients], Category.GRADIENT, Reason.BEFORE_GRADIENT, Certainty.PROBABLE)
@@ -77,7 +78,7 @@ def _added_to(findings: Findings, evidence: Evidence, sizes: Ints8, rows: Ints8,
     """
     backward = evidence.during(Doing.BACKWARD) | (findings.reason == Reason.ORDER_FREED)
     made = backward & (findings.category == Category.TEMPORARY)
-    returns = np.isin(sizes, np.unique(evidence.size[made]))[code]
+    returns = is_among(sizes, evidence.size[made])[code]
     size = evidence.size[rows]
     return np.asarray(returns & bool(size[returns].sum() > _MOST * size.sum()))
 

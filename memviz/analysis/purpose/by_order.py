@@ -14,6 +14,7 @@ from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.hills import Hills, hills
 from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.trace.distinct import is_among
 from memviz.trace.model import Category, DeviceTrace, Ints8
 
 _MOST_OUTPUTS = 4
@@ -34,7 +35,7 @@ def say_by_order(findings: Findings, evidence: Evidence, device: DeviceTrace) ->
     if len(weights) < FEWEST_WEIGHTS:
         return
     _say(findings, first, Category.PARAMETER, Reason.ORDER_FIRST)
-    like_weight = np.isin(size, np.unique(weights))
+    like_weight = is_among(size, weights)
     passing = rows[~kept & ~like_weight]
     seen = hills(evidence.start[passing], evidence.end[passing], evidence.size[passing], len(device.events))
     outlasting = kept | (seen.bottom_after(start) <= evidence.end[rows])
@@ -54,7 +55,7 @@ def _say_weights_again(findings: Findings, gradients: Ints8, kept: Ints8, eviden
     if 2 * int(evidence.size[passing].sum()) > int(weights.sum()) or not len(kept):
         return
     sizes, code = np.unique(evidence.size[kept], return_inverse=True)
-    there = np.bincount(np.searchsorted(sizes, weights[np.isin(weights, sizes)]), minlength=len(sizes))
+    there = np.bincount(np.searchsorted(sizes, weights[is_among(weights, sizes)]), minlength=len(sizes))
     order = np.argsort(code, kind="stable")
     rank = np.empty(len(kept), dtype=np.int64)
     rank[order] = np.arange(len(kept)) - np.searchsorted(code[order], code[order])

@@ -9,6 +9,7 @@ from memviz.analysis.purpose.before_recording import FEWEST_WEIGHTS
 from memviz.analysis.purpose.evidence import Evidence
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.trace.distinct import is_among
 from memviz.trace.model import Category
 
 
@@ -19,7 +20,7 @@ def say_from_the_start(findings: Findings, evidence: Evidence) -> None:
     if not len(rows):
         return
     size = evidence.size[rows]
-    gradients = np.isin(size, np.unique(evidence.size[findings.category == Category.GRADIENT]))
+    gradients = is_among(size, evidence.size[findings.category == Category.GRADIENT])
     weights = np.ones(len(rows), dtype=np.bool_)
     if 2 * size[gradients].sum() > size.sum():
         weights = gradients

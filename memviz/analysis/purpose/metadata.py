@@ -10,6 +10,7 @@ from memviz.analysis.annotations import annotated, annotation_of_events
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.findings import Findings
 from memviz.analysis.purpose.reasons import Certainty, Reason
+from memviz.trace.distinct import distinct
 from memviz.trace.model import EMPTY_TEXT, Category, DeviceTrace, Trace
 
 _WORDS = (
@@ -33,7 +34,7 @@ def say_metadata(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
     start = lifetimes(device).start
     begun = np.flatnonzero(findings.open & (start >= 0))
     text = texts[start[begun]]
-    for code in np.unique(text[text != EMPTY_TEXT]).tolist():
+    for code in distinct(text[text != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
             findings.say(begun[text == code], category, Reason.METADATA, Certainty.STATED)
@@ -47,7 +48,7 @@ def say_annotations(findings: Findings, trace: Trace, device: DeviceTrace) -> No
         return
     around = annotation_of_events(device, start[begun])
     name = np.append(intervals.name, EMPTY_TEXT)[around]
-    for code in np.unique(name[name != EMPTY_TEXT]).tolist():
+    for code in distinct(name[name != EMPTY_TEXT]).tolist():
         category = _meaning(trace.strings[code])
         if category is not Category.UNKNOWN:
             findings.say(begun[name == code], category, Reason.ANNOTATED, Certainty.PROBABLE)
