@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.reserved.fragmentation import fragmentation_at
 from memviz.analysis.timeline import timeline
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
 from memviz.trace.rounding import LARGE_SEGMENT
@@ -275,7 +275,7 @@ def _before_a_new_segment(device: DeviceTrace, ends: Ints8) -> int:
     """When it needs room the allocator gives back first, and asks again at once."""
     action = device.events.action
     following = action[ends[ends + 1 < len(action)] + 1]
-    return int(np.isin(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
+    return int(is_among(following, (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP, Action.OOM)).sum())
 
 
 def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:

@@ -9,6 +9,10 @@ import numpy.typing as npt
 
 _FEW = 1 << 12
 """Codes up to here are counted, which reads a column once and moves nothing."""
+_TABLE = 1 << 20
+"""Bytes of a table that says of every code whether it is wanted."""
+_EACH = 8
+"""So few are looked for one after the other."""
 
 
 def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -25,10 +29,17 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return different
 
 
-def is_among(numbers: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """What `np.isin` gives. That calls `np.unique` where numbers lie far apart, as sizes do."""
-    known = distinct(wanted)
-    if not len(known):
-        return np.zeros(numbers.shape, dtype=np.bool_)
+def is_among(numbers: npt.NDArray[Any], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """What `np.isin` gives for integers. That calls `np.unique` where they lie far apart, as sizes do, or are few."""
+    known = distinct(np.asarray(wanted))
+    if len(known) <= _EACH:
+        found = np.zeros(numbers.shape, dtype=np.bool_)
+        for number in known.tolist():
+            found |= numbers == number
+        return found
+    if known[0] >= 0 and known[-1] < _TABLE and (not numbers.size or numbers.min() >= 0):
+        table = np.zeros(int(known[-1]) + 2, dtype=np.bool_)
+        table[known] = True
+        return np.asarray(table[np.minimum(numbers, np.int64(len(table) - 1))])
     place = np.minimum(np.searchsorted(known, numbers), len(known) - 1)
     return np.asarray(known[place] == numbers)

@@ -24,7 +24,16 @@ def test_the_kind_of_number_stays(kind, count):
     assert distinct(column).tolist() == np.unique(column).tolist()
 
 
-@given(*2 * [st.lists(st.integers(-3, 3) | st.sampled_from([2**62, -(2**63)]), max_size=8)])
+_NUMBERS = st.integers(-3, 12) | st.sampled_from([300, 4095, 4096, 2**62, -(2**63)])
+
+
+@given(st.lists(_NUMBERS, max_size=12), st.lists(_NUMBERS, max_size=24))
 def test_what_is_among_others_is_as_numpy_finds_it(numbers, wanted):
     columns = np.array(numbers, dtype=np.int64), np.array(wanted, dtype=np.int64)
     assert is_among(*columns).tolist() == np.isin(*columns).tolist()
+
+
+@given(st.lists(st.integers(0, 255), max_size=12), st.lists(st.integers(0, 600), max_size=24))
+def test_so_it_is_of_small_numbers(numbers, wanted):
+    column = np.array(numbers, dtype=np.uint8)
+    assert is_among(column, wanted).tolist() == np.isin(column, wanted).tolist()

@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds, path_of
 from memviz.analysis.callstacks.stack_places import first_in_stack, last_in_stack, only_places
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Bools, Bytes1, Ints4, Ints8, Trace
 
 
@@ -145,7 +145,7 @@ def _module_calls(trace: Trace) -> ModuleCalls:
 def _frames_of(trace: Trace, part: str) -> Ints8:
     files = trace.stacks.frames.filename
     hit = [code for code in distinct(files) if part in path_of(trace.strings[code])]
-    return np.flatnonzero(np.isin(files, hit))
+    return np.flatnonzero(is_among(files, hit))
 
 
 def _frame_signs(trace: Trace) -> Bytes1:
@@ -175,8 +175,8 @@ def _built_by_user(trace: Trace, signs: Bytes1) -> Bytes1:
     optimizers = _files_called(trace, "step", signs == Doing.STEP)
     of_frame = np.zeros(len(frames), dtype=np.uint8)
     init = _named_exactly(trace, "__init__")
-    of_frame[init & np.isin(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Doing.BUILD
-    of_frame[init & np.isin(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
+    of_frame[init & is_among(frames.filename, np.setdiff1d(modules, optimizers, assume_unique=True))] = Doing.BUILD
+    of_frame[init & is_among(frames.filename, np.setdiff1d(optimizers, modules, assume_unique=True))] = (
         Doing.BUILD_OPTIMIZER
     )
     first = first_in_stack(trace.stacks, of_frame != Doing.NOTHING)
@@ -199,12 +199,12 @@ def _files_called(trace: Trace, function: str, caller: Bools) -> Ints4:
 def _named(trace: Trace, starts: tuple[str, ...]) -> Bools:
     names = trace.stacks.frames.name
     hit = {int(code) for code in distinct(names) if trace.strings[code].startswith(starts)}
-    return np.isin(names, list(hit))
+    return is_among(names, list(hit))
 
 
 def _named_exactly(trace: Trace, function: str) -> Bools:
     names = trace.stacks.frames.name
-    return np.isin(names, [code for code in distinct(names) if trace.strings[code] == function])
+    return is_among(names, [code for code in distinct(names) if trace.strings[code] == function])
 
 
 def _at(values: Bytes1, place: Ints8) -> Bytes1:

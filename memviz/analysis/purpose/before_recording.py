@@ -37,10 +37,10 @@ def _say_freed(findings: Findings, evidence: Evidence, rows: Ints8, *, weights: 
     doing = evidence.doing_at_free[rows]
     step = rows[doing == Doing.STEP]
     like = agreed(evidence.free_stack, findings.category, evidence.free_stack[step])
-    known = np.isin(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
+    known = is_among(like, (Category.PARAMETER, Category.OPTIMIZER_STATE))
     findings.say(step[known], like[known], Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
     findings.say(step[~known], Category.OPTIMIZER_STATE, Reason.BEFORE_STEP_FREED, Certainty.PROBABLE)
-    used = rows[np.isin(doing, (Doing.BACKWARD, Doing.FORWARD))]
+    used = rows[is_among(doing, (Doing.BACKWARD, Doing.FORWARD))]
     findings.say(used, Category.ACTIVATION, Reason.BEFORE_USED, Certainty.PROBABLE)
     rest = rows[doing == Doing.NOTHING]
     size = evidence.size

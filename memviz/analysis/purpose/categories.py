@@ -21,6 +21,7 @@ from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed, freed_like
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
+from memviz.trace.distinct import is_among
 from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Trace
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
@@ -76,7 +77,7 @@ def _apply(rules: tuple[Rule, ...], findings: Findings, evidence: Evidence) -> N
 
 def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
     """What the end of the trace cut off is what all others of its stack were, if they agree."""
-    cut_off = np.isin(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
+    cut_off = is_among(findings.reason, _CUT_OFF) & evidence.never_freed & evidence.begun
     rows = np.flatnonzero(cut_off)
     others = np.where(cut_off, Category.UNKNOWN, findings.category).astype(np.uint8)
     like = agreed(evidence.stack, others, evidence.stack[rows])
@@ -87,7 +88,7 @@ def _follow_same_stack(findings: Findings, evidence: Evidence) -> None:
 
 def _follow_free(findings: Findings, device: DeviceTrace) -> None:
     """What a step leaves behind is a parameter if it is freed where the first parameters were."""
-    first = np.flatnonzero(np.isin(findings.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
+    first = np.flatnonzero(is_among(findings.reason, (Reason.BUILD_KEPT, Reason.OPTIMIZER_BUILD_KEPT)))
     rows = np.flatnonzero(findings.reason == Reason.STEP_KEPT)
     like = freed_like(device, findings.category, first, rows)
     findings.say(rows[like == Category.PARAMETER], Category.PARAMETER, Reason.REPLACED, Certainty.SURE)

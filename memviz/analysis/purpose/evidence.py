@@ -20,7 +20,7 @@ from memviz.analysis.purpose.named_frames import named
 from memviz.analysis.purpose.phases import doing_of_allocs, doing_of_rows
 from memviz.analysis.purpose.python_calls import call_over, freed_outside_call
 from memviz.analysis.purpose.replacements import stack_of_frees
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Action, Bools, Bytes1, DeviceTrace, Ints4, Ints8, Trace
 
 _MOST_OUTPUTS = 4
@@ -90,7 +90,7 @@ class Evidence:
 
     @cached_property
     def next_work(self) -> Ints4:
-        return self._next(self._allocs[np.isin(self._alloc_doing, _WORK)])
+        return self._next(self._allocs[is_among(self._alloc_doing, _WORK)])
 
     @cached_property
     def next_backward(self) -> Ints4:
@@ -99,7 +99,7 @@ class Evidence:
     @cached_property
     def after_work(self) -> Bools:
         """Some forward, backward or step was seen before it."""
-        work = self._allocs[np.isin(self._alloc_doing, _WORK)]
+        work = self._allocs[is_among(self._alloc_doing, _WORK)]
         return self._rows.start > (work[0] if len(work) else self._never)
 
     @cached_property
@@ -232,14 +232,14 @@ class Evidence:
         """The next work, if it is a forward and the work before was none."""
         forward = self._alloc_doing == Doing.FORWARD
         next_one = self._next(self._allocs[forward])
-        work = np.flatnonzero(np.isin(self._alloc_doing, _WORK))
+        work = np.flatnonzero(is_among(self._alloc_doing, _WORK))
         before = np.searchsorted(self._allocs[work], self.start, side="right") - 1
         goes_on = np.append(forward[work], False)[before]
         return np.where((next_one == self.next_work) & ~goes_on, next_one, np.int32(self._never))
 
     @cached_property
     def sees_training(self) -> bool:
-        return bool(np.isin(self._alloc_doing, (Doing.BACKWARD, Doing.STEP)).any())
+        return bool(is_among(self._alloc_doing, (Doing.BACKWARD, Doing.STEP)).any())
 
     @cached_property
     def sees_backward(self) -> bool:
@@ -247,12 +247,12 @@ class Evidence:
 
     @cached_property
     def sees_work(self) -> bool:
-        return bool(np.isin(self._alloc_doing, _WORK).any())
+        return bool(is_among(self._alloc_doing, _WORK).any())
 
     @cached_property
     def first_work(self) -> int:
         """The first alloc of a forward, backward or step; `never` where there is none."""
-        work = self._allocs[np.isin(self._alloc_doing, _WORK)]
+        work = self._allocs[is_among(self._alloc_doing, _WORK)]
         return int(work[0]) if len(work) else self._never
 
     @cached_property
@@ -299,7 +299,7 @@ class Evidence:
     def _optimizer_steps(self) -> Ints8:
         names = annotated(self._device).intervals.name
         codes = [code for code in distinct(names) if self._trace.strings[code].startswith("Optimizer.step#")]
-        return np.flatnonzero(np.isin(names, codes)) if codes else np.zeros(0, dtype=np.int64)
+        return np.flatnonzero(is_among(names, codes)) if codes else np.zeros(0, dtype=np.int64)
 
     @cached_property
     def _annotated_starts(self) -> Ints8:

@@ -14,7 +14,7 @@ import numpy as np
 from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, frame_kinds, path_of
 from memviz.analysis.callstacks.stack_places import first_in_stack
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Bytes1, Category, Trace
 
 
@@ -104,7 +104,7 @@ def _of_frames(trace: Trace) -> Bytes1:
     of_pair = [_meaning(strings[pair & 0xFFFFFFFF], path_of(strings[pair >> 32])) for pair in pairs.tolist()]
     categories[python] = np.array(of_pair, dtype=np.uint8)[pair_of] if len(of_pair) else 0
     collective = [int(code) for code in distinct(frames.name) if strings[code].startswith(_COLLECTIVES)]
-    categories[np.isin(frames.name, collective)] = Category.COLLECTIVE
+    categories[is_among(frames.name, collective)] = Category.COLLECTIVE
     return categories
 
 

@@ -15,7 +15,7 @@ from memviz.analysis.cache import kept
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.forward_passes import forward_passes
 from memviz.analysis.purpose.phases import doing_of_allocs
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import Action, Bytes1, DeviceTrace, Ints8, Trace
 
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
@@ -63,7 +63,7 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
 def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     at, doing = _work(trace, device)
     at, doing = _runs(*_without_blips(at, doing))
-    is_training = bool(np.isin(doing, (Doing.BACKWARD, Doing.STEP)).any())
+    is_training = bool(is_among(doing, (Doing.BACKWARD, Doing.STEP)).any())
     if not is_training:
         at = forward_passes(trace, device).first
         doing = np.full(len(at), Doing.FORWARD, dtype=np.uint8)
@@ -77,11 +77,11 @@ def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints8, Bytes1]:
     """Events that tell, and what: allocations, and optimizer steps that torch itself noted."""
     allocs = np.flatnonzero(device.events.action == Action.ALLOC)
     doing = doing_of_allocs(trace, device)[allocs]
-    tells = np.isin(doing, _WORK)
+    tells = is_among(doing, _WORK)
     intervals = annotated(device).intervals
     codes = [code for code in distinct(intervals.name) if trace.strings[code].startswith("Optimizer.step#")]
     # A fused optimizer allocates nothing.
-    noted = intervals.start_event[np.isin(intervals.name, codes)]
+    noted = intervals.start_event[is_among(intervals.name, codes)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
     at = np.concatenate([allocs[tells], noted])
     what = np.concatenate([doing[tells], np.full(len(noted), Doing.STEP, dtype=np.uint8)])

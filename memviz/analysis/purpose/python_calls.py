@@ -16,7 +16,7 @@ from memviz.analysis.cache import kept
 from memviz.analysis.callstacks.frames import LAST_PYTHON_KIND, FrameKind, frame_kinds
 from memviz.analysis.callstacks.stack_places import first_in_stack, last_place, only_places
 from memviz.analysis.purpose.activity import ModuleCalls, module_calls
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import NO_STACK, Bools, Ints4, Ints8, Stacks, Trace
 
 _MIX, _BASE = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD6E8FEB86659FD93)
@@ -81,7 +81,7 @@ class PythonStacks:
         known = np.flatnonzero(depth >= 0)
         frame = self.frame[self.offsets[known] + depth[known]]
         names = trace.stacks.frames.name
-        main = np.isin(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
+        main = is_among(names, [code for code in distinct(names) if trace.strings[code] == "<module>"])
         depth[known[main[frame]]] = _NEVER_OPEN
         depth[depth < 0] = _NEVER_OPEN
         return depth

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.analysis.cache import remembered
-from memviz.trace.distinct import distinct
+from memviz.trace.distinct import distinct, is_among
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Segments
 from memviz.trace.rounding import SMALL_SEGMENT, large_segment_of
 
@@ -86,7 +86,7 @@ def range_history(device: DeviceTrace) -> RangeHistory:
     final = _earliest(count, first[: len(segments)], last[: len(segments)])
     return RangeHistory(
         index=index,
-        gives_back=np.isin(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
+        gives_back=is_among(events.action[index], (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)),
         first=first[len(segments) :],
         last=last[len(segments) :],
         low=bounds[:count],
