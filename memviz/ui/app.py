@@ -6,6 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from memviz.ui.shell.housekeeping import Housekeeping
 from memviz.ui.shell.idle import rest_when_idle
 from memviz.ui.shell.links import SAMPLE, named, view_state
 from memviz.ui.shell.open_pages import OpenPages
+from memviz.ui.shell.page_config import kinds_of, seen_by_people
 from memviz.ui.shell.page_frame import (
     actions_html,
     brand_html,
@@ -88,9 +90,10 @@ def build_app(
     page.windows = Windows(page)
     page.housekeeping = Housekeeping(page)
     with page:
-        _Page(context, given, page.windows).build(page)
-    kinds = {component["type"] for component in page.config["components"]}
-    page.same_for_all = SameForAll(joined(beginning(), first_lines(files_of_page(FRONTEND, kinds))), script())
+        programs_row = _Page(context, given, page.windows).build(page)
+    seen = partial(seen_by_people, hidden=programs_row)
+    files = files_of_page(FRONTEND, kinds_of(seen(page.config)))
+    page.same_for_all = SameForAll(joined(beginning(), first_lines(files)), script(), seen)
     return page
 
 
@@ -116,7 +119,8 @@ class _Page:
         self.given = given
         self.windows = windows
 
-    def build(self, page: gr.Blocks) -> None:
+    def build(self, page: gr.Blocks) -> int:
+        """The number of what only programs ask by."""
         self.session = gr.State(Session())
         # What this browser may open again after a reload. The keys are worth nothing to anybody else.
         self.browser = gr.BrowserState([], storage_key="memviz-open-traces", secret="memviz")
@@ -124,12 +128,13 @@ class _Page:
         self._sidebar()
         self.band = Panel(elem_id="band")
         self._tabs()
-        with gr.Row(visible=False):
+        with gr.Row(visible=False) as programs:
             explore_programs.build()
             compare_programs.build()
             run_programs.build(self.run.answers)
             what_if_programs.build()
         self._wire(page)
+        return int(programs._id)
 
     def _sidebar(self) -> None:
         with gr.Sidebar(width=244, elem_classes="mv-side"):

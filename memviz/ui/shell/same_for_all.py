@@ -16,6 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from memviz.ui.html.markup import Html
+from memviz.ui.shell.page_config import Rewrite, rewritten
 
 _ASSETS, _FONTS, _THEME = "/assets/", "/static/fonts/", "/theme.css"
 SCRIPT = "/gradio_api/memviz/page.js"
@@ -59,8 +60,12 @@ class _Kept:
 
 
 class SameForAll:
-    def __init__(self, first_lines: Html, script: str) -> None:
-        """`first_lines` come into the head of the page, and then `script`, which runs before Gradio's."""
+    def __init__(self, first_lines: Html, script: str, seen: Rewrite = dict) -> None:
+        """`first_lines` come into the head of the page, and then `script`, which runs before Gradio's.
+
+        `seen`: of the page's configuration, what browsers are given.
+        """
+        self.seen = seen
         self._script = _Kept.of(script.encode(), b"application/javascript", _FOR_EVER)
         address = f".{SCRIPT}?v={sha256(script.encode()).hexdigest()[:16]}"
         self._lines = f'{first_lines}<script defer src="{address}"></script>'.encode()
@@ -86,6 +91,7 @@ class SameForAll:
             if is_page:
                 theme = _line_of_theme(body)
                 body = _BASE.sub(lambda base: base[0] + theme + self._lines, body, count=1)
+                body = rewritten(body, self.seen)
             kept = _to_keep(start, body, path) if is_alike else None
             if kept is None:
                 await _send_on(start, body, send)
