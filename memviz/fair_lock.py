@@ -37,9 +37,13 @@ class FairLock:
         give_up: Callable[[], bool] | None = None,
         *,
         owner: str = "",
+        place: Turn | None = None,
     ) -> Iterator[bool]:
-        """True once it is this one's turn; False if it gave up. `tell` hears how many are before it."""
-        turn = Turn(self, owner)
+        """True once it is this one's turn; False if it gave up. `tell` hears how many are before it.
+
+        `place` is one that may stand in the line already, in the stead of a new one.
+        """
+        turn = Turn(self, owner) if place is None else place
         try:
             yield self.wait(turn, tell, give_up)
         finally:
@@ -63,9 +67,11 @@ class FairLock:
         return False
 
     def stand_in(self, turn: Turn) -> None:
-        """For those who look whether it `has_come`, and may do other things meanwhile."""
+        """For those who look whether it `has_come`, and may do other things meanwhile. Who stands there stays there."""
         with self._changed:
-            self._ring.setdefault(turn.key, []).append(turn)
+            waiting = self._ring.setdefault(turn.key, [])
+            if turn not in waiting:
+                waiting.append(turn)
 
     def has_come(self, turn: Turn) -> bool:
         with self._changed:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # Gradio asks its makers' server for news otherwise, and no test may depend on a network.
 os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
@@ -22,8 +22,10 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Some hundred processes would compile the same modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Time on a shared machine says nothing about the code: a slow example is no failure.
-settings.register_profile("house", deadline=None, print_blob=True, max_examples=50)
+# Time on a shared machine says nothing about the code: a slow example is no failure, and neither are several.
+settings.register_profile(
+    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, max_examples=50
+)
 # `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
 settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
 settings.load_profile("house")
@@ -49,6 +51,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             # So do the files that hold recordings against predictions, each of which is made once for all of them.
             together = next((part for part in ("browser", "truth") if nodeid.startswith(f"tests/{part}/")), None)
             return together or nodeid.partition("::")[0]
+
+        def remove_node(self, node: Any) -> str | None:
+            """The test in which it ended has failed, and is not begun again elsewhere: it would end that one too."""
+            units = self.assigned_work[node].values()
+            left = [(unit, test) for unit in units for test, is_done in unit.items() if not is_done]
+            for unit, test in left[:1]:
+                unit[test] = True
+            super().remove_node(node)
+            return left[0][1] if left else None
 
     return BrowserApart(config, log)
 

@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import faulthandler
 import gc
 import json
 import os
 import runpy
+import signal
 import socket
 import struct
 import subprocess
@@ -36,6 +38,9 @@ CAN_FORK_RUNS = CAN_FORK and not Path("/dev/nvidiactl").exists()
 """A process that has looked for a GPU leaves none to those that are forked from it."""
 _LENGTH = struct.Struct("<q")
 _PR_SET_CHILD_SUBREAPER = 36
+MOST_SECONDS = 600
+"""For a program that a test waits for: one that hangs costs its own test, and says where it hung."""
+_ENDS_WITHIN_SECONDS = 30
 
 
 class ForkServer:
@@ -59,7 +64,11 @@ class ForkServer:
 
     def _end(self) -> None:
         self._line.close()
-        self._process.wait()
+        try:
+            self._process.wait(_ENDS_WITHIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     def start(self, call: dict[str, Any], streams: list[int]) -> int:
         """Its pid."""
@@ -73,9 +82,10 @@ class ForkServer:
 class Forked(subprocess.Popen[Any]):
     """`Popen` of `[sys.executable, ...]`, from a server."""
 
-    def __init__(self, server: ForkServer, arguments: list[str], **more: Any) -> None:
+    def __init__(self, server: ForkServer, arguments: list[str], most_seconds: int = 0, **more: Any) -> None:
         self._server = server
         self._apart = bool(more.get("start_new_session"))
+        self._most_seconds = most_seconds
         super().__init__(arguments, **more)
 
     def _execute_child(self, args: Any, *given: Any) -> None:  # type: ignore[override]
@@ -87,6 +97,7 @@ class Forked(subprocess.Popen[Any]):
             "folder": os.fspath(cwd or os.getcwd()),
             "environment": dict(os.environ if env is None else env),
             "apart": self._apart,
+            "most_seconds": self._most_seconds,
         }
         streams = [own if end == -1 else end for own, end in enumerate((stdin, stdout, stderr))]
         self.pid = self._server.start(call, streams)
@@ -112,10 +123,12 @@ def with_page() -> ForkServer:
     return ForkServer("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
 
 
-def start(arguments: Sequence[str], of: Callable[[], ForkServer] = light, **more: Any) -> subprocess.Popen[Any]:
-    """`Popen` of `[sys.executable, *arguments]`, forked where that can be."""
+def start(
+    arguments: Sequence[str], of: Callable[[], ForkServer] = light, most_seconds: int = MOST_SECONDS, **more: Any
+) -> subprocess.Popen[Any]:
+    """`Popen` of `[sys.executable, *arguments]`, forked where that can be; it ends by SIGALRM if it takes too long."""
     command = [sys.executable, *arguments]
-    return Forked(of(), command, **more) if CAN_FORK else subprocess.Popen(command, **more)
+    return Forked(of(), command, most_seconds, **more) if CAN_FORK else subprocess.Popen(command, **more)
 
 
 def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
@@ -191,6 +204,10 @@ def _become(call: dict[str, Any], streams: list[int]) -> None:
     first, *rest = [each for each in sys.path if each not in served.split(os.pathsep)]
     sys.path[:] = [first, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep)), *rest]
     tempfile.tempdir = None
+    if call["most_seconds"]:
+        # By the system's clock, and not in a thread: the program may fork, and count its threads.
+        faulthandler.register(signal.SIGALRM, file=2, chain=True)
+        signal.alarm(call["most_seconds"])
 
 
 class _Ending:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests import forked
 
 ROOT = Path(__file__).parents[1]
 _PATIENCE_SECONDS = 300
+_PORTS, _PROCESSES = range(20_000, 32_000), 8
 
 
 @dataclass(frozen=True)
@@ -51,12 +53,13 @@ def started(
     if quickly:
         # What is forked cannot begin anew with another way to get memory.
         environment.setdefault("PYTHONMALLOC", "default")
-    with tempfile.TemporaryDirectory() as folder:
+    # A process that is being ended may write there to the last.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         log = Path(folder) / "output.txt"
         uploads = Path(folder) / "uploads"
         environment["GRADIO_TEMP_DIR"] = str(uploads)
         with log.open("wb") as output:
-            start = partial(forked.start, of=forked.with_page) if quickly else _really_started
+            start = partial(forked.start, of=forked.with_page, most_seconds=0) if quickly else _really_started
             process = start(program, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
             address = f"http://127.0.0.1:{port}/"
@@ -88,6 +91,14 @@ def _wait_for(address: str, process: subprocess.Popen[bytes], log: Path) -> None
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """One that stays free until the page listens there, which takes seconds.
+
+    A free one that the system chooses may be given to any connection meanwhile, so it is below those that it chooses
+    from; and of two processes that share the tests each has its own.
+    """
+    process = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    while True:
+        port = random.SystemRandom().randrange(_PORTS.start, _PORTS.stop, _PROCESSES) + process % _PROCESSES
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-import time
 
 from memviz.fair_lock import FairLock
-from tests.runner.processes import PATIENCE_SECONDS
+from tests.runner.processes import PATIENCE_SECONDS, wait_until
 
 
 def test_turns_come_in_order_and_never_together() -> None:
@@ -28,7 +27,7 @@ def test_turns_come_in_order_and_never_together() -> None:
         threads.append(threading.Thread(target=use, args=(name,)))
         threads[-1].start()
         first_in.wait(600)
-        time.sleep(0.05)
+        wait_until(lambda: len(line._ring) == len(threads) - 1)
     let_go.set()
     for thread in threads:
         thread.join(600)
@@ -46,7 +45,7 @@ def test_those_who_wait_hear_how_many_are_before_them_and_can_give_up() -> None:
 
         thread = threading.Thread(target=wait)
         thread.start()
-        time.sleep(0.05)
+        wait_until(lambda: told)
         stop.set()
         thread.join(600)
     assert told == [1, False]
@@ -72,6 +71,7 @@ class Busy:
         """`served` had a turn each before."""
         self.line = FairLock()
         self.order: list[str] = []
+        self._left: dict[str, int] = {}
         self._threads: list[threading.Thread] = []
         self._done = threading.Event()
         self._begun = threading.Event()
@@ -97,14 +97,18 @@ class Busy:
             self._threads[-1].start()
             assert there.wait(PATIENCE_SECONDS)
 
-    def _use(self, owner: str, there: threading.Event) -> None:
+    def _use(self, owner: str, there: threading.Event, left: int = 0) -> None:
         with self.line.turn(lambda _: there.set(), owner=owner) as mine:
             assert mine
+            self._left[owner] = left
+            # However late its thread is, whoever asks again has done so when this turn ends.
+            again = [other for other, more in self._left.items() if more and other != owner]
+            wait_until(lambda: all(map(self.line.waiting, again)))
             self.order.append(owner)
 
     def _again(self, owner: str, there: threading.Event, turns: int) -> None:
-        for _ in range(turns):
-            self._use(owner, there)
+        for left in reversed(range(turns)):
+            self._use(owner, there, left)
 
     def ends(self) -> list[str]:
         self._done.set()
@@ -197,8 +201,7 @@ def test_of_several_places_the_next_goes_to_who_has_fewest_and_none_is_lost() ->
     for owner in ("many", "many", "many", "one"):
         threads.append(threading.Thread(target=work, args=[owner]))
         threads[-1].start()
-        while sum(map(len, lock._ring.values())) < len(threads):
-            time.sleep(0.001)
+        wait_until(lambda: sum(map(len, lock._ring.values())) == len(threads))
     first.release()
     for thread in threads:
         thread.join(PATIENCE_SECONDS)

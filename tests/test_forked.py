@@ -76,6 +76,14 @@ sys.stdout.write("half a line")
     assert quick == plain == (0, "half a line in a thread and at exit", "")
 
 
+def test_one_that_hangs_ends_and_says_where() -> None:
+    hangs = "import threading\ndef waits_for_ever():\n    threading.Event().wait()\nwaits_for_ever()"
+    with forked.start(["-c", hangs], most_seconds=1, stderr=subprocess.PIPE, text=True) as process:
+        _, errors = process.communicate()
+    assert process.returncode == -signal.SIGALRM
+    assert "waits_for_ever" in errors
+
+
 def test_it_can_be_signalled_and_is_gone_when_waited_for() -> None:
     process = forked.start(["-c", "import time; time.sleep(600)"])
     assert process.poll() is None

@@ -100,6 +100,10 @@ def _stop(pool: ProcessPoolExecutor) -> None:
     """
     for process in list((getattr(pool, "_processes", None) or {}).values()):
         process.kill()
+    # Of an answer half written the rest is waited for as long as anybody could write it, and this process could.
+    writer = getattr(getattr(pool, "_result_queue", None), "_writer", None)
+    if writer is not None:
+        writer.close()
     pool.shutdown(wait=True, cancel_futures=True)
 
 

@@ -110,6 +110,8 @@ def test_what_is_clicked_before_the_page_knows_its_visitor_is_not_lost(page: Any
     started(page, server)
     page.locator("[data-sample=training]").click()
     # Told at once it would be answered meanwhile, and the page's first answer would close it again.
+    while not held:
+        page.wait_for_timeout(50)
     page.wait_for_timeout(500)
     held[0].continue_()
     page.locator("#timeline .mvt[data-drawn]").wait_for()

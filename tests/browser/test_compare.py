@@ -137,6 +137,7 @@ def test_clicks_that_come_before_the_answer_are_all_answered_in_their_order(comp
     )
     compared.locator("#differences [data-by=module]").wait_for()
     compared.locator("#differences th[aria-sort] [data-value=a]").wait_for()
+    compared.wait_for_url(re.compile("by=module&sort=a"))
     # Nothing comes after it.
     compared.wait_for_timeout(500)
     assert compared.locator("#differences [data-by=module]").count() == 1

@@ -96,7 +96,8 @@ def test_the_wheel_moves_a_long_list_as_far_as_any_other(page):
     )
     page.mouse.move(300, 300)
     page.mouse.wheel(0, 240)
-    page.wait_for_function("document.getElementById('host').memviz.top > 12e6")
+    # Chromium lets it glide there.
+    page.wait_for_function("document.getElementById('host').memviz.top > 12e6 + 238")
     page.wait_for_timeout(400)
     assert top(page) == pytest.approx(12e6 + 240, abs=2)
 

@@ -104,13 +104,13 @@ def test_ten_uploads_at_once_leave_the_page_answering(server: str, tmp_path: Pat
 
     with ThreadPoolExecutor(10) as pool:
         waiting = [pool.submit(ask, i) for i in range(10)]
-        slowest = 0.0
+        slowest, begun = 0.0, time.monotonic()
         while not all(each.done() for each in waiting):
             started = time.monotonic()
-            with urllib.request.urlopen(server, timeout=30) as answer:
+            with urllib.request.urlopen(server, timeout=120) as answer:
                 answer.read()
             slowest = max(slowest, time.monotonic() - started)
             time.sleep(0.1)
         assert [each.result() for each in waiting] == [20_000 * 512] * 10
-    # Not a measure of speed: only that it never hangs until the others are done.
-    assert slowest < 20
+    # Not a measure of speed: only that it never hangs until the others are done, however long they take here.
+    assert slowest < max(20, (time.monotonic() - begun) / 2)

@@ -15,7 +15,7 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -230,21 +230,27 @@ def test_no_fault_ends_in_status_1(
     assert words in said and is_harmless(said)
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP"])
+@pytest.fixture(params=["SIGTERM", "SIGHUP"])
+def ending(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Of a process that a terminal starts: what `nohup` starts ignores one of them."""
+    number = getattr(signal, request.param)
+    before = signal.signal(number, signal.SIG_DFL)
+    yield number
+    signal.signal(number, before)
+
+
 def test_a_signal_that_ends_it_leaves_no_half_file(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: Path, name: str
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: Path, ending: int
 ) -> None:
-    number = getattr(signal, name)
-    before = signal.getsignal(number)
 
     def ends(trace: object, file: Any) -> None:
         file.write(b"half")
-        os.kill(os.getpid(), number)
+        os.kill(os.getpid(), ending)
 
     monkeypatch.setattr("memviz.commands.export.write_pickle", ends)
-    assert main(["export", str(small), "-o", str(tmp_path / "out.pickle")]) == 128 + number
+    assert main(["export", str(small), "-o", str(tmp_path / "out.pickle")]) == 128 + ending
     assert os.listdir(tmp_path) == [small.name]
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(ending) is signal.SIG_DFL
 
 
 # -- files that are written

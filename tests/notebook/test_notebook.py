@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 import memviz
 from memviz.errors import TraceError
 from tests.house.repository import ROOT
+from tests.runner.processes import PATIENCE_SECONDS
 
 pytest.importorskip("nbclient", reason="nbclient and ipykernel are not installed: tests/requirements.txt has them")
 pytest.importorskip("ipykernel", reason="nbclient and ipykernel are not installed: tests/requirements.txt has them")
@@ -41,10 +44,16 @@ def executed() -> Iterator[dict[str, list[Any]]]:
     """What each cell put out."""
     import nbformat
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS.values()])
-    client = NotebookClient(notebook, timeout=120, allow_errors=True, resources={"metadata": {"path": str(ROOT)}})
-    client.execute()
+    # Ports are chosen first and taken by the kernel later, where another process may have taken one meanwhile.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        by_files = {"transport": "ipc", "ip": os.path.join(folder, "kernel")}
+        config = Config({"KernelManager": by_files if os.name == "posix" else {}})
+        patience = {"timeout": PATIENCE_SECONDS, "startup_timeout": PATIENCE_SECONDS}
+        resources = {"metadata": {"path": str(ROOT)}}
+        NotebookClient(notebook, config=config, allow_errors=True, resources=resources, **patience).execute()
     yield {name: cell["outputs"] for name, cell in zip(CELLS, notebook.cells, strict=True)}
 
 

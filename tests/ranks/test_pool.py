@@ -37,6 +37,10 @@ def deaf_to_some(place: Place, device: str | None) -> Reduced:
     return reduce_rank(place, device)
 
 
+def at_great_length(place: Place, device: str | None) -> Reduced:
+    return FailedFile(place.address, "x" * (64 * MiB))
+
+
 def test_two_processes_say_what_one_says(tmp_path: Path) -> None:
     folder = write_ranks(tmp_path / "job", 5, rank3=8 * MiB)
     one, two = read(folder, processes=1), read(folder, processes=2)
@@ -79,6 +83,14 @@ def test_a_process_that_does_not_hear_is_ended_too(tmp_path: Path) -> None:
     (folder / "run.rank1.pickle").rename(folder / "deaf.rank1.pickle")
     rows = reduced_here(places_of([str(folder)]), processes=2, reduce=deaf_to_some)
     assert isinstance(next(rows), RankRow)
+    rows.close()
+    assert not children()
+
+
+def test_an_answer_that_was_half_written_is_not_waited_for() -> None:
+    """Each is longer than a pipe holds, so that the second process is in the middle of its own when it is ended."""
+    rows = reduced_here([Place(str(number), "", 0) for number in range(8)], processes=2, reduce=at_great_length)
+    assert isinstance(next(rows), FailedFile)
     rows.close()
     assert not children()
 

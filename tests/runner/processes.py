@@ -31,10 +31,11 @@ def over(scheduler: Scheduler, status: OrderStatus) -> OrderStatus:
 
 
 def running(scheduler: Scheduler, status: OrderStatus, number: int = 0) -> Worker:
-    """Once it said that it works: a process that dies before it began has its work done by another."""
+    """Once it said that it works: a process that dies before it began has its work done by another. Somebody looks."""
     order = scheduler._orders[status.id]
 
     def works() -> bool:
+        scheduler.status(status.id)
         variant = order.status.variants[number]
         return variant.state == "running" and variant.phase not in ("", "starting") and order.worker is not None
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from memviz.fair_lock import Turn
+from memviz.runner.jobs.attention import Attention
 from memviz.runner.jobs.worker_process import AnyWorker, RunEvent
 from memviz.runner.request import Request
 from memviz.runner.run import Run
@@ -68,13 +70,16 @@ class Order:
         self.folder = folder
         self.finished = finished
         self.owner = owner
-        self.made = self.last_looked_at = time.monotonic()
+        self.made = time.monotonic()
+        self.attention = Attention()
         self.may_run_unseen = False
         self.unwanted = False
         self.began: float | None = None
         self.stopped = threading.Event()
         self.worker: AnyWorker | None = None
         self.thread: threading.Thread | None = None
+        self.place: Turn | None = None
+        """Of its first run, in the line of all."""
         self._changed = threading.Condition()
         self._status = OrderStatus(secrets.token_urlsafe(18), variants)
 
@@ -89,10 +94,8 @@ class Order:
 
     def wait(self, version: int, seconds: float) -> OrderStatus:
         """The status as soon as it is a newer one than `version`."""
-        self.last_looked_at = time.monotonic()
-        with self._changed:
+        with self.attention.paid(), self._changed:
             self._changed.wait_for(lambda: self._status.version > version, timeout=seconds)
-        self.last_looked_at = time.monotonic()
         return self.status
 
     def begin(self) -> None:

@@ -100,6 +100,9 @@ class Scheduler:
             # The context says whose request this is; a Space counts the time of a lent GPU by it.
             context = contextvars.copy_context()
             order.thread = threading.Thread(target=context.run, args=(self._carry_out, order), daemon=True)
+            # Here, and not in its thread: who asked first is first, whichever thread begins first.
+            order.place = self._line.of(owner)
+            self._line.stand_in(order.place)
             order.thread.start()
             self._watch()
         for replaced in mine:
@@ -196,7 +199,8 @@ class Scheduler:
     def tick(self, now: float) -> None:
         """Ends what nobody waits for, and gives back what nobody uses. `now` is of the monotonic clock."""
         for order in list(self._orders.values()):
-            if not order.status.is_over and now - order.last_looked_at > self._patience and not order.may_run_unseen:
+            is_wanted = order.may_run_unseen or order.attention.missing(now) <= self._patience
+            if not order.status.is_over and not is_wanted:
                 order.unwanted = True
                 _stop(order)
         if now < self._tidy_at:
@@ -211,7 +215,8 @@ class Scheduler:
         words, what = "Cancelled.", "cancelled"
         try:
             for number in range(len(order.status.variants)):
-                with self._line.turn(partial(_wait_for, order), order.stopped.is_set, owner=order.owner) as mine:
+                turn = self._line.of(order.owner) if number else order.place
+                with self._line.turn(partial(_wait_for, order), order.stopped.is_set, place=turn) as mine:
                     if not mine or order.stopped.is_set():
                         break
                     order.begin()

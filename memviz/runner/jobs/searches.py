@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memviz.fair_lock import FairLock
+from memviz.runner.jobs.attention import Attention
 from memviz.runner.jobs.bounds import MEMORY, most_bytes
 from memviz.runner.jobs.process_tree import end_tree
 from memviz.runner.jobs.scheduler import Closing, Crowded
@@ -134,7 +135,8 @@ class _Search:
         self._changed = threading.Condition()
         self._stopped = threading.Event()
         self._why = ""
-        self._began = self._looked_at = time.monotonic()
+        self._began = time.monotonic()
+        self._attention = Attention()
         self._process: subprocess.Popen[str] | None = None
         self._threads = [threading.Thread(target=work, daemon=True) for work in (self._follow, self._watch)]
 
@@ -147,10 +149,8 @@ class _Search:
             thread.join(5.0)
 
     def wait(self, version: int, seconds: float) -> SearchStatus:
-        self._looked_at = time.monotonic()
-        with self._changed:
+        with self._attention.paid(), self._changed:
             self._changed.wait_for(lambda: self.status.version > version, timeout=seconds)
-        self._looked_at = time.monotonic()
         return self.status
 
     def stop(self, why: str) -> None:
@@ -168,7 +168,7 @@ class _Search:
     def _watch(self) -> None:
         while not self._stopped.wait(_LOOK_SECONDS) and not self.status.is_over:
             process = self._process
-            if time.monotonic() - self._looked_at > self.patience:
+            if self._attention.missing(time.monotonic()) > self.patience:
                 self.stop("Nobody waited for it any more, so it was ended.")
             elif process is not None and takes_more(process.pid, self.memory):
                 self.stop(too_much(self.memory))

@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -15,6 +15,7 @@ import pytest
 
 from memviz.errors import MemvizError, UsageError
 from memviz.runner.jobs.kept_runs import Bounds, KeptRuns
+from tests.runner.processes import wait_until
 from tests.runner.runs import run
 
 
@@ -128,12 +129,14 @@ def test_pages_that_share_a_folder_never_list_a_run_that_cannot_be_opened(folder
     """One keeps more than there is room for and another deletes, while a third reads."""
     bounds, ended = Bounds(runs=5), threading.Event()
     faults: list[BaseException] = []
+    acted: Counter[int] = Counter()
 
-    def page(act: Callable[[KeptRuns], object]) -> None:
+    def page(number: int, act: Callable[[KeptRuns], object]) -> None:
         runs = KeptRuns(folder, "ann", bounds)
         try:
             while not ended.is_set():
                 act(runs)
+                acted[number] += 1
         except BaseException as error:
             faults.append(error)
 
@@ -148,10 +151,10 @@ def test_pages_that_share_a_folder_never_list_a_run_that_cannot_be_opened(folder
                 assert runs.get(each.id).path.read_bytes() == b"x" * 1000
 
     acts = (lambda runs: runs.keep(made, run()), lambda runs: runs.keep(made, run()), delete, look)
-    threads = [threading.Thread(target=page, args=(act,)) for act in acts]
+    threads = [threading.Thread(target=page, args=each) for each in enumerate(acts)]
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    wait_until(lambda: bool(faults) or (len(acted) == len(acts) and min(acted.values()) >= 50))
     ended.set()
     for thread in threads:
         thread.join()

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs import scheduler as scheduling
-from memviz.runner.jobs.order import OrderStatus, Variant
+from memviz.runner.jobs.order import Order, OrderStatus, Variant
 from memviz.runner.jobs.scheduler import Closing, Crowded, Scheduler
 from memviz.runner.jobs.worker_process import Worker
 from memviz.runner.request import Request
@@ -109,17 +109,55 @@ def test_what_nobody_asks_after_ends_and_the_next_goes_on(tmp_path: Path) -> Non
 
 def test_what_somebody_asks_after_goes_on(tmp_path: Path) -> None:
     gate = tmp_path / "gate"
-    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=30)) as scheduler:
+    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
         order = scheduler.submit([Request(f"waits:{gate}")], ["a"], owner="ann")
         running(scheduler, order)
-        for later in (0, 20, 29):
+        for later in (0, 200, 250):
             scheduler.tick(time.monotonic() + later)
         found = scheduler._orders[order.id]
         assert not found.stopped.is_set()
         unseen = scheduler.submit([DONE], ["unseen"], owner="eve")
         scheduler.leave(unseen.id, stops=False)
-        scheduler.tick(time.monotonic() + 60)
+        scheduler.tick(time.monotonic() + 600)
         assert (found.stopped.is_set(), scheduler._orders[unseen.id].stopped.is_set()) == (True, False)
+
+
+def test_who_waits_for_news_looks_all_the_while(tmp_path: Path) -> None:
+    """However long a busy machine takes to wake them: their last question is old then."""
+    with contextlib.closing(Scheduler(timeout=PATIENCE_SECONDS, patience=300)) as scheduler:
+        order = scheduler._orders[scheduler.submit([Request(f"waits:{tmp_path / 'gate'}")], ["a"], owner="ann").id]
+        running(scheduler, order.status)
+        newest = order.status.version
+        news = threading.Thread(
+            target=scheduler.status, args=(order.status.id,), kwargs={"newer_than": newest, "wait": 60}
+        )
+        news.start()
+        wait_until(lambda: order.attention.missing(time.monotonic() + 600) == 0)
+        scheduler.tick(time.monotonic() + 600)
+        assert not order.stopped.is_set()
+        scheduler.cancel(order.status.id)
+        news.join(PATIENCE_SECONDS)
+        assert order.attention.missing(time.monotonic() + 600) > 500
+
+
+def test_who_asked_first_is_first_however_late_their_thread_begins(
+    scheduler: Scheduler, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, finished, other_waits = held(scheduler, tmp_path), Finished(), threading.Event()
+    carry_out = scheduler._carry_out
+
+    def late(order: Order) -> None:
+        assert order.owner != "ann" or other_waits.wait(PATIENCE_SECONDS)
+        carry_out(order)
+
+    monkeypatch.setattr(scheduler, "_carry_out", late)
+    orders = [scheduler.submit([DONE], [owner], finished, owner) for owner in ("ann", "bob")]
+    wait_until(lambda: scheduler._orders[orders[1].id].status.before > 0)
+    other_waits.set()
+    let_go()
+    for order in orders:
+        over(scheduler, order)
+    assert finished.labels == ["ann", "bob"]
 
 
 def test_a_cancel_at_the_very_end_loses_nothing(scheduler: Scheduler) -> None:

@@ -1,0 +1,34 @@
+"""A test that hangs costs itself and some minutes: it is named, says where it hung, and all others are run."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.house.repository import ROOT
+
+HANGS = """
+import threading
+
+def test_before(): pass
+def test_hangs(): threading.Event().wait()
+def test_behind(): pass
+"""
+OTHER = "def test_elsewhere(): pass\n"
+
+
+def test_it_fails_once_by_its_name_and_the_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "test_one.py").write_text(HANGS)
+    (tmp_path / "test_two.py").write_text(OTHER)
+    settings = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
+    shared = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "-p", "tests.conftest"]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shared, *settings, str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment["PYTHONPATH"] = str(ROOT)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert re.search(r"1 failed, 3 passed", done.stdout), done.stdout + done.stderr
+    assert "FAILED test_one.py::test_hangs" in done.stdout
+    assert re.search(r'test_one.py", line \d+ in test_hangs', done.stderr), done.stderr
