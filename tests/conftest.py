@@ -33,9 +33,6 @@ settings.load_profile("house")
 # A shell that starts this in the background has its children ignore Ctrl-C, which some tests are about.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
-# And `nohup` has them ignore the end of their terminal.
-if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 @pytest.hookimpl(optionalhook=True)
