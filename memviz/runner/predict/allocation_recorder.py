@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, lt_workspace
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, cublas_workspace, lt_workspace
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -298,6 +300,11 @@ class AllocationRecorder:
             self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
             self._rule = rule
 
+    @cached_property
+    def _cublas_bytes(self) -> int:
+        """torch reads the environment at the first product, and never again."""
+        return cublas_workspace(self.card, self.release, os.environ)
+
     def clear_workspaces(self) -> None:
         """They are made again when they are needed."""
         while self._workspaces:
@@ -313,7 +320,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_workspace(treatment, self.card.cublas_workspace_in(self.release))
+                self._needs_workspace(treatment, self._cublas_bytes)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)

@@ -54,6 +54,7 @@ CUBLAS = PredictorRule(
 )
 """Taken by a handle, once a thread and stream, so no operator is named."""
 NCCL = "NCCL's buffers"
+SPARSE_PRODUCT = "_sparse_addmm"
 CONVOLUTIONS, SORTS, RECURRENT_LAYERS = "cuDNN's convolutions", "sorting and scanning", "cuDNN's recurrent layers"
 _PROVED = (
     CUBLAS,
@@ -222,9 +223,15 @@ _MISSING = (
         Standing.MISSING,
         "cuSOLVER and cuFFT take workspaces",
         (
-            *("_fft_r2c", "_fft_c2c", "_fft_c2r", "_linalg_svd", "_linalg_eigh", "linalg_qr", "linalg_lu_factor_ex"),
-            *("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
+            *("_fft_r2c", "_fft_c2c", "_fft_c2r", "_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals"),
+            *("linalg_qr", "geqrf", "ormqr", "linalg_householder_product", "linalg_lu_factor_ex", "linalg_lu"),
+            *("linalg_lu_solve", "_linalg_det", "_linalg_slogdet", "linalg_ldl_factor_ex", "linalg_ldl_solve"),
+            *("linalg_cholesky_ex", "cholesky_solve", "cholesky_inverse", "linalg_inv_ex", "_linalg_solve_ex"),
+            "linalg_lstsq",
         ),
+    ),
+    PredictorRule(
+        "products of sparse tensors", Standing.MISSING, "cuSPARSE takes a workspace for each", (SPARSE_PRODUCT,)
     ),
     PredictorRule(
         NCCL,

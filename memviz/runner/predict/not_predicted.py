@@ -26,7 +26,11 @@ def likely_and_most(rule: str, args: Any, out: Any) -> tuple[int | None, int | N
 
 
 def _convolution(args: Any, out: Any) -> tuple[int, int]:
-    """Tensor cores read channels last: what lies otherwise is copied. At most the input is unfolded besides."""
+    """Tensor cores read channels last: what lies otherwise is copied. At most an image is unfolded besides.
+
+    Unfolded, an image has a window of its channels for each place of the other. With a stride that is the coarser
+    one; where its gradient is not asked for, the finer one alone has windows.
+    """
     tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
     large = [tensor for tensor in (*tensors, *_tensors(out)) if tensor.dim() > 2]
     if len(tensors) < 2:
@@ -35,11 +39,25 @@ def _convolution(args: Any, out: Any) -> tuple[int, int]:
     weight = tensors[-1]
     likely = 0 if _lies_channels_last(tensors[0]) else sum(map(_bytes, large))
     images = tensors[:2] if backward else [tensors[0], *_tensors(out)]
-    places = max(image.numel() // max(image.size(1), 1) for image in images)
-    channels = max(image.size(1) for image in images)
+    if len(images) < 2:
+        return likely, likely
+    fine, coarse = sorted(images, key=_places, reverse=True)[:2]
+    both = _places(fine) == _places(coarse) or (backward and _wants_gradient_of_input(args))
+    places = _places(coarse)
+    channels = max(fine.size(1), coarse.size(1)) if both else fine.size(1)
     window = weight[0, 0].numel()
     unfolded = places * channels * window * weight.element_size() if window > 1 else 0
     return likely, likely + unfolded
+
+
+def _places(image: Tensor) -> int:
+    return image.numel() // max(image.size(1), 1)
+
+
+def _wants_gradient_of_input(args: Any) -> bool:
+    """By the last argument of a backward, a mask; unknown is yes."""
+    mask = args[-1]
+    return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
 
 
 def _lies_channels_last(tensor: Tensor) -> bool:

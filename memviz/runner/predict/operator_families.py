@@ -16,6 +16,8 @@ from memviz.runner.predict.workspaces import RECURRENT, USES_CUBLAS
 aten = torch.ops.aten
 PRODUCTS, REDUCTIONS, CONVOLUTIONS, BATCH_NORM = "matrix products", "reductions", "convolutions", "batch norm"
 CUDNN_ATTENTION, RECURRENT_LAYERS = "cuDNN's attention", "recurrent layers"
+LINEAR_ALGEBRA, FOURIER_TRANSFORMS = "linear algebra", "Fourier transforms"
+SPARSE_PRODUCTS = "products of sparse tensors"
 COLLECTIVES = "several processes that share a model"
 """Said as an operator too: what they send one another has many names."""
 _NAMED = {
@@ -67,7 +69,15 @@ _NAMED = {
         "nonzero",
         "_coalesce",
     ),
-    "sparse gradients": ("_sparse_coo_tensor_with_dims_and_tensors",),
+    "sparse tensors": ("_sparse_coo_tensor_with_dims_and_tensors",),
+    LINEAR_ALGEBRA: (
+        *("_linalg_svd", "_linalg_eigh", "linalg_eig", "_linalg_eigvals", "linalg_qr", "geqrf", "ormqr"),
+        *("linalg_householder_product", "linalg_lu_factor_ex", "linalg_lu", "linalg_lu_solve", "_linalg_det"),
+        *("_linalg_slogdet", "linalg_ldl_factor_ex", "linalg_ldl_solve", "linalg_cholesky_ex", "cholesky_solve"),
+        *("cholesky_inverse", "linalg_inv_ex", "_linalg_solve_ex", "linalg_lstsq"),
+    ),
+    FOURIER_TRANSFORMS: ("_fft_r2c", "_fft_c2c", "_fft_c2r"),
+    SPARSE_PRODUCTS: ("_sparse_addmm",),
     "CTC losses": ("_ctc_loss", "_ctc_loss_backward"),
     "fused optimizers": ("_fused_adamw_", "_fused_adam_", "_fused_sgd_", "_fused_adagrad_"),
     "norms of many gradients": ("_foreach_norm",),
@@ -77,6 +87,9 @@ NOT_COUNTED = {
     BATCH_NORM: "cuDNN's reserve of batch norm",
     CUDNN_ATTENTION: "cuDNN workspaces of attention",
     RECURRENT_LAYERS: "cuDNN workspaces of recurrent layers",
+    LINEAR_ALGEBRA: "cuSOLVER workspaces of linear algebra",
+    FOURIER_TRANSFORMS: "cuFFT workspaces of Fourier transforms",
+    SPARSE_PRODUCTS: "cuSPARSE workspaces of sparse products",
     "sorting and scanning": "temporary copies of sorting and scanning",
 }
 """What has no rule, by family: a prediction with these is a lower bound."""

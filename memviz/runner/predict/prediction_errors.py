@@ -153,7 +153,7 @@ def _say_it(remedy: str) -> str:
 
 def in_words_of_a_card(error: RuntimeError, func: Any, args: Any) -> None:
     """Raises what a card would say of sizes and devices; without data torch has other words, and programs look."""
-    if "is not on the expected device meta" in str(error):
+    if "is not on the expected device" in str(error):
         raise RuntimeError(
             "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
             f"(in {name_for_users(func)})"

@@ -163,6 +163,11 @@ def _all_on_device(tensors: list[Any]) -> bool:
     return all(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)
 
 
+def _written_by_fused(func: Any, args: Any, kwargs: Any) -> Any:
+    """Optimizers in one kernel, of which torch has no rule: they write where weights and states are."""
+    return None if _all_on_device(args[0]) else NotImplemented
+
+
 _ONE_TO_ONE = (
     aten.gelu.default,
     aten.gelu_backward.default,
@@ -190,6 +195,7 @@ _FOREACH_IN_PLACE = (
     aten._foreach_addcdiv_.ScalarList,
     aten._foreach_div_.ScalarList,
 )
+_FUSED = [getattr(aten, name) for name in ("_fused_sgd_", "_fused_adagrad_") if hasattr(aten, name)]
 SHAPES: dict[Any, Shape] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
@@ -203,4 +209,5 @@ SHAPES: dict[Any, Shape] = {
     aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
+    **{getattr(packet, overload): _written_by_fused for packet in _FUSED for overload in packet.overloads()},
 }

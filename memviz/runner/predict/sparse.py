@@ -18,6 +18,7 @@ from torch import Tensor
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import NOT_STATED
+from memviz.runner.predict.evidence import SPARSE_PRODUCT, rule_of
 from memviz.runner.predict.named_devices import META
 
 aten = torch.ops.aten
@@ -171,6 +172,8 @@ class Sparse:
         if not is_sparse(tensor) or is_sparse(dense):
             return NotImplemented
         self._recorder.assumptions.say(_NO_WORKSPACE)
+        self._recorder.operators.add(SPARSE_PRODUCT)
+        self._recorder.missing[rule_of(SPARSE_PRODUCT)] = (None, None)
         out = dense.new_empty(tensor.size(0), dense.size(1))
         indices = (tensor if tensor.is_coalesced() else self._coalesced(tensor))._indices()
         begins = indices.new_empty(tensor.size(0) + 1, dtype=torch.int)

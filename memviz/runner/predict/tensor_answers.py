@@ -53,6 +53,7 @@ _TAKEN_AS: dict[str, Callable[[Any], Any]] = {
     "complex()": complex,
 }
 _COPY = copy.__file__
+_CUDA_IN_DLPACK = 2
 
 
 class TensorAnswers:
@@ -82,6 +83,7 @@ class TensorAnswers:
             torch.tensor_split: self._split,
             **{function: self._of_numpy(name) for function, name in _READ_VALUES.items()},
             Tensor.__dlpack__: self._no_dlpack,
+            Tensor.__dlpack_device__: self._if_there(lambda tensor: (_CUDA_IN_DLPACK, named.own.index)),
             **{function: self._decision(name) for function, name in _DECISIONS.items()},
             **{function: self._made_of_numbers(function) for function in _MADE_OF_NUMBERS},
             **dict.fromkeys(_SIZED_BY_NUMBERS, _sized_by_numbers),
@@ -121,7 +123,7 @@ class TensorAnswers:
                 tensor.detach().fill_(stands)
 
     def _no_dlpack(self, args: Any, kwargs: Any) -> Any:
-        if self._host.is_unknown(args[0]):
+        if args[0].is_meta or self._host.is_unknown(args[0]):
             raise data_needed("DLPack")
         return NotImplemented
 

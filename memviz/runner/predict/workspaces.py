@@ -7,7 +7,8 @@ and were not compared with a card. What has no rule is told by `unseen_by`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import re
+from collections.abc import Callable, Iterable, Mapping
 from math import ceil
 from typing import Any
 
@@ -124,6 +125,17 @@ def _heads_first(rule: Temporaries, first: int) -> Temporaries:
         return rule((*args[:first], *tensors), kwargs, out, card)
 
     return turned
+
+
+_CONFIG = re.compile(r":([0-9]+):([0-9]+)")
+
+
+def cublas_workspace(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
+    """As CUBLAS_WORKSPACE_CONFIG says, which deterministic programs have to set: KiB and how many, several times."""
+    told = [] if card.is_amd else _CONFIG.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
+    if not told:
+        return card.cublas_workspace_in(release)
+    return sum(int(size) * 1024 * int(count) for size, count in told)
 
 
 def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:

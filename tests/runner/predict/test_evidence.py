@@ -110,6 +110,25 @@ def test_the_backward_of_a_convolution_is_larger() -> None:
     assert one.bytes == 2 * image_bytes + result + 2 * weight
 
 
+def test_patches_of_a_picture_are_unfolded_once_and_not_for_every_pixel() -> None:
+    """Nobody asks for the gradient of the picture itself."""
+    with PredictedDevice(A100) as device:
+        layer = nn.Conv2d(3, 384, 16, 16, bias=False).cuda()
+        layer(torch.zeros(8, 3, 224, 224, device="cuda")).sum().backward()
+        one = found(device)["cuDNN's convolutions"]
+    picture = 8 * 3 * 224 * 224 * 4
+    assert one.bytes is not None and one.bytes_at_most == one.bytes + picture
+
+
+def test_with_a_stride_the_gradient_of_the_image_is_made_of_windows_of_the_results() -> None:
+    with PredictedDevice(A100) as device:
+        layer = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False).cuda()
+        layer(torch.zeros(4, 8, 32, 32, device="cuda", requires_grad=True)).sum().backward()
+        one = found(device)["cuDNN's convolutions"]
+    result = 4 * 16 * 16 * 16 * 4
+    assert one.bytes is not None and one.bytes_at_most == one.bytes + 9 * result
+
+
 def test_of_recurrent_layers_no_figure_is_known() -> None:
     with PredictedDevice(A100) as device:
         nn.LSTM(8, 8).cuda()(torch.zeros(3, 2, 8, device="cuda"))

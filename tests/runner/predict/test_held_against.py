@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from memviz.runner.predict.held_against import Held, expected_error
 from memviz.runner.predict.operator_families import families_of
 from memviz.runner.predict.predicted_device import PredictedDevice
 from memviz.runner.predict.predicted_trace import trains
+from memviz.runner.predict.unproven import unproven_of
 
 CARD = card_named("RTX 4090")
 PRODUCTS, SUMS = frozenset({"matrix products"}), frozenset({"matrix products", "reductions"})
@@ -64,6 +66,29 @@ def test_what_has_no_rule_is_said_not_to_be_counted() -> None:
     assert found.not_counted == ("cuDNN workspaces",) and found.not_covered == ()
     assert found.least_growth == held_against.CONVOLUTIONS_GREW_BY
     assert found.sentence.endswith("on 1 recorded forward pass. cuDNN workspaces are not counted.")
+
+
+@pytest.mark.parametrize(
+    ("asked", "left_out"),
+    [
+        (lambda x: torch.linalg.eigvalsh(x), "cuSOLVER workspaces of linear algebra"),
+        (lambda x: torch.det(x), "cuSOLVER workspaces of linear algebra"),
+        (lambda x: torch.fft.rfft(x), "cuFFT workspaces of Fourier transforms"),
+        (lambda x: torch.sparse.mm(sparse_on_card(), x), "cuSPARSE workspaces of sparse products"),
+    ],
+)
+def test_libraries_that_take_workspaces_are_not_counted(asked: Callable[[torch.Tensor], Any], left_out: str) -> None:
+    """A prediction with them is no "like this" of recordings that have none of them."""
+    with PredictedDevice(CARD) as device:
+        asked(torch.ones(8, 8, device="cuda"))
+        found = expected_error(device.recorder.operators, trains=False, card=CARD)
+        rules = {one.rule for one in unproven_of(device.recorder)}
+    assert left_out in found.not_counted and not found.covered
+    assert rules & {"libraries of linear algebra and of Fourier transforms", "products of sparse tensors"}
+
+
+def sparse_on_card() -> torch.Tensor:
+    return torch.sparse_coo_tensor(torch.zeros(2, 1).long(), torch.ones(1), (8, 8), check_invariants=False).to("cuda")
 
 
 def test_a_card_of_another_class_is_said_to_be_one() -> None:

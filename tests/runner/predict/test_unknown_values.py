@@ -311,10 +311,19 @@ def test_devices_that_do_not_go_together_are_an_error_as_on_a_card() -> None:
             lambda: torch.ones(3)[there(2, dtype=WHOLE)],
             lambda: torch.zeros(3).scatter_(0, there(2, dtype=WHOLE), 1),
             lambda: torch.cat([torch.ones(3), there(3)]),
+            lambda: functional.linear(torch.ones(2, 3), there(4, 3), there(4)),
+            lambda: torch.ones(2, 3) @ there(3, 4),
         ):
             with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):
                 wrong()
         assert (torch.tensor(2.0) * there(3)).is_cuda
+
+
+def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away() -> None:
+    with PredictedDevice(A100):
+        assert there(3).__dlpack_device__() == (2, 0)
+        with pytest.raises(UsageError, match="DLPack asks for the values of a tensor"):
+            torch.from_dlpack(there(3))
 
 
 def test_torchs_own_questions_have_answers_that_are_stated() -> None:

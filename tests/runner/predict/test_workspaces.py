@@ -18,6 +18,48 @@ def temporaries(device: PredictedDevice, operator: str) -> list[int]:
     return [row.size for row in rows if row.operator == operator and row.category is Category.TEMPORARY]
 
 
+@pytest.mark.parametrize(
+    ("told", "bytes_"),
+    [
+        (":4096:8", 32 << 20),
+        (":16:8", 128 << 10),
+        (":4096:2:16:8", WORKSPACE),
+        (":1024:1:2048:2", 5 << 20),
+        ("4 MiB", WORKSPACE),
+    ],
+)
+def test_a_program_says_how_large_the_workspaces_of_cublas_are(
+    monkeypatch: pytest.MonkeyPatch, told: str, bytes_: int
+) -> None:
+    """As one has to that asks for deterministic algorithms; changed later it is not read again."""
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", told)
+    with PredictedDevice(A100) as device:
+        x = torch.ones(8, 8, device="cuda", requires_grad=True)
+        y = x @ x
+        monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":2:1")
+        y.sum().backward()
+        taken = [row.size for row in allocations(device.finish()) if row.category is Category.WORKSPACE]
+    assert taken == [bytes_] * 2
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_sgd_in_one_kernel_takes_its_momentum_and_nothing_else(momentum: float) -> None:
+    with PredictedDevice(A100) as device:
+        weights = [torch.ones(1000, 100, device="cuda", requires_grad=True), torch.ones(128, device="cuda")]
+        weights[1].requires_grad_()
+        optimizer = torch.optim.SGD(weights, lr=0.1, momentum=momentum, fused=True)
+        for weight in weights:
+            weight.grad = torch.ones_like(weight)
+        before = device.allocated_bytes
+        torch.cuda.reset_peak_memory_stats()
+        for _ in range(2):
+            optimizer.step()
+        states = device.allocated_bytes - before
+        assert torch.cuda.max_memory_allocated() == device.allocated_bytes
+    # 400,000 bytes are 781.25 blocks of 512.
+    assert states == (782 * 512 + 512 if momentum else 0)
+
+
 def test_few_indices_of_an_embedding_are_not_sorted() -> None:
     for count, hidden in ((3072, 1), (4096, 12)):
         with PredictedDevice(A100) as device:
