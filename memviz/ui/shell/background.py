@@ -77,8 +77,9 @@ class Workshop:
 
     def begin(self, visitor: str, task: Task, owner: str = "") -> BackgroundWork:
         """`owner`: whoever has several windows waits for all of them behind others."""
-        work = BackgroundWork(task, self._turns.of(owner))
         with self._lock:
+            # Its thread begins at once, and may be stopped before this one has noted it.
+            work = BackgroundWork(task, self._turns.of(owner))
             before, self._running[visitor] = self._running.get(visitor), work
         if before is not None:
             before.stop()

@@ -282,6 +282,8 @@ class _WhatIfEvents:
         form = form_value(
             state.question, parsed, self.answers.known_memory(state.key), version=f"{state.key} {state.turn}"
         )
+        # What was asked before is answered no more, also where this is refused: it would take the words away again.
+        self.workshop.stop(_visitor(request))
         yield _values(state=state, form=form, **(EMPTY if is_another else {}))
         if parsed.settings is None:
             return
@@ -312,7 +314,9 @@ class _WhatIfEvents:
         except MemvizError as error:
             yield {**EMPTY, "verdict": refusal_html(str(error))}
             return
-        yield self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
+        drawn = self.answers.drawn(state, Answer(device, outcome, searched, moment_that_matters(device, outcome)))
+        if not work.is_stopped:
+            yield drawn
 
 
 def _visitor(request: gr.Request) -> str:
