@@ -54,7 +54,7 @@ def dominant_by_group(
     distinct, codes = np.unique(keyed.codes, return_inverse=True)
     sums = bytes_by_kind(trace, device, rows, codes, count=len(distinct))
     names = [keyed.name(int(code))[0] for code in distinct]
-    mostly = dominant_of(sums)
+    mostly = dominant_of(sums, counts_by_kind(trace, device, rows, codes, count=len(distinct)))
     kind = np.array([KINDS.index(one.kind) for one in mostly], dtype=np.int64)
     reasons = told_of_groups(trace, device, rows, codes, kind)
     reasoned = (
@@ -70,8 +70,15 @@ def bytes_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.NDA
     return sum_by(pairs, lifetimes(device).size[rows], count * width).reshape(count, width)
 
 
-def dominant_of(sums: Ints8) -> list[Dominant]:
-    """Where two are equal a known kind goes before *unknown*."""
+def counts_by_kind(trace: Trace, device: DeviceTrace, rows: Ints8, codes: npt.NDArray[Any], *, count: int) -> Ints8:
+    width = len(KINDS)
+    pairs = codes * width + kinds(trace, device, rows)
+    return np.bincount(pairs, minlength=count * width).reshape(count, width)
+
+
+def dominant_of(sums: Ints8, counts: Ints8 | None = None) -> list[Dominant]:
+    """Where two are equal a known kind goes before *unknown*; of a group without bytes it is the kind of most."""
     order = np.append(np.arange(1, len(KINDS)), Category.UNKNOWN)
-    largest = order[sums[:, order].argmax(axis=1)]
+    weights = sums if counts is None else np.where(sums.any(axis=1, keepdims=True), sums, counts)
+    largest = order[weights[:, order].argmax(axis=1)]
     return [Dominant(KINDS[code], int(row[code])) for code, row in zip(largest.tolist(), sums, strict=True)]

@@ -42,6 +42,19 @@ def test_the_kind_with_most_bytes_stands_for_the_group():
     }
 
 
+def test_a_group_without_bytes_is_of_the_kind_that_its_rows_have():
+    """Files say so of blocks; each table of the peak ended in an error."""
+    trace = trace_of([alloc(0, 10, frames=[TRAIN]), alloc(16, 0, frames=[MODEL])])
+    found = breakdown(trace, trace.devices[0], all_rows(trace), "site").dominant
+    kind = KINDS[int(kinds(trace, trace.devices[0], np.array([1]))[0])]
+    assert (found["/p/model.py:3 forward"].kind, found["/p/model.py:3 forward"].bytes) == (kind, 0)
+    labels = labelled([Category.GRADIENT] * 2)
+    events = replace(labels.devices[0].events, size=np.array([10, 0]))
+    empty = replace(labels, devices=(replace(labels.devices[0], events=events),))
+    told = breakdown(empty, empty.devices[0], all_rows(empty), "site").dominant["/p/model.py:3 forward"]
+    assert told == Dominant("gradient", 0, Certainty.STATED, "recorded by the run itself")
+
+
 def test_of_two_equals_the_known_kind_is_named():
     sums = np.zeros((1, len(KINDS)), np.int64)
     sums[0, [Category.UNKNOWN, Category.OUTPUT]] = 5
