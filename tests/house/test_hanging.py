@@ -11,10 +11,13 @@ from pathlib import Path
 from tests.house.repository import ROOT
 
 HANGS = """
-import threading
+import faulthandler, sys, threading
 
 def test_before(): pass
-def test_hangs(): threading.Event().wait()
+def test_hangs():
+    # As pytest does at the beginning of each, by its setting; here it has been long enough already.
+    faulthandler.dump_traceback_later(0.1, exit=True, file=sys.__stderr__)
+    threading.Event().wait()
 def test_behind(): pass
 """
 OTHER = "def test_elsewhere(): pass\n"
@@ -23,9 +26,8 @@ OTHER = "def test_elsewhere(): pass\n"
 def test_it_fails_once_by_its_name_and_the_others_go_on(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text(HANGS)
     (tmp_path / "test_two.py").write_text(OTHER)
-    settings = ["-o", "faulthandler_timeout=2", "-o", "faulthandler_exit_on_timeout=true"]
     shared = ["-n", "2", "--dist", "loadscope", "--no-loadscope-reorder", "-p", "tests.conftest"]
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *shared, *settings, str(tmp_path)]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", *shared, str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     environment["PYTHONPATH"] = str(ROOT)
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
