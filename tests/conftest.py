@@ -22,12 +22,18 @@ os.environ["OMP_NUM_THREADS"] = "1"
 # Some hundred processes would compile the same modules.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Time on a shared machine says nothing about the code: a slow example is no failure, and neither are several.
+# Time on a shared machine says nothing about the code: a slow example is no failure, and neither are several. Examples
+# are the same in every run: what a change has broken shows in that change, and not in another one some day.
 settings.register_profile(
-    "house", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, max_examples=50
+    "house",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    max_examples=50,
 )
-# `pytest --hypothesis-profile thorough`, for whoever changes what a law is about.
-settings.register_profile("thorough", settings.get_profile("house"), max_examples=1000)
+# `pytest --hypothesis-profile thorough`, for whoever changes what a law is about, and to look for others.
+settings.register_profile("thorough", settings.get_profile("house"), derandomize=False, max_examples=1000)
 settings.load_profile("house")
 
 # A shell that starts this in the background has its children ignore Ctrl-C, which some tests are about.
