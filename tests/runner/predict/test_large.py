@@ -1,9 +1,8 @@
-"""A model of two thousand million weights: a training step in seconds, without its memory."""
+"""A model of two thousand million weights: a training step without its memory. How long it takes, benchmarks say."""
 
 from __future__ import annotations
 
 import resource
-import time
 
 import pytest
 import torch
@@ -12,16 +11,14 @@ from memviz.runner.predict.predicted_device import PredictedDevice
 from tests.runner.predict.rows import A100
 
 GiB = 1 << 30
-_SECONDS = 10.0
-"""Of processor time. Two cores of ours take less than 3; machines that run tests for others are slower."""
 
 
 def test_a_training_step_of_ltx_video() -> None:
-    """Seed 2 publishes 4.025 GiB reserved for the weights; its step, in bf16 on 4224 tokens, has to be quick here."""
+    """Seed 2 publishes 4.025 GiB reserved for the weights; its step, in bf16 on 4224 tokens, takes little here."""
     diffusers = pytest.importorskip("diffusers")
     with torch.device("meta"):
         model = diffusers.LTXVideoTransformer3DModel().to(torch.bfloat16).train()
-    before, begun = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with PredictedDevice(A100, release=(2, 6)) as device:
         device.place(model)
         assert device.reserved_bytes / GiB == pytest.approx(4.025, abs=0.0005)
@@ -40,7 +37,6 @@ def test_a_training_step_of_ltx_video() -> None:
         with device.phase("backward"):
             out.backward()
         trace = device.finish()
-    assert time.process_time() - begun < _SECONDS
     assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 < GiB
     # Activations of 28 blocks: nearly 18 GiB above the weights, which only checkpointing would save.
     assert device.peak_allocated_bytes / GiB == pytest.approx(21.8, abs=0.3)
