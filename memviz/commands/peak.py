@@ -37,10 +37,9 @@ def print_live(device: DeviceTrace, live: LiveSet, words: str) -> None:
     if live.event < 0:
         moment = "before the first event" if len(device.events) else "at the end, all that is known"
     waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
-    print(
-        f"Device {live.device}, {words}{moment}: {bytes_text(live.live_bytes)} live{waiting}, "
-        f"{bytes_text(live.reserved_bytes)} reserved\n"
-    )
+    unknown = live.live_bytes and not live.reserved_bytes
+    reserved = "reserved not known" if unknown else f"{bytes_text(live.reserved_bytes)} reserved"
+    print(f"Device {live.device}, {words}{moment}: {bytes_text(live.live_bytes)} live{waiting}, {reserved}\n")
     rows = [
         [bytes_text(group.bytes), percent_text(group.bytes, live.live_bytes), count_text(group.count), group.label]
         for group in live.live.groups

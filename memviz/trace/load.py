@@ -186,6 +186,9 @@ def _peek(stream: BinaryIO | _Bounded) -> bytes:
     return head
 
 
+_BAD_GZIP = "Its gzip is damaged, or something else follows it in the file."
+
+
 class _Bounded(gzip.GzipFile):
     """A gzip file that ends with an error where it unpacks to more than is allowed."""
 
@@ -196,8 +199,10 @@ class _Bounded(gzip.GzipFile):
     def read(self, size: int | None = -1) -> bytes:
         try:
             piece: bytes = super().read(size)
-        except (EOFError, zlib.error, gzip.BadGzipFile):
+        except EOFError:
             raise TraceError(TRUNCATED, remedy=AGAIN) from None
+        except (zlib.error, gzip.BadGzipFile):
+            raise TraceError(_BAD_GZIP, remedy=AGAIN) from None
         if self.tell() > self.budget.limits.unpacked_bytes:
             raise self.budget.too_large("unpacked_bytes")
         return piece

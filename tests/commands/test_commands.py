@@ -20,7 +20,7 @@ from memviz.trace.load import load_trace
 from memviz.units import delta_text
 from tests.real import FOLDER, expected, real_files, requires_real
 from tests.second_process import memviz
-from tests.traces import alloc, event, frame, free, snapshot
+from tests.traces import alloc, block, event, frame, free, segment, snapshot
 
 ROOT = Path(__file__).parents[2]
 EVENTS = [
@@ -86,6 +86,14 @@ def test_summary_as_json(small: Path) -> None:
         ],
     }
     assert {tuple(note) for note in notes} == {("code", "level", "text", "remedy")}
+
+
+def test_without_segments_what_is_reserved_is_not_said_to_be_nothing(tmp_path: Path) -> None:
+    for segments, said in (([], "reserved  not known"), ([segment(0, 2048, [block(0, 512)])], "reserved  2.00 KiB at")):
+        path = tmp_path / "run.pickle"
+        path.write_bytes(pickle.dumps(snapshot([alloc(0, 512)], segments)))
+        assert said in memviz("summary", path).stdout
+        assert ("512 B live, reserved not known\n" in memviz("peak", path).stdout) is (not segments)
 
 
 def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:

@@ -121,7 +121,8 @@ def checkpoint(tmp_path: Path) -> bytes:
         (b"[]", "an empty one"),
         (pickle.dumps(ROOT)[:-40], "cut off"),
         (gzip.compress(pickle.dumps(ROOT))[:-40], "cut off"),
-        (b"\x1f\x8bnot gzip", "cut off"),
+        (b"\x1f\x8bnot gzip", "Its gzip is damaged"),
+        (gzip.compress(pickle.dumps(ROOT)) + b"and more", "or something else follows it"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

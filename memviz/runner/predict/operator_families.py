@@ -84,7 +84,7 @@ _NAMED = {
 }
 NOT_COUNTED = {
     CONVOLUTIONS: "cuDNN workspaces",
-    BATCH_NORM: "cuDNN's reserve of batch norm",
+    BATCH_NORM: "cuDNN's reserves of batch norm",
     CUDNN_ATTENTION: "cuDNN workspaces of attention",
     RECURRENT_LAYERS: "cuDNN workspaces of recurrent layers",
     LINEAR_ALGEBRA: "cuSOLVER workspaces of linear algebra",
