@@ -62,7 +62,6 @@ class EventCollector:
         moved = events.size[events.action != Action.OOM]
         if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
             raise TraceError("The sizes of its events are negative or beyond any real memory.")
-        refuse_past_the_end(events.address, np.where(events.action != Action.OOM, events.size, 0), "events")
         categories = np.concatenate([*self._categories, np.zeros(0, dtype=np.uint8)])
         return events, categories if categories.any() else None
 
