@@ -119,12 +119,6 @@ def _wrapped(values: list[Any], what: str) -> Ints8:
     return np.array(array("q", wrapped), dtype=np.int64)
 
 
-def refuse_past_the_end(address: Ints8, size: Ints8, what: str) -> None:
-    """Of 64 bits: who takes such memory apart would count beyond them."""
-    if ((address < 0) & (address + size > 0)).any():
-        raise TraceError(f"The addresses of its {what} run past the last one that there is.")
-
-
 def _no_whole_number(what: str) -> TraceError:
     return TraceError(f"A value of {what!r} is not a whole number.")
 
