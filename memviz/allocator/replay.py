@@ -16,7 +16,7 @@ from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings
 from memviz.errors import UsageError
-from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.model import Blocks, DeviceTrace, Segments, Trace
 
 
 def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
@@ -24,7 +24,14 @@ def source_of(trace: Trace, device: DeviceTrace | None = None) -> Source:
     chosen = trace.devices[0] if device is None else device
     if chosen.kind != "gpu":
         raise UsageError("Pinned memory has another allocator; only a GPU's history can be replayed.")
+    if _reach_past_the_end(chosen.segments) or _reach_past_the_end(chosen.blocks):
+        raise UsageError("Its segments reach past the last address that there is: no allocator could lay them out.")
     return Source(trace, chosen)
+
+
+def _reach_past_the_end(lying: Segments | Blocks) -> bool:
+    """The upper half of addresses is kept as negative numbers."""
+    return bool(((lying.address < 0) & (lying.address + lying.size > 0)).any())
 
 
 def replay(

@@ -26,6 +26,9 @@ from memviz.allocator.sizes import rounding
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Ints8, State, Trace
 from memviz.trace.rounding import SMALL_SEGMENT, SMALL_SIZE
 
+_LAST_ADDRESS = 2**64 - 1
+"""Events of a damaged file name memory behind it."""
+
 
 @dataclass(frozen=True)
 class StartBlock:
@@ -285,7 +288,10 @@ class _GapFinder:
     def _rest(self, block: StartBlock, end: int) -> int:
         """The first allocation in the gap while the block lived lies where the free part began."""
         start = block.address + block.size
-        low, high = np.searchsorted(self._address, np.array([start, end], dtype=np.uint64))
+        if start > _LAST_ADDRESS:
+            return 0
+        bounds = np.array([start, min(end, _LAST_ADDRESS)], dtype=np.uint64)
+        low, high = np.searchsorted(self._address, bounds)
         if low == high:
             return 0
         first = low + int(self._event[low:high].argmin())

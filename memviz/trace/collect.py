@@ -62,7 +62,6 @@ class EventCollector:
         moved = events.size[events.action != Action.OOM]
         if (events.size < 0).any() or float(moved.sum(dtype=np.float64)) >= LARGEST_SUM:
             raise TraceError("The sizes of its events are negative or beyond any real memory.")
-        refuse_past_the_end(events.address, np.where(events.action != Action.OOM, events.size, 0), "events")
         categories = np.concatenate([*self._categories, np.zeros(0, dtype=np.uint8)])
         return events, categories if categories.any() else None
 
@@ -118,12 +117,6 @@ def _wrapped(values: list[Any], what: str) -> Ints8:
     if what not in ("addr", "address") or len(wrapped) < len(values):
         raise TraceError(f"A value of {what!r} has more than 64 bits.")
     return np.array(array("q", wrapped), dtype=np.int64)
-
-
-def refuse_past_the_end(address: Ints8, size: Ints8, what: str) -> None:
-    """Of 64 bits: who takes such memory apart would count beyond them."""
-    if ((address < 0) & (address + size > 0)).any():
-        raise TraceError(f"The addresses of its {what} run past the last one that there is.")
 
 
 def _no_whole_number(what: str) -> TraceError:

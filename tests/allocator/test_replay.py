@@ -334,3 +334,14 @@ def test_another_backend_cannot_be_replayed():
     trace = trace_of([alloc(A, 512)], [segment(A, 2 * MiB, [block(A, 512)])])
     with pytest.raises(UsageError, match="driver's own allocator"):
         replay(trace, settings=parse_settings("backend:cudaMallocAsync"))
+
+
+def test_segments_that_reach_past_the_last_address_are_refused_in_words():
+    with pytest.raises(UsageError, match="reach past the last address that there is"):
+        replay(trace_of([alloc(0, 512)], [segment(-5, 2 * MiB, [block(-5, MiB)])]))
+
+
+def test_one_that_ends_there_is_replayed():
+    high = 2**64 - 2 * MiB
+    found = replay(trace_of([alloc(high, MiB)], [segment(high, 2 * MiB, [block(high, MiB)])]))
+    assert found.peak_reserved_bytes == 2 * MiB

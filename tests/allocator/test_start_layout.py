@@ -112,3 +112,10 @@ def test_blocks_outside_of_every_segment_are_counted_and_left_out():
 def test_blocks_within_one_another_too():
     trace = trace_of([free(A, 4 * MiB), free(A + MiB, 4 * MiB)], [segment(A, 20 * MiB, [])])
     assert (layout_of(trace).unplaced, sizes(layout_of(trace))) == (1, [(A, 4 * MiB)])
+
+
+def test_a_block_that_reaches_past_the_last_address_is_replayed_all_the_same():
+    """Searched for, such an address was more than numpy takes."""
+    high = 2**64 - 512
+    trace = trace_of([*free(high, MiB), alloc(high, MiB), event("segment_free", high, 20 * MiB)])
+    assert [block.size for segment in layout_of(trace).segments for block in segment.blocks] == [MiB]

@@ -159,19 +159,9 @@ def test_sums_that_could_overflow_are_refused() -> None:
         trace_of([alloc(BASE, 2**61), alloc(BASE, 2**61)])
 
 
-def test_what_reaches_past_the_last_address_is_refused_and_what_ends_there_is_read() -> None:
-    """A replay that handed out memory behind it would count beyond 64 bits."""
-    for past in (-5, 2**64 - 5):
-        with pytest.raises(TraceError, match="its events run past the last one"):
-            trace_of([alloc(past, 512)])
-    assert len(trace_of([alloc(2**64 - 512, 512), {"action": "oom", "size": 2**40, "device_free": 1}]).devices) == 1
-
-
 @pytest.mark.parametrize(
     ("changed", "reason"),
     [
-        ({"address": -5}, "its segments run past the last one"),
-        ({"blocks": [block(2**64 - 5, 512)]}, "its blocks run past the last one"),
         ({"address": None}, "'address' is missing or not a whole number"),
         ({"address": 2**64}, "'address' has more than 64 bits"),
         ({"total_size": "2"}, "'total_size' is missing"),

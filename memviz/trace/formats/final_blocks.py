@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from memviz.errors import TraceError
-from memviz.trace.collect import LARGEST_SUM, category_of, integers, name_of, refuse_past_the_end
+from memviz.trace.collect import LARGEST_SUM, category_of, integers, name_of
 from memviz.trace.formats.fields import list_of, whole_of
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, BlockRows, Blocks, Category, Ints8, State
@@ -47,7 +47,6 @@ class BlockCollector:
         columns = [np.concatenate(columns) for columns in zip(empty, *self._parts, strict=True)]
         if any(float(column.sum(dtype=np.float64)) >= LARGEST_SUM for column in columns[2:4]):
             raise TraceError("The sizes of its blocks are beyond any real memory.")
-        refuse_past_the_end(columns[1], columns[2], "blocks")
         categories = self._categories if any(self._categories) else []
         return _blocks(columns), categories
 

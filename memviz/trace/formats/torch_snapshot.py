@@ -18,7 +18,7 @@ import numpy as np
 
 from memviz.errors import TraceError
 from memviz.trace.budget import Budget
-from memviz.trace.collect import LARGEST_SUM, EventCollector, integers, name_of, refuse_past_the_end
+from memviz.trace.collect import LARGEST_SUM, EventCollector, integers, name_of
 from memviz.trace.formats import own_labels
 from memviz.trace.formats.counting import charge_events, charge_rows
 from memviz.trace.formats.external_annotations import annotations_of, of_devices
@@ -147,7 +147,6 @@ class _DeviceReader:
         )
         if (columns.size < 0).any() or float(columns.size.sum(dtype=np.float64)) >= LARGEST_SUM:
             raise TraceError("The sizes of its segments are negative or beyond any real memory.")
-        refuse_past_the_end(columns.address, columns.size, "segments")
         return columns
 
     def _blocks(self, segments: list[Any]) -> tuple[Blocks, list[Category]]:
