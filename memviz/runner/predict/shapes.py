@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.convolutions import laid_out
+
 aten = torch.ops.aten
 Shape = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
@@ -159,6 +161,11 @@ def _in_place(func: Any, args: Any, kwargs: Any) -> Any:
     return None if _all_on_device(args[0]) else NotImplemented
 
 
+def _fused_step(func: Any, args: Any, kwargs: Any) -> Any:
+    """Of an optimizer, in one kernel, where everything lies; torch has a rule for those of Adam alone."""
+    return None if _all_on_device(args[0]) and _all_on_device(args[1]) else NotImplemented
+
+
 def _all_on_device(tensors: list[Any]) -> bool:
     return all(isinstance(tensor, Tensor) and tensor.is_meta for tensor in tensors)
 
@@ -190,6 +197,10 @@ _FOREACH_IN_PLACE = (
     aten._foreach_addcdiv_.ScalarList,
     aten._foreach_div_.ScalarList,
 )
+_FUSED_STEPS = (
+    *(aten._fused_sgd_.default, aten._fused_sgd_.tensor_lr, aten._fused_adagrad_.default),
+    *([aten._fused_adagrad_.tensor_lr] if hasattr(aten._fused_adagrad_, "tensor_lr") else []),
+)
 SHAPES: dict[Any, Shape] = {
     **dict.fromkeys(_ONE_TO_ONE, _one_to_one),
     **{getattr(aten, name).Tensor: _broadcast for name in ("add", "sub", "mul", "div")},
@@ -203,4 +214,6 @@ SHAPES: dict[Any, Shape] = {
     aten._ctc_loss_backward.Tensor: _sequences_backward,
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
+    **dict.fromkeys(_FUSED_STEPS, _fused_step),
+    aten.convolution.default: laid_out,
 }
