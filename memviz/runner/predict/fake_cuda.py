@@ -24,9 +24,9 @@ from memviz.runner.predict.cuda_tensor_types import cast, follow_types
 from memviz.runner.predict.cuda_words import FakeMachine, follow_machine
 from memviz.runner.predict.flex_attention import ASSUMED as FLEX_ASSUMED
 from memviz.runner.predict.flex_attention import flex_attention
-from memviz.runner.predict.named_devices import META, NamedDevices
+from memviz.runner.predict.named_devices import META, NamedDevices, on_card
 from memviz.runner.predict.out_of_memory import OutOfMemoryError, OutOfMemoryReport, without_our_frames
-from memviz.runner.predict.place import NOTHING_TO_COPY, place_model
+from memviz.runner.predict.place import NOTHING_TO_COPY, Become, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
 from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.stream_order import StreamOrder
@@ -143,7 +143,8 @@ class FakeCudaMode(TorchFunctionMode):
 
     def _to_the_card(self, args: Any, kwargs: Any) -> Any:
         self._named.check(args[1] if len(args) > 1 else kwargs.get("device"))
-        return args[0].to(META)
+        layout = kwargs.get("memory_format", torch.preserve_format)
+        return args[0].to(META, memory_format=layout)
 
     def _record_stream(self, args: Any, kwargs: Any) -> None:
         stream = kwargs.get("s", args[1] if len(args) > 1 else None)
@@ -302,18 +303,23 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         return named.means_us(value, numbers=True)
 
     def moved(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        like = kwargs.get("tensor", args[0] if args else None)
+        if isinstance(like, Tensor) and on_card(like):
+            args, kwargs = (named.own, like.dtype), {name: kwargs[name] for name in kwargs if name != "tensor"}
         if not any(map(is_ours, (*args[:1], kwargs.get("device")))):
             return to(self, *args, **kwargs)
         _check_memory(recorder, self)
-        place_model(recorder, self, META)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
-        dtype = kwargs.get("dtype", dtypes[0] if dtypes else None)
-        return self if dtype is None else to(self, dtype)
+        dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
+        place_model(recorder, self, Become(META, dtype, layout))
+        # What was there already changes there.
+        changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
+        return to(self, **changes) if changes else self
 
     def to_the_card(self: nn.Module, device_: Any = None, **kwargs: Any) -> nn.Module:
         named.check(kwargs.get("device", device_))
         _check_memory(recorder, self)
-        return place_model(recorder, self, META)
+        return place_model(recorder, self, Become(META))
 
     patches.replace(nn.Module, "to", moved)
     patches.replace(nn.Module, "cuda", to_the_card)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,20 +24,40 @@ NOTHING_TO_COPY = (
 )
 
 
-def place_model(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
+@dataclass(frozen=True, slots=True)
+class Become:
+    """What each tensor is to be once it is there. One copy makes it so: what comes from the host changes on the way."""
+
+    device: torch.device
+    dtype: torch.dtype | None = None
+    """Of numbers with a point; others stay what they are."""
+    layout: torch.memory_format | None = None
+    """Of images and volumes."""
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        changes: dict[str, Any] = {"device": self.device}
+        if self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex()):
+            changes["dtype"] = self.dtype
+        if self.layout is not None and tensor.dim() in (4, 5):
+            changes["memory_format"] = self.layout
+        copied: torch.Tensor = torch.ops.aten._to_copy.default(tensor.detach(), **changes)
+        return copied
+
+
+def place_model(recorder: AllocationRecorder, model: nn.Module, wanted: Become) -> nn.Module:
     """A tensor that is on the device already stays, as `.to` leaves it; so tied weights stay tied."""
     with torch._C.DisableTorchFunction():
-        return _place(recorder, model, device)
+        return _place(recorder, model, wanted)
 
 
-def _place(recorder: AllocationRecorder, model: nn.Module, device: torch.device) -> nn.Module:
+def _place(recorder: AllocationRecorder, model: nn.Module, wanted: Become) -> nn.Module:
     names = {id(module): path for path, module in model.named_modules()}
     recorder.position.name_modules(model)
     recorder.placed = Category.PARAMETER
     try:
         with torch.no_grad():
             for module in _children_first(model):
-                _place_own(recorder, module, names[id(module)], device)
+                _place_own(recorder, module, names[id(module)], wanted)
     finally:
         recorder.placed = None
     return model
@@ -48,25 +69,25 @@ def _children_first(module: nn.Module) -> Iterator[nn.Module]:
     yield module
 
 
-def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, device: torch.device) -> None:
+def _place_own(recorder: AllocationRecorder, module: nn.Module, path: str, wanted: Become) -> None:
     with recorder.position.inside(module):
         for name, parameter in module._parameters.items():
             if parameter is not None:
-                placed = _placed_parameter(recorder, parameter, device)
+                placed = _placed_parameter(recorder, parameter, wanted)
                 module._parameters[name] = placed
                 recorder.position.own(placed, path)
                 recorder.watch(placed)
         for name, buffer in module._buffers.items():
             if buffer is not None and not _is_there(recorder, buffer):
-                module._buffers[name] = _copied(buffer, device)
+                module._buffers[name] = _copied(buffer, wanted)
 
 
-def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, device: torch.device) -> Parameter:
+def _placed_parameter(recorder: AllocationRecorder, parameter: Parameter, wanted: Become) -> Parameter:
     if _is_there(recorder, parameter):
         return parameter
-    data = _copied(parameter, device)
+    data = _copied(parameter, wanted)
     if parameter.grad is not None and not _is_there(recorder, parameter.grad):
-        gradient = _copied(parameter.grad, device)
+        gradient = _copied(parameter.grad, wanted)
     else:
         gradient = parameter.grad
     if parameter.is_meta and not _is_made_of_others(parameter):
@@ -116,12 +137,12 @@ def _on_one_side(gradient: Any, tensor: Any) -> bool:
         return become(gradient, torch.ops.aten._to_copy.default(gradient.detach(), device=tensor.detach().device))
 
 
-def _copied(tensor: Any, device: torch.device) -> Any:
+def _copied(tensor: Any, wanted: Become) -> Any:
     if not tensor.is_meta or not _is_made_of_others(tensor):
-        return torch.ops.aten._to_copy.default(tensor.detach(), device=device)
+        return wanted.copy(tensor)
     # It would find its parts on the device already.
     names, context = tensor.__tensor_flatten__()
-    parts = {name: _copied(getattr(tensor, name), device) for name in names}
+    parts = {name: _copied(getattr(tensor, name), wanted) for name in names}
     return type(tensor).__tensor_unflatten__(parts, context, tensor.size(), tensor.stride())
 
 

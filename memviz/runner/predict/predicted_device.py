@@ -40,7 +40,7 @@ from memviz.runner.predict.kernels import kernels_for, registered
 from memviz.runner.predict.named_devices import CUDA_0, META, NamedDevices
 from memviz.runner.predict.operator_families import COLLECTIVES
 from memviz.runner.predict.out_of_memory import OutOfMemoryReport, PretendedOutOfMemory, card_memory
-from memviz.runner.predict.place import place_model
+from memviz.runner.predict.place import Become, place_model
 from memviz.runner.predict.predicted_trace import KeptTrace, PhaseMarks, trace_of
 from memviz.runner.predict.prediction_errors import caught_refusal, forget_refusals
 from memviz.runner.predict.program_phases import ProgramPhases, phases_named
@@ -161,7 +161,7 @@ class PredictedDevice:
         self._inside.close()
 
     def place(self, model: nn.Module) -> nn.Module:
-        return place_model(self.recorder, model, META)
+        return place_model(self.recorder, model, Become(META))
 
     def inputs(self, workload: TakesInputs) -> dict[str, Any]:
         made = workload.inputs(self.torch_device)

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from memviz.runner.predict.convolutions import laid_out
+
 aten = torch.ops.aten
 Shape = Callable[[Any, Any, Any], Any]
 """Operator, arguments, keyword arguments -> the result, or NotImplemented."""
@@ -210,4 +212,5 @@ SHAPES: dict[Any, Shape] = {
     **({aten._grouped_mm.default: _grouped_product} if hasattr(aten, "_grouped_mm") else {}),
     **dict.fromkeys(_FOREACH_IN_PLACE, _in_place),
     **{getattr(packet, overload): _written_by_fused for packet in _FUSED for overload in packet.overloads()},
+    aten.convolution.default: laid_out,
 }

@@ -75,6 +75,8 @@ class TensorAnswers:
             Tensor.data_ptr: self._address,
             Tensor.pin_memory: self._pin,
             Tensor.is_pinned: self._is_pinned,
+            Tensor.is_shared: self._if_there(lambda tensor: True),
+            Tensor.share_memory_: self._if_there(lambda tensor: tensor),
             Tensor.item: self._item,
             Tensor.tolist: self._listed,
             Tensor.__repr__: self._shown,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -140,6 +142,30 @@ def test_optimizers_take_what_their_kernels_take(kind: str) -> None:
     else:
         # The one before is let go only when the next is there.
         assert beside <= 2 * LARGEST + 1024 and sum(temporaries) >= WEIGHTS
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adagrad])
+def test_fused_steps_of_other_optimizers_take_nothing_beside_their_states(kind: Any) -> None:
+    model = layers()
+    with PredictedDevice(A100) as device:
+        model.cuda()
+        optimizer = kind(
+            model.parameters(), lr=0.1, fused=True, **({"momentum": 0.9} if kind is torch.optim.SGD else {})
+        )
+        model(torch.zeros(2, 128, device="cuda")).sum().backward()
+        optimizer.step()
+        before = device.allocated_bytes
+        device.reset_peak()
+        optimizer.step()
+        assert device.peak_allocated_bytes == before
+        states = [state for of in optimizer.state.values() for name, state in of.items() if name != "step"]
+        assert sum(state.numel() * 4 for state in states) == WEIGHTS
+
+
+def test_tensors_on_the_card_are_shared_as_they_are() -> None:
+    with PredictedDevice(A100):
+        model = layers().cuda().share_memory()
+        assert all(parameter.is_shared() for parameter in model.parameters())
 
 
 def test_a_scaler_of_gradients_takes_every_step() -> None:
