@@ -13,6 +13,8 @@ _RANK = re.compile(r"(?<![a-z])(?<!local[-_])(?:global[_-]?)?rank[-_. =]?(\d{1,9
 _OTHER = re.compile(r"(?<![a-z])(?:gpu|device|worker|proc|local[_-]?rank|r)[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _NODE = re.compile(r"(?<![a-z])(?:node|host)[-_. =]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _PARTS = re.compile(r"\d+")
+_TYPES = re.compile(r"(?<![a-z])(?:bf|fp|tf|int|uint|float|bfloat)(?:4|8|16|32|64)(?![0-9])", re.IGNORECASE)
+"""Runs are named by the type that they compute in: `bf16` is no rank."""
 _LEVELS = 3
 """The file's own name and the folders above it that are looked at."""
 _NOT_SAID = "Neither its name nor the file itself says which rank it is of. Name the files by rank, as in rank0.pickle."
@@ -121,7 +123,8 @@ def _plain(stem: str, differing: int | None) -> int | None:
 
 def _stem(place: str) -> str:
     """Of a name without its endings: `.7z` and `.mp3` are no ranks."""
-    return re.sub(r"(\.(pickle|pkl|json|gz|bin|pt|snapshot))+$", "", _name(place), flags=re.IGNORECASE)
+    stem = re.sub(r"(\.(pickle|pkl|json|gz|bin|pt|snapshot))+$", "", _name(place), flags=re.IGNORECASE)
+    return _TYPES.sub("", stem)
 
 
 def _name(place: str) -> str:

@@ -34,10 +34,18 @@ def row(place: str, said: int | None = None) -> RankRow:
         ("snapshot.pickle", None),
         ("step100_host3.pickle", None),
         ("1700000000123456.pickle", None),
+        ("forward-bf16.pickle", None),
+        ("memory_fp32_3.pickle", 3),
+        ("print8.pickle", 8),
     ],
 )
 def test_the_number_in_a_name(name: str, number: int | None) -> None:
     assert numbers_in([name]) == {name: number}
+
+
+def test_two_runs_in_different_types_are_no_ranks() -> None:
+    both = ["forward-bf16.pickle", "forward-fp32.pickle"]
+    assert numbers_in(both) == dict.fromkeys(both)
 
 
 def test_of_names_with_several_numbers_the_one_that_differs_counts() -> None:
