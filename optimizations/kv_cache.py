@@ -13,7 +13,8 @@ comes later can differ. What to know before using it:
 
 * A model is told by its call, `model(tokens, use_cache=True)`; where a call brings a cache, that is used. `generate`
   always brings one: tell it by `cache_implementation` instead.
-* Models are those of transformers that take `past_key_values`. Quantized caches are for full attention in all layers.
+* Models are those of transformers that take `cache`, which was `past_key_values` before 5.24, and keep keys and values
+  in it: mamba's states are none. Quantized caches are for full attention in all layers.
 * Some ways to quantize are of other libraries, optimum-quanto and hqq; `fp8` is of transformers itself.
 """
 
@@ -29,6 +30,8 @@ from torch import nn
 
 _KINDS = ("quantized", "sliding", "static", "dynamic")
 _BY = ("fp8", "quanto", "hqq")
+_ARGUMENTS = ("cache", "past_key_values")
+"""Since transformers 5.24, and before."""
 _NEEDED = {"quanto": "optimum-quanto", "hqq": "hqq"}
 
 
@@ -122,10 +125,11 @@ class _GivesCache:
         self.knobs = knobs
 
     def __call__(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        given = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
+        named = {name: value for name, value in kwargs.items() if name not in _ARGUMENTS}
+        given = inspect.signature(type(model).forward).bind_partial(model, *args, **named).arguments
         use = given.get("use_cache")
         use = getattr(model.config, "use_cache", False) if use is None else use
-        if not use or given.get("past_key_values") is not None:
+        if not use or any((kwargs | given).get(name) is not None for name in _ARGUMENTS):
             return None
         tokens = given.get("input_ids") if given.get("input_ids") is not None else given.get("inputs_embeds")
         if self.knobs.kind == "static" and tokens is not None and tokens.shape[1] > self.knobs.length:
@@ -133,15 +137,28 @@ class _GivesCache:
                 f"{tokens.shape[1]} tokens do not go into a static cache of {self.knobs.length}: set length to as many "
                 "as there will ever be."
             )
-        return args, {**kwargs, "past_key_values": self.knobs._cache(model.config)}
+        return args, {**kwargs, cache_argument(type(model), model.config): self.knobs._cache(model.config)}
+
+
+def cache_argument(kind: type[nn.Module], config: Any) -> str:
+    """By which a model of transformers is brought a cache of keys and values; empty where it takes none."""
+    known = inspect.signature(kind.forward).parameters
+    if "use_cache" not in known or (getattr(kind, "_is_stateful", False) and not _has_heads(config)):
+        return ""
+    return next((name for name in _ARGUMENTS if name in known), "")
+
+
+def _has_heads(config: Any) -> bool:
+    """Of attention. Mamba's and xLSTM's layers keep a state of one size, by the same argument since 5.24."""
+    text = config.get_text_config(decoder=True)
+    return "num_attention_heads" in {*text.to_dict(), *text.attribute_map}
 
 
 def _caching(model: nn.Module) -> Any:
     """The outermost model that takes a cache; those inside are given it."""
     for module in model.modules():
-        known = inspect.signature(type(module).forward).parameters
-        takes_one = {"past_key_values", "use_cache"} <= set(known) and hasattr(module, "config")
-        if takes_one and not _only_reads(module):
+        config = getattr(module, "config", None)
+        if config is not None and cache_argument(type(module), config) and not _only_reads(module):
             return module
     raise ValueError("No language model of transformers that keeps keys and values was found here.")
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from optimizations.checkpointing import Checkpointing, blocks
 from tests.optimizations.memory import Memory
-from tests.optimizations.tiny import Block, Stack, different, gpt2, llama, ltx, one_step, stack
+from tests.optimizations.tiny import Block, Stack, cache_of, different, gpt2, llama, ltx, one_step, stack
 
 STRATEGIES = {
     "none": ({"every": 0}, ()),
@@ -57,7 +57,7 @@ def test_a_models_own_cache_is_written_once():
     Checkpointing(every=2).apply(case.model)
     output = case.model(input_ids=tokens, labels=tokens, use_cache=True)
     output.loss.backward()
-    assert [layer.keys.shape[2] for layer in output.past_key_values.layers] == [6, 6, 6, 6]
+    assert [layer.keys.shape[2] for layer in cache_of(output).layers] == [6, 6, 6, 6]
 
 
 @given(every=st.integers(0, 9), count=st.integers(0, 40), skip=st.sets(st.integers(0, 39)))

@@ -80,7 +80,7 @@ def test_whatever_a_trainer_says_to_the_loss_counts(given: dict[str, Any]):
     ours = case.model(input_ids=tokens, labels=labels, **arguments)
     torch.testing.assert_close(ours.loss, expected.loss)
     assert ours.logits is None
-    assert ours.keys() == {"loss", "past_key_values"} & expected.keys()
+    assert ours.keys() == {"loss", "cache", "past_key_values"} & expected.keys()
     as_tuple = case.model(input_ids=tokens, labels=labels, return_dict=False, **arguments)
     torch.testing.assert_close(as_tuple[0], expected.loss)
     torch.testing.assert_close(case.model(input_ids=tokens).logits, expected.logits)

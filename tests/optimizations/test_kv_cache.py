@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.run import Run
-from optimizations.kv_cache import KvCache
-from tests.optimizations.tiny import gpt2, llama, ltx
+from optimizations.kv_cache import KvCache, cache_argument
+from tests.optimizations.tiny import cache_of, gpt2, llama, ltx
 
 LAYERS, HEADS, HEAD, ROWS = 4, 2, 8, 2
 A_TOKEN = 2 * LAYERS * ROWS * HEADS * HEAD
@@ -26,12 +27,16 @@ def made() -> Any:
     return llama().model.eval()
 
 
+def bringing(model: Any, cache: Any) -> dict[str, Any]:
+    return {cache_argument(type(model), model.config): cache}
+
+
 def read(model: Any, tokens: Tensor, more: int = 0) -> Any:
     """The first call, and then so many tokens one by one."""
     with torch.no_grad():
         output = model(tokens[:, : tokens.shape[1] - more], use_cache=True)
         for place in range(tokens.shape[1] - more, tokens.shape[1]):
-            output = model(tokens[:, place : place + 1], past_key_values=output.past_key_values, use_cache=True)
+            output = model(tokens[:, place : place + 1], **bringing(model, cache_of(output)), use_cache=True)
     return output
 
 
@@ -51,7 +56,7 @@ TOKENS = torch.arange(24).reshape(2, 12) % 64
 
 def test_each_kind_holds_what_it_says() -> None:
     model = made()
-    assert held(read(model, TOKENS).past_key_values) == 12 * A_TOKEN * 4
+    assert held(cache_of(read(model, TOKENS))) == 12 * A_TOKEN * 4
     for kinds, more, expected in (
         (KvCache("quantized"), 0, 12 * A_TOKEN),
         (KvCache("quantized"), 5, 12 * A_TOKEN),
@@ -59,7 +64,7 @@ def test_each_kind_holds_what_it_says() -> None:
         (KvCache("dynamic"), 3, 12 * A_TOKEN * 4),
     ):
         undo = kinds.apply(model)
-        assert held(read(model, TOKENS, more).past_key_values) == expected
+        assert held(cache_of(read(model, TOKENS, more))) == expected
         undo()
 
 
@@ -71,7 +76,7 @@ def test_a_sliding_cache_keeps_a_window_and_later_tokens_do_not_see_beyond_it() 
     assert not torch.equal(read(model, changed, 4).logits, whole)
     undo = KvCache("sliding", window=5).apply(model)
     before = read(model, TOKENS, 4)
-    lengths = {layer.keys.shape[2] for layer in before.past_key_values.layers}
+    lengths = {layer.keys.shape[2] for layer in cache_of(before).layers}
     undo()
     assert lengths == {4}
     assert not torch.allclose(before.logits, whole, atol=1e-5)
@@ -104,20 +109,22 @@ def test_a_cache_that_is_brought_is_used_and_without_one_none_is_kept() -> None:
     model = made()
     undo = KvCache("static", length=64).apply(model)
     brought = DynamicCache(config=model.config)
-    assert model(TOKENS, use_cache=True, past_key_values=brought).past_key_values is brought
-    assert model(TOKENS, use_cache=False).past_key_values is None
-    assert type(copy.deepcopy(model)(TOKENS, use_cache=True).past_key_values).__name__ == "StaticCache"
+    assert cache_of(model(TOKENS, use_cache=True, **bringing(model, brought))) is brought
+    with warnings.catch_warnings(action="ignore"):
+        assert cache_of(model(TOKENS, use_cache=True, past_key_values=brought)) is brought
+    assert cache_of(model(TOKENS, use_cache=False)) is None
+    assert type(cache_of(copy.deepcopy(model)(TOKENS, use_cache=True))).__name__ == "StaticCache"
     with pytest.raises(ValueError, match="12 tokens do not go into a static cache of 8"):
         KvCache("static", length=8).apply(other := made())
         other(TOKENS, use_cache=True)
     undo()
-    assert type(model(TOKENS, use_cache=True).past_key_values).__name__ == "DynamicCache"
+    assert type(cache_of(model(TOKENS, use_cache=True))).__name__ == "DynamicCache"
 
 
 def test_gpt2_has_one_too() -> None:
     model: Any = gpt2().model.eval()
     KvCache("quantized").apply(model)
-    assert type(model(TOKENS % 32, use_cache=True).past_key_values).__name__ == "QuantizedCache"
+    assert type(cache_of(model(TOKENS % 32, use_cache=True))).__name__ == "QuantizedCache"
 
 
 @pytest.mark.parametrize("by", ["quanto", "hqq"])
@@ -126,11 +133,20 @@ def test_a_library_that_is_missing_is_named_with_what_to_do(by: str) -> None:
         KvCache(by=by).check(made(), training=False)
 
 
+def mamba() -> Any:
+    """It keeps states of one size, and transformers calls them a cache too."""
+    from transformers import MambaConfig, MambaForCausalLM
+
+    return MambaForCausalLM(MambaConfig(vocab_size=64, hidden_size=16, num_hidden_layers=1))
+
+
 def test_what_keeps_no_cache_is_refused() -> None:
     with pytest.raises(ValueError, match="No language model of transformers"):
         KvCache().check(ltx().model, training=False)
     with pytest.raises(ValueError, match="No language model of transformers"):
         KvCache().check(nn.Linear(2, 2), training=False)
+    with pytest.raises(ValueError, match="No language model of transformers"):
+        KvCache().check(mamba(), training=False)
     with pytest.raises(ValueError, match="keeps no cache"):
         KvCache().check(made(), training=True)
     with pytest.raises(UsageError, match="Set cache=true"):

@@ -194,3 +194,8 @@ def autoencoder() -> Case:
     model = AutoencoderKL(down_block_types=downs, up_block_types=ups, sample_size=32, **sizes)
     pictures = torch.randn(2, 3, 64, 64)
     return Case(model, lambda model: model(pictures)[0].square().mean())
+
+
+def cache_of(output: Any) -> Any:
+    """What transformers' models hand back since 5.24, and before."""
+    return next((output[name] for name in ("cache", "past_key_values") if name in output), None)

@@ -375,8 +375,9 @@ def is_on_device(out: Any) -> bool:
 
 
 def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
-    """Keys and values in the cache that transformers' models hand back."""
-    cache = output.get("past_key_values") if isinstance(output, Mapping) else None
+    """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
+    names = ("cache", "past_key_values") if isinstance(output, Mapping) else ()
+    cache = next((output[name] for name in names if name in output), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
 

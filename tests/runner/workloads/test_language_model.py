@@ -13,6 +13,7 @@ from memviz.runner.plan import plan_of
 from memviz.runner.predict.predicted_run import predict
 from memviz.runner.request import Request
 from memviz.runner.workloads import workload_named
+from tests.optimizations.tiny import cache_of
 
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mixtral"])
@@ -62,7 +63,7 @@ def test_keys_and_values_are_kept_only_when_asked(name, cache):
     workload = replace(workload_named(name).small(), mode="inference", cache=cache)
     with torch.no_grad():
         output = seeded(workload)(**workload.inputs(CPU))
-    assert (output.past_key_values is not None) is cache
+    assert (cache_of(output) is not None) is cache
 
 
 def test_dropout_is_published_and_its_twin_has_none():
@@ -110,7 +111,7 @@ def test_tokens_read_one_by_one_give_what_all_at_once_give(name):
         at_once = seeded(small)(**inputs)
         one_by_one = seeded(after)(**inputs)
     torch.testing.assert_close(one_by_one.logits[:, -1], at_once.logits[:, -1])
-    assert one_by_one.past_key_values.get_seq_length() == small.sequence
+    assert cache_of(one_by_one).get_seq_length() == small.sequence
 
 
 def test_tokens_one_by_one_want_a_cache_and_positions():

@@ -28,6 +28,7 @@ from memviz.runner.workloads.configured.narrowed import narrowed
 from memviz.runner.workloads.own import default_loss
 from memviz.runner.workloads.random_inputs import RandomInputs
 from memviz.runner.workloads.workload import DTYPES, FromConfiguration, parameters_text, plural
+from optimizations.kv_cache import cache_argument
 
 T = TypeVar("T", bound="ConfiguredModel")
 
@@ -78,7 +79,7 @@ class ConfiguredModel(FromConfiguration):
         sizes = InputSizes(self.batch, length, self.dtype, self.training)
         made = model_inputs(kind, config, sizes, RandomInputs(device, self.seed, micro_batch))
         if self.tokens:
-            made |= {"past_key_values": kept_tokens(config, self.tokens - 1), "use_cache": True}
+            made |= {cache_argument(kind, config): kept_tokens(config, self.tokens - 1), "use_cache": True}
         return made
 
     def loss(self, output: Any) -> Tensor:

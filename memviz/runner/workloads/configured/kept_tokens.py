@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from torch import Tensor
 
 from memviz.errors import UsageError
+from optimizations.kv_cache import cache_argument
 
 
 def check_keeps_tokens(kind: type[Any], config: Any) -> None:
-    takes = inspect.signature(kind.forward).parameters
     if getattr(config, "is_encoder_decoder", False):
         raise UsageError(
             f"tokens are those in the KV cache of a decoder that stands alone, and {kind.__name__} has an encoder, "
             "whose cache is not predicted; leave it at 0."
         )
-    if "past_key_values" not in takes:
+    if not cache_argument(kind, config):
         raise UsageError(
             f"tokens are those in the KV cache, and {kind.__name__} keeps none from one pass to the next; "
             "leave it at 0."

@@ -7,6 +7,9 @@ import { isAtHand, keepPiece, piecesOf } from "./kept.js";
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./timeline.js").Value} Value */
 
+/** Characters of the keys last asked for, which the page's element tells of: a test waits for its own. */
+const MOST_NAMED = 1_000;
+
 export class Ahead {
   /** Keys; the last one is wanted most.
    * @type {string[]} */
@@ -51,6 +54,7 @@ export class Ahead {
     for (let key = this.wanted.pop(); key; key = this.wanted.pop()) {
       // Whoever looks at it asks again, and is told what is wrong.
       await piecesAsked(this.timeline.server, key, FIRST_MEANING).catch(() => {});
+      this.timeline.root.dataset.asked = `${this.timeline.root.dataset.asked || ""} ${key}`.slice(-MOST_NAMED);
     }
     this.isAsking = false;
   }
