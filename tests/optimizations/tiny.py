@@ -198,4 +198,4 @@ def autoencoder() -> Case:
 
 def cache_of(output: Any) -> Any:
     """What transformers' models hand back since 5.24, and before."""
-    return next((output[name] for name in ("cache", "past_key_values") if name in output), None)
+    return next((output[name] for name in ("cache", "past_key_values") if name in set(output)), None)

@@ -376,8 +376,9 @@ def is_on_device(out: Any) -> bool:
 
 def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
     """Keys and values in the cache that transformers' models hand back: as `cache` since 5.24."""
-    names = ("cache", "past_key_values") if isinstance(output, Mapping) else ()
-    cache = next((output[name] for name in names if name in output), None)
+    # Asked whether it has the old name, 5.24 warns.
+    names = set(output) if isinstance(output, Mapping) else set()
+    cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
 
