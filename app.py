@@ -1,9 +1,12 @@
 """Builds the page and launches it. Hugging Face Spaces run this file."""
 
 from memviz.c_memory import begin_with_malloc
+from memviz.collector import without_collection
 
 if __name__ == "__main__":
     begin_with_malloc()
-    from memviz.ui.app import build_app, launch_options
+    with without_collection():
+        from memviz.ui.app import build_app, launch_options
 
-    build_app().launch(**launch_options())
+        page = build_app()
+    page.launch(**launch_options())

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from memviz.collector import without_collection
 from memviz.commands.help_text import columns_of_terminal
 from memviz.commands.listed import COMMANDS, DESCRIPTION, EPILOG, PROGRAM, VERSION
 from memviz.commands.terminal import (
@@ -47,7 +48,8 @@ def parser(given: Sequence[str] | None = None) -> argparse.ArgumentParser:
 
 
 def command_named(name: str) -> Command:
-    command: Command = import_module(f"memviz.commands.{name}").COMMAND
+    with without_collection():
+        command: Command = import_module(f"memviz.commands.{name}").COMMAND
     return command
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from memviz.collector import without_collection
 from memviz.commands.command import Command, add_file, open_trace
 from memviz.ranks.gather import Gathering, gathered
 
@@ -26,15 +27,17 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 def _run(args: argparse.Namespace) -> int:
     from memviz.runner.own_source import functions_of
 
-    # Gradio takes seconds to import, and no other command needs it.
-    from memviz.ui.app import build_app, launch_options
+    with without_collection():
+        # Gradio takes seconds to import, and no other command needs it.
+        from memviz.ui.app import build_app, launch_options
 
     for path in args.program:
         # What cannot be offered is said before the page starts.
         functions_of(str(path))
     job = None if args.ranks is None else gathered(Gathering((args.ranks,)))
     traces = [open_trace(path) for path in args.files]
-    page = build_app(traces, [path.resolve() for path in args.program], job)
+    with without_collection():
+        page = build_app(traces, [path.resolve() for path in args.program], job)
     page.launch(server_port=args.port, inbrowser=args.browser, **launch_options())
     return 0
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from memviz.collector import without_collection
 from memviz.commands.command import Command, add_json, pair, positive, printable
 from memviz.commands.last_line import LastLine
 from memviz.commands.terminal import progress
@@ -64,9 +65,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _predict(args: argparse.Namespace) -> int:
-    from memviz.runner.predict.model_changes import optimizations_named
-    from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
-    from memviz.runner.record.script import load_module, load_script
+    with without_collection():
+        from memviz.runner.predict.model_changes import optimizations_named
+        from memviz.runner.predict.predicted_script import ScriptOrder, predict_script
+        from memviz.runner.record.script import load_module, load_script
 
     if args.script.endswith(".json"):
         line = f"python -m memviz run {args.script} --on predict"

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from memviz.collector import without_collection
 from memviz.runner.jobs.bounds import most_bytes
 from memviz.runner.request import Request
 
@@ -25,10 +26,11 @@ class SearchedRuns:
         self._done: tuple[Request, Outcome] | None = None
 
     def run(self, number: int, request: Request) -> None:
-        from memviz.runner.jobs.size_estimate import refuse_if_too_large
-        from memviz.runner.parallel.predicted_ranks import predict_plan
-        from memviz.runner.plan import plan_of
-        from memviz.runner.predict.predicted_run import predict_again
+        with without_collection():
+            from memviz.runner.jobs.size_estimate import refuse_if_too_large
+            from memviz.runner.parallel.predicted_ranks import predict_plan
+            from memviz.runner.plan import plan_of
+            from memviz.runner.predict.predicted_run import predict_again
 
         plan = plan_of(request)
         # Of many GPUs, another rank may reserve most under other settings.

@@ -24,6 +24,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from memviz.collector import without_collection
 from memviz.errors import MemvizError
 from memviz.runner.jobs.bounds import most_bytes
 from memviz.runner.jobs.searched_runs import SearchedRuns
@@ -79,11 +80,12 @@ def _listen(source: TextIO, orders: queue.Queue[str]) -> None:
 
 def warm_up() -> None:
     """Imports what every run needs, and what takes longest of what most models need."""
-    import memviz.runner.execute
-    import memviz.runner.output_check.small_twin  # noqa: F401
+    with without_collection():
+        import memviz.runner.execute
+        import memviz.runner.output_check.small_twin  # noqa: F401
 
-    with contextlib.suppress(ImportError):
-        from diffusers import LTXVideoTransformer3DModel  # noqa: F401
+        with contextlib.suppress(ImportError):
+            from diffusers import LTXVideoTransformer3DModel  # noqa: F401
 
 
 def answer(number: int, request: Request, folder: Path, send: Send, *, until: float = math.inf) -> None:
@@ -114,13 +116,14 @@ def _answered(number: int, send: Send, folder: Path, run: Callable[[], None]) ->
 
 
 def _run(number: int, request: Request, folder: Path, send: Send, until: float) -> None:
-    from memviz.runner.execute import execute
-    from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
-    from memviz.runner.measure.torch_warnings import hearing_torch
-    from memviz.runner.outcome import Outcome
-    from memviz.runner.output_check.small_twin import numerics_of
-    from memviz.runner.parallel.rank_files import file_of_rank
-    from memviz.runner.plan import plan_of
+    with without_collection():
+        from memviz.runner.execute import execute
+        from memviz.runner.jobs.size_estimate import refuse_if_too_large, refuse_if_twin_is_too_large
+        from memviz.runner.measure.torch_warnings import hearing_torch
+        from memviz.runner.outcome import Outcome
+        from memviz.runner.output_check.small_twin import numerics_of
+        from memviz.runner.parallel.rank_files import file_of_rank
+        from memviz.runner.plan import plan_of
 
     def tell(phase: str) -> None:
         send("phase", number, phase=phase)

@@ -23,6 +23,7 @@ from memviz.allocator.device import DeviceMemory
 from memviz.allocator.replayer import SaidBetween
 from memviz.allocator.settings import Settings, parse_settings
 from memviz.allocator.statistics import Statistics
+from memviz.collector import without_collection
 from memviz.errors import UsageError
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
 from memviz.runner.predict.assumptions import Assumptions
@@ -130,7 +131,8 @@ class PredictedDevice:
         forget_refusals()
         with ExitStack() as stack:
             stack.enter_context(_only_one())
-            stack.enter_context(_without_collection())
+            # It would run when Python sees fit, which no prediction can follow.
+            stack.enter_context(without_collection())
             stack.enter_context(followed_by(self.recorder))
             autocast = Autocast(self.release)
             kernels = kernels_for(self.card, self.release)
@@ -347,20 +349,3 @@ def _only_one() -> Iterator[None]:
         yield
     finally:
         _inside.pop()
-
-
-@contextmanager
-def _without_collection() -> Iterator[None]:
-    """The garbage collector runs when Python sees fit, which no prediction can follow; so it runs where we say.
-
-    What is there already is set aside, or else each collection would look through every library's objects.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
-        if was_on:
-            gc.enable()

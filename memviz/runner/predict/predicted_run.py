@@ -15,6 +15,7 @@ from memviz.allocator.fit import Doubt, fit_word
 from memviz.allocator.replay import source_of
 from memviz.allocator.replayer import Source
 from memviz.allocator.settings import Settings, settings_from_environment
+from memviz.collector import without_collection
 from memviz.runner.expected_error import ExpectedError
 from memviz.runner.outcome import Outcome, check, keeping_what_was_recorded, own_bytes, peaks_of, run_with, sizes_of
 from memviz.runner.plan import Plan
@@ -43,7 +44,8 @@ def predict(plan: Plan, tell: Tell, rank: GroupRank | None = None, *, figures_on
     """
     begun = time.perf_counter()
     tell("building the model")
-    with torch.device("meta"):
+    with torch.device("meta"), without_collection():
+        # The first of its kind imports its library.
         model = plan.workload.build()
     check(plan, model)
     convert_on_host(plan, model)
