@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
+from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
@@ -160,13 +161,10 @@ class AllocationRecorder:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
-        if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
-            sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-            lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
-            kept = self.release >= LT_KEPT_SINCE
-            self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
-            if lt and kept:
-                self._needs_workspace(treatment, lt, is_lt=True)
+        if (treatment.uses_cublas or treatment.temporaries is not None) and self._is_here(
+            args[0] if out is None else out
+        ):
+            self._takes_beside(treatment, args, kwargs, out)
         self._rule = NO_RULE
 
     def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
@@ -182,6 +180,20 @@ class AllocationRecorder:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
+
+    def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+        lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
+        kept = self.release >= LT_KEPT_SINCE
+        self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
+        if lt and kept:
+            self._needs_workspace(treatment, lt, is_lt=True)
+
+    def left(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """A copy went to the host, and what it takes here is over."""
+        self._rule = treatment.rule
+        self._takes_beside(treatment, args, kwargs, out)
+        self._rule = NO_RULE
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
         figures = likely_and_most(RULES[rule].name, args, out)
@@ -292,6 +304,11 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
+    def _is_here(self, out: Any) -> bool:
+        """Not of what lies nowhere, which no kernel makes."""
+        nowhere = self.host.nowhere
+        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_in(out)))
+
     def _needs_workspace(self, treatment: Treatment, size: int, *, is_lt: bool = False) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
         key = (self.position.task != NO_TASK, self.ledger.place()[0], is_lt)
@@ -354,7 +371,8 @@ class AllocationRecorder:
         kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
-        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None, call=position.call)
+        placed = None if category is Category.TEMPORARY else self.placed
+        self.categories.allocated(placed or category, may_be_kept=kept and self.placed is None, call=position.call)
         columns.module.append(module)
         columns.phase.append(phase)
         columns.rule.append(self._rule)
@@ -380,18 +398,3 @@ def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
     cache = next((output[name] for name in names if name in output), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
-
-
-def tensors_among(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """In containers and dataclasses, to a depth that no model's output exceeds."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_among(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_among(item, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for attribute in fields(value):
-            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)

@@ -311,7 +311,8 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
-        place_model(recorder, self, Become(META, dtype, layout))
+        waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
+        place_model(recorder, self, Become(META, dtype, layout, waits))
         # What was there already changes there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self

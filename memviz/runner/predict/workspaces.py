@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
-from memviz.runner.predict import convolutions, indexing
+from memviz.runner.predict import convolutions, crossings, indexing
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
@@ -195,6 +195,7 @@ _PADDING = [
 ]
 TEMPORARIES: dict[Any, Temporaries] = {
     **indexing.TEMPORARIES,
+    **crossings.TEMPORARIES,
     **dict.fromkeys((aten.convolution, aten.convolution_backward), convolutions.copies),
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,
