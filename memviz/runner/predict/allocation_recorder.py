@@ -33,7 +33,7 @@ from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, cublas_workspace, lt_workspace
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -183,7 +183,7 @@ class AllocationRecorder:
 
     def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-        lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
+        lt = self._workspace_sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
         kept = self.release >= LT_KEPT_SINCE
         self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
         if lt and kept:
@@ -318,9 +318,9 @@ class AllocationRecorder:
             self._rule = rule
 
     @cached_property
-    def _cublas_bytes(self) -> int:
+    def _workspace_sizes(self) -> WorkspaceSizes:
         """torch reads the environment at the first product, and never again."""
-        return cublas_workspace(self.card, self.release, os.environ)
+        return workspace_sizes(self.card, self.release, os.environ)
 
     def clear_workspaces(self) -> None:
         """They are made again when they are needed."""
@@ -337,7 +337,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_workspace(treatment, self._cublas_bytes)
+                self._needs_workspace(treatment, self._workspace_sizes.cublas)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
