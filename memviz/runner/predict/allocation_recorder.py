@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
+from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
@@ -32,7 +33,7 @@ from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, cublas_workspace, lt_workspace
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -160,13 +161,10 @@ class AllocationRecorder:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
-        if (treatment.uses_cublas or treatment.temporaries is not None) and is_on_device(out):
-            sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-            lt = lt_workspace(args, kwargs, self.release) if treatment.name == "addmm" else 0
-            kept = self.release >= LT_KEPT_SINCE
-            self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
-            if lt and kept:
-                self._needs_workspace(treatment, lt, is_lt=True)
+        if (treatment.uses_cublas or treatment.temporaries is not None) and self._is_here(
+            args[0] if out is None else out
+        ):
+            self._takes_beside(treatment, args, kwargs, out)
         self._rule = NO_RULE
 
     def _takes(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
@@ -182,6 +180,20 @@ class AllocationRecorder:
             for tensor in tensors_in(out):
                 if tensor.is_meta:
                     self.resized(tensor.untyped_storage(), treatment.name)
+
+    def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
+        lt = self._workspace_sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
+        kept = self.release >= LT_KEPT_SINCE
+        self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
+        if lt and kept:
+            self._needs_workspace(treatment, lt, is_lt=True)
+
+    def left(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
+        """A copy went to the host, and what it takes here is over."""
+        self._rule = treatment.rule
+        self._takes_beside(treatment, args, kwargs, out)
+        self._rule = NO_RULE
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
         figures = likely_and_most(RULES[rule].name, args, out)
@@ -292,6 +304,11 @@ class AllocationRecorder:
             return False
         return all(arg in nowhere for arg in args)
 
+    def _is_here(self, out: Any) -> bool:
+        """Not of what lies nowhere, which no kernel makes."""
+        nowhere = self.host.nowhere
+        return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_in(out)))
+
     def _needs_workspace(self, treatment: Treatment, size: int, *, is_lt: bool = False) -> None:
         """Each thread has a handle of its own, and on a card backward runs in another one."""
         key = (self.position.task != NO_TASK, self.ledger.place()[0], is_lt)
@@ -301,9 +318,9 @@ class AllocationRecorder:
             self._rule = rule
 
     @cached_property
-    def _cublas_bytes(self) -> int:
+    def _workspace_sizes(self) -> WorkspaceSizes:
         """torch reads the environment at the first product, and never again."""
-        return cublas_workspace(self.card, self.release, os.environ)
+        return workspace_sizes(self.card, self.release, os.environ)
 
     def clear_workspaces(self) -> None:
         """They are made again when they are needed."""
@@ -320,7 +337,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_workspace(treatment, self._cublas_bytes)
+                self._needs_workspace(treatment, self._workspace_sizes.cublas)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
@@ -354,7 +371,8 @@ class AllocationRecorder:
         kept = (phase == Phase.FORWARD or (phase == Phase.UNKNOWN and not position.phases)) or recomputing
         if category is Category.UNKNOWN and node == ACCUMULATE:
             category = Category.GRADIENT
-        self.categories.allocated(self.placed or category, may_be_kept=kept and self.placed is None, call=position.call)
+        placed = None if category is Category.TEMPORARY else self.placed
+        self.categories.allocated(placed or category, may_be_kept=kept and self.placed is None, call=position.call)
         columns.module.append(module)
         columns.phase.append(phase)
         columns.rule.append(self._rule)
@@ -381,18 +399,3 @@ def kept_for_later(output: Any) -> Iterator[torch.Tensor]:
     cache = next((output[name] for name in ("cache", "past_key_values") if name in names), None)
     for layer in getattr(cache, "layers", ()):
         yield from tensors_among((getattr(layer, "keys", None), getattr(layer, "values", None)))
-
-
-def tensors_among(value: Any, depth: int = 6) -> Iterator[torch.Tensor]:
-    """In containers and dataclasses, to a depth that no model's output exceeds."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif depth and isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_among(item, depth - 1)
-    elif depth and isinstance(value, list | tuple):
-        for item in value:
-            yield from tensors_among(item, depth - 1)
-    elif depth and is_dataclass(value) and not isinstance(value, type):
-        for attribute in fields(value):
-            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
 from functools import cache
 from typing import Any
 
@@ -59,3 +60,18 @@ def is_on_device(value: Any) -> bool:
 def draws(func: Any) -> bool:
     """At random. Asked at each operator, and torch looks through its tags each time."""
     return torch.Tag.nondeterministic_seeded in func.tags
+
+
+def tensors_among(value: Any, depth: int = 6) -> Iterator[Tensor]:
+    """In containers and dataclasses, to a depth that no model's output exceeds."""
+    if isinstance(value, Tensor):
+        yield value
+    elif depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_among(item, depth - 1)
+    elif depth and isinstance(value, list | tuple):
+        for item in value:
+            yield from tensors_among(item, depth - 1)
+    elif depth and is_dataclass(value) and not isinstance(value, type):
+        for attribute in fields(value):
+            yield from tensors_among(getattr(value, attribute.name, None), depth - 1)

@@ -113,6 +113,8 @@ class AllocationMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if out is not NotImplemented:
                 return out
         out = self.recorder.host.instead(func, args, kwargs, moves=treatment.moves)
+        if treatment.moves and out is not NotImplemented:
+            self.recorder.left(treatment, args, kwargs, out)
         if out is not NotImplemented and treatment.may_choose:
             self.recorder.choices.follow(func, args, out)
         return out

@@ -166,6 +166,12 @@ _READ = (
         "ProcessGroupNCCL.cpp",
         ("allgather_", "reduce_scatter_", "barrier"),
     ),
+    PredictorRule(
+        "copies to and from the host of what is not one piece",
+        Standing.READ,
+        "Copy.cu",
+        ("_to_copy", "copy_", "_foreach_copy_"),
+    ),
     PredictorRule("CTC losses", Standing.READ, "LossCTC.cu", ("_ctc_loss", "_ctc_loss_backward")),
 )
 _ESTIMATED = (

@@ -30,7 +30,7 @@ from memviz.runner.predict.place import NOTHING_TO_COPY, Become, place_model
 from memviz.runner.predict.program_threads import follow_threads, follow_workers
 from memviz.runner.predict.sparse import new_of_sparse
 from memviz.runner.predict.stream_order import StreamOrder
-from memviz.runner.predict.tensor_answers import TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
+from memviz.runner.predict.tensor_answers import Answer, TensorAnswers, has_unknown_numbers, stop_at_unknown_numbers
 from memviz.runner.predict.torch_patches import Patches
 from memviz.runner.predict.triton_kernels import follow_triton
 
@@ -222,6 +222,7 @@ class FakeCuda:
         patches.replace(torch, "_has_compatible_shallow_copy_type", _take_over(torch._has_compatible_shallow_copy_type))
         _make_wrappers_here(patches, named)
         _give_addresses(patches, recorder)
+        _keep_memory(patches, tensors.answers[Tensor.__dlpack__])
         _enter_in_backward(patches, mode)
         _enter_in_hooks(patches, mode)
         recorder.ledger.place = order.place
@@ -250,6 +251,19 @@ def _give_addresses(patches: Patches, recorder: AllocationRecorder) -> None:
         return int(address(self)) if known is None else known.block.address
 
     patches.give(torch.UntypedStorage, "data_ptr", data_ptr)
+
+
+def _keep_memory(patches: Patches, answer: Answer) -> None:
+    """The older way to another library asks no tensor first, and would give the zeros of unknown ones away."""
+    give: Any = vars(torch)["to_dlpack"]
+
+    def to_dlpack(tensor: Tensor) -> Any:
+        with torch._C.DisableTorchFunction():
+            given = answer((tensor,), {})
+        return give(tensor) if given is NotImplemented else given
+
+    for owner in (torch, torch.utils.dlpack):
+        patches.replace(owner, "to_dlpack", to_dlpack)
 
 
 def _enter_in_backward(patches: Patches, mode: Mode) -> None:
@@ -311,7 +325,8 @@ def _move_modules(patches: Patches, recorder: AllocationRecorder, named: NamedDe
         _check_memory(recorder, self)
         dtypes = [arg for arg in args if isinstance(arg, torch.dtype)]
         dtype, layout = kwargs.get("dtype", dtypes[0] if dtypes else None), kwargs.get("memory_format")
-        place_model(recorder, self, Become(META, dtype, layout))
+        waits = not kwargs.get("non_blocking", any(arg is True for arg in args))
+        place_model(recorder, self, Become(META, dtype, layout, waits))
         # What was there already changes there.
         changes = {name: value for name, value in (("dtype", dtype), ("memory_format", layout)) if value is not None}
         return to(self, **changes) if changes else self

@@ -239,10 +239,10 @@ class Host:
         self.stand_ins.follow(func, args, made)
         return made
 
-    def blank_like(self, tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    def blank_like(self, tensor: Tensor, **changes: Any) -> Tensor:
         """On the host, without values, and lying as `torch.empty_like` would lay it."""
-        dtype = tensor.dtype if dtype is None else dtype
-        strides = torch.empty_like(tensor, device="meta").stride()
+        dtype = changes.get("dtype") or tensor.dtype
+        strides = torch.empty_like(tensor, device="meta", memory_format=changes.get("memory_format")).stride()
         blank = torch.empty(0, dtype=dtype, device="cpu")
         shape = torch.empty_strided(tensor.shape, strides, dtype=dtype, device="meta")
         storage = _zeros(shape.untyped_storage().nbytes())
@@ -256,13 +256,14 @@ class Host:
         if device is None or device.type != "cpu" or not _lies_there(args[0]):
             return NotImplemented
         self.arrived_bytes += _bytes(args[0])
+        changes = {key: value for key, value in kwargs.items() if key != "pin_memory"}
         values = self.known.of(args[0])
         if values is not None and not _is_large(values):
             if self.even_shares(args[0]) is not None:
-                self._assume(blank := self.blank_like(args[0], kwargs.get("dtype")), values)
+                self._assume(blank := self.blank_like(args[0], **changes), values)
                 return blank
-            return func(values, **{key: value for key, value in kwargs.items() if key != "pin_memory"})
-        blank = self.blank_like(args[0], kwargs.get("dtype"))
+            return func(values, **changes)
+        blank = self.blank_like(args[0], **changes)
         self.stand_ins.copy(args[0], blank)
         return blank
 

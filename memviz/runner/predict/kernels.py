@@ -59,6 +59,7 @@ def kernels_for(card: KnownCard, release: tuple[int, int]) -> dict[str, Kernel]:
     if release < einsums.TURNED_SINCE:
         kernels["einsum"] = _einsum
     kernels["mish_backward"] = _mish_backward
+    kernels["one_hot"] = _one_hot
     kernels["_sample_dirichlet"] = _drawn_beside
     kernels["ctc_loss.Tensor"] = _ctc_loss
     kernels["softmax.int"] = _widening(aten.softmax.int, aten._softmax.default)
@@ -122,6 +123,22 @@ class _RmsNorm(torch.autograd.Function):
 
 def _mish_backward(grad_output: Tensor, self: Tensor) -> Tensor:
     return torch.empty_like(self)
+
+
+def _one_hot(self: Tensor, num_classes: int = -1) -> Tensor:
+    """Zeros, and ones put among them; elsewhere all are compared with all classes, which takes their numbers too."""
+    if self.dtype != torch.long:
+        raise RuntimeError("one_hot is only applicable to index tensor of type LongTensor.")
+    if self.numel() == 0 and num_classes <= 0:
+        raise RuntimeError("Can not infer total number of classes from empty tensor.")
+    if self.numel() == 0:
+        return torch.empty((*self.shape, num_classes), dtype=self.dtype, device=self.device)
+    if num_classes == -1:
+        num_classes = aten._local_scalar_dense.default(self.max()) + 1
+    if num_classes < 1:
+        raise RuntimeError("num_classes should be positive")
+    zeros = torch.zeros((*self.shape, num_classes), dtype=self.dtype, device=self.device)
+    return zeros.scatter_(-1, self.unsqueeze(-1), 1)
 
 
 def _drawn_beside(self: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -29,6 +29,7 @@ class _Rule:
 _SCALER = "A scaler of gradients is taken to find no overflow: every step is taken, and its scale stays as it began."
 _TEXT = "Text is taken to go on to the greatest length allowed, without an end or padding before."
 _DRAFTS = "Text is taken to go on to the greatest length allowed, and what is drafted for it to be accepted whole."
+_GRADCHECK = "What gradcheck compares is taken to agree: gradients are not computed, only what checking them takes."
 _GENERATION = "/transformers/generation/"
 _RULES = (
     _Rule("torch/amp/grad_scaler.py", ("get_scale",), lambda frame: frame.f_locals["self"]._init_scale, _SCALER),
@@ -66,6 +67,18 @@ _RULES = (
     ),
     _Rule("torch/utils/data/", (), lambda frame: 0, "Seeds that loaders of data draw on the card are taken to be 0."),
     _Rule("torch/testing/_comparison.py", (), lambda frame: True, "Values that are compared are taken to be close."),
+    _Rule(
+        "torch/autograd/gradcheck.py",
+        ("_check_jacobians_equal", "_check_no_differentiable_outputs", "_check_no_differentiable_outputs_fast"),
+        lambda frame: False,
+        _GRADCHECK,
+    ),
+    _Rule(
+        "torch/autograd/gradcheck.py",
+        ("_allclose_with_type_promotion", "_test_backward_mul_by_grad_output", "check_undefined_grad_support"),
+        lambda frame: True,
+        _GRADCHECK,
+    ),
     # Whether any beam goes on, which is known where the greatest length is reached, and how long the longest is.
     _Rule(_GENERATION, ("_beam_search",), lambda frame: True, _TEXT, natural=(int,)),
     _Rule(_GENERATION, ("_assisted_decoding",), lambda frame: False, _DRAFTS, natural=(int,)),

@@ -29,7 +29,7 @@ def _convolution(args: Any, out: Any) -> tuple[int, int]:
     """Tensor cores read channels last: what lies otherwise is copied. At most an image is unfolded besides.
 
     Unfolded, an image has a window of its channels for each place of the other. With a stride that is the coarser
-    one; where its gradient is not asked for, the finer one alone has windows.
+    one; where its gradient is not asked for, or no place is in two windows, the finer one alone has windows.
     """
     tensors = [tensor for tensor in args[:3] if isinstance(tensor, Tensor) and tensor.dim() > 2]
     large = [tensor for tensor in (*tensors, *_tensors(out)) if tensor.dim() > 2]
@@ -42,7 +42,7 @@ def _convolution(args: Any, out: Any) -> tuple[int, int]:
     if len(images) < 2:
         return likely, likely
     fine, coarse = sorted(images, key=_places, reverse=True)[:2]
-    both = _places(fine) == _places(coarse) or (backward and _wants_gradient_of_input(args))
+    both = _places(fine) == _places(coarse) or (backward and _wants_gradient_of_input(args) and _overlap(args, weight))
     places = _places(coarse)
     channels = max(fine.size(1), coarse.size(1)) if both else fine.size(1)
     window = weight[0, 0].numel()
@@ -58,6 +58,18 @@ def _wants_gradient_of_input(args: Any) -> bool:
     """By the last argument of a backward, a mask; unknown is yes."""
     mask = args[-1]
     return not isinstance(mask, list | tuple) or not mask or bool(mask[0])
+
+
+def _overlap(args: Any, weight: Tensor) -> bool:
+    """Of a backward: patches of a picture that lie side by side are one product, whichever way it is asked."""
+    strides, dilations = args[4], args[6]
+    reach = [(size - 1) * dilation for size, dilation in zip(weight.shape[2:], _each(dilations, weight), strict=True)]
+    return any(far >= stride for far, stride in zip(reach, _each(strides, weight), strict=True))
+
+
+def _each(given: Any, weight: Tensor) -> list[int]:
+    """One number may stand for all dimensions."""
+    return list(given) * (weight.dim() - 2) if len(given) == 1 else list(given)
 
 
 def _lies_channels_last(tensor: Tensor) -> bool:

@@ -88,6 +88,7 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
     schema = func._schema
     packet = func.overloadpacket
     product = _product_of(packet)
+    kernel = kernels.get(func.name().removeprefix("aten::"))
     new = any(returned.alias_info is None for returned in schema.returns)
     return Treatment(
         name=_name(func),
@@ -95,13 +96,14 @@ def treatment_of(func: Operator, kernels: Mapping[str, Callable[..., Any]], rele
         writes=schema.is_mutable,
         resizes=_resizes(func),
         uses_cublas=product in USES_CUBLAS,
-        looks=packet.__name__ if _looks(func) else None,
+        # What we spell out looks itself, where it has to.
+        looks=packet.__name__ if _looks(func) and kernel is None else None,
         is_view=not new and not schema.is_mutable,
         launches=(new or schema.is_mutable) and _has_a_kernel(func),
         instead=in_place.add if func is aten.add.Tensor else None,
         sparse=None,
         shape=_shape_of(func, release),
-        parts_in=kernels.get(func.name().removeprefix("aten::")) or _parts_in(func),
+        parts_in=kernel or _parts_in(func),
         temporaries=TEMPORARIES.get(product) or temporaries_of(packet, release),
         formula=_formula_of(product),
         rule=rule_of(packet.__name__),

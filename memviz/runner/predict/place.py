@@ -33,9 +33,11 @@ class Become:
     """Of numbers with a point; others stay what they are."""
     layout: torch.memory_format | None = None
     """Of images and volumes."""
+    waits: bool = True
+    """Where it does not, types change on the card."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        changes: dict[str, Any] = {"device": self.device}
+        changes: dict[str, Any] = {"device": self.device, "non_blocking": not self.waits}
         if self.dtype is not None and (tensor.is_floating_point() or tensor.is_complex()):
             changes["dtype"] = self.dtype
         if self.layout is not None and tensor.dim() in (4, 5):

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import _disable_current_modes
 
-from memviz.runner.predict.allocation_recorder import AllocationRecorder, tensors_among
+from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import NOT_STATED, UnknownNumber
 from memviz.runner.predict.choices import FIRST, SENTENCE
 from memviz.runner.predict.named_devices import META, NamedDevices

@@ -25,7 +25,10 @@ _AS_IT_STANDS = (
 )
 _NOT_WRITTEN = "What TorchScript would compile is not written to files (torch.jit.save)."
 _TORCH = str(Path(torch.__file__).parent)
-_TRACES = "it traces with tensors of its own kind, which cannot lie on a pretended device"
+_TRACES = (
+    "it traces with tensors without data, also a model of the host, and while a program is predicted those stand for "
+    "tensors of the card"
+)
 _INTERPRETS = "its code runs in TorchScript's interpreter, which knows no pretended device"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from memviz.runner.predict.allocation_recorder import tensors_among
+from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
 from memviz.runner.predict.torch_patches import Patches
 

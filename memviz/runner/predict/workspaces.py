@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from math import ceil
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from memviz.allocator.context import context_sentence
-from memviz.runner.predict import convolutions, indexing
+from memviz.runner.predict import convolutions, crossings, indexing
 from memviz.runner.predict.cards import KnownCard
 
 aten = torch.ops.aten
@@ -43,6 +44,8 @@ _WIDTH_IN_REGISTERS = 128
 _LT_WORKSPACE = 1 << 20
 LT_KEPT_SINCE, _LT_SHARED_SINCE = (2, 9), (2, 11)
 """A call took it and gave it back; then every handle and stream kept one; now cuBLAS's workspace serves for both."""
+_LT_MAY_BE_SHARED_SINCE = (2, 7)
+"""By a program that asks for it."""
 RECURRENT = "recurrent layer"
 """No operator: torch takes these layers apart before any is seen."""
 
@@ -128,9 +131,23 @@ def _heads_first(rule: Temporaries, first: int) -> Temporaries:
 
 
 _CONFIG = re.compile(r":([0-9]+):([0-9]+)")
+_WHOLE = re.compile(r"\s*\+?([0-9]+)")
 
 
-def cublas_workspace(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
+@dataclass(frozen=True)
+class WorkspaceSizes:
+    cublas: int
+    """Of each handle."""
+    lt: int
+    """Of cublasLt, where it has one of its own."""
+
+
+def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
+    """As a program tells both libraries by its environment (read)."""
+    return WorkspaceSizes(_cublas_size(card, release, environment), _lt_size(release, environment))
+
+
+def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
     """As CUBLAS_WORKSPACE_CONFIG says, which deterministic programs have to set: KiB and how many, several times."""
     told = [] if card.is_amd else _CONFIG.findall(environment.get("CUBLAS_WORKSPACE_CONFIG", ""))
     if not told:
@@ -138,12 +155,19 @@ def cublas_workspace(card: KnownCard, release: tuple[int, int], environment: Map
     return sum(int(size) * 1024 * int(count) for size, count in told)
 
 
-def lt_workspace(args: Any, kwargs: Any, release: tuple[int, int]) -> int:
-    """Of cublasLt, which adds a bias within the product, where it is not the handle's own (read, recorded)."""
+def _lt_size(release: tuple[int, int], environment: Mapping[str, str]) -> int:
+    """As CUBLASLT_WORKSPACE_SIZE says, in KiB. TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0 or 1, or not heard."""
+    told = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= _LT_MAY_BE_SHARED_SINCE else None
+    shared = told == "1" or told != "0" and release >= _LT_SHARED_SINCE
+    size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    return 0 if shared else int(size[1]) * 1024 if size else _LT_WORKSPACE
+
+
+def uses_lt(args: Any, kwargs: Any) -> bool:
+    """Whether cublasLt adds a bias within the product (read, recorded)."""
     bias, left, right = args[:3]
     in_one = bias.dim() == 1 and bias.is_contiguous() and bias.size(0) == right.size(1) and min(right.shape) > 1
-    plain = kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point()
-    return _LT_WORKSPACE if release < _LT_SHARED_SINCE and in_one and plain else 0
+    return bool(in_one and kwargs.get("beta", 1) == 1 and left.numel() > 0 and bias.is_floating_point())
 
 
 def _foreach_norm(args: Any, kwargs: Any, out: Any, card: KnownCard) -> Iterable[int]:
@@ -195,6 +219,7 @@ _PADDING = [
 ]
 TEMPORARIES: dict[Any, Temporaries] = {
     **indexing.TEMPORARIES,
+    **crossings.TEMPORARIES,
     **dict.fromkeys((aten.convolution, aten.convolution_backward), convolutions.copies),
     aten._scaled_dot_product_flash_attention: _flash,
     aten._scaled_dot_product_flash_attention_backward: _flash_backward,

@@ -120,6 +120,27 @@ def test_patches_of_a_picture_are_unfolded_once_and_not_for_every_pixel() -> Non
     assert one.bytes is not None and one.bytes_at_most == one.bytes + picture
 
 
+@pytest.mark.parametrize("layer", [nn.Conv2d(3, 768, 16, 16), nn.Conv1d(3, 768, 4, 4), nn.Conv2d(3, 64, 2, 3)])
+def test_nor_where_the_gradient_of_the_picture_is_asked_for_if_no_patches_overlap(layer: nn.Module) -> None:
+    """As of a picture that is changed to mislead a model."""
+    shape = (8, 3, *(96 for _ in layer.kernel_size))
+    with PredictedDevice(A100) as device:
+        picture = torch.zeros(shape, device="cuda", requires_grad=True)
+        layer.cuda()(picture).sum().backward()
+        one = found(device)["cuDNN's convolutions"]
+    assert one.bytes is not None and one.bytes_at_most is not None
+    assert 0 < one.bytes_at_most - one.bytes <= picture.nbytes
+
+
+def test_nor_of_features_that_patches_are_made_of() -> None:
+    """Backward, the finer one is the gradient that comes in."""
+    with PredictedDevice(A100) as device:
+        layer = nn.ConvTranspose2d(256, 3, 16, 16, bias=False).cuda()
+        layer(torch.zeros(8, 256, 6, 6, device="cuda", requires_grad=True)).sum().backward()
+        one = found(device)["cuDNN's convolutions"]
+    assert one.bytes is not None and one.bytes_at_most == one.bytes + 8 * 3 * 96 * 96 * 4
+
+
 def test_with_a_stride_the_gradient_of_the_image_is_made_of_windows_of_the_results() -> None:
     with PredictedDevice(A100) as device:
         layer = nn.Conv2d(8, 16, 3, stride=2, padding=1, bias=False).cuda()

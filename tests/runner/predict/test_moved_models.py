@@ -23,7 +23,7 @@ def layers() -> nn.Module:
     "move",
     [
         lambda model: model.to("cuda", torch.bfloat16),
-        lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
+        lambda model: model.to(device="cuda", dtype=torch.bfloat16),
         lambda model: model.to(torch.device("cuda"), dtype=torch.bfloat16),
         lambda model: model.to(torch.zeros((), device="cuda", dtype=torch.bfloat16)),
     ],
@@ -35,6 +35,21 @@ def test_weights_never_lie_there_in_their_old_type(move: Callable[[nn.Module], n
         assert all(parameter.is_cuda for parameter in model.parameters())
         assert device.allocated_bytes == LAYERS * NUMBERS * 2
         assert device.peak_allocated_bytes <= LAYERS * NUMBERS * 2 + 512
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda model: model.to(device="cuda", dtype=torch.bfloat16, non_blocking=True),
+        lambda model: model.to("cuda", torch.bfloat16, True),
+    ],
+)
+def test_where_nobody_waits_each_weight_changes_its_type_there(move: Callable[[nn.Module], nn.Module]) -> None:
+    with PredictedDevice(A100) as device:
+        model = move(layers())
+        assert {parameter.dtype for parameter in model.parameters()} == {torch.bfloat16}
+        assert device.allocated_bytes == LAYERS * NUMBERS * 2
+        assert device.peak_allocated_bytes == LAYERS * NUMBERS * 2 + NUMBERS * 4
 
 
 def test_what_is_there_already_changes_one_by_one() -> None:

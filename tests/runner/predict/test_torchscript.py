@@ -69,9 +69,12 @@ def test_what_was_compiled_before_is_refused_by_name() -> None:
         torch.jit.load("model.pt", map_location="cuda:0")
 
 
-def test_an_export_is_refused_by_name() -> None:
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+def test_an_export_is_refused_by_name_with_a_reason_that_is_true_wherever_the_model_lies(where: str) -> None:
     with (
         PredictedDevice(A100),
-        pytest.raises(UsageError, match=r"torch\.export\.export cannot be predicted: it traces"),
+        pytest.raises(
+            UsageError, match=r"torch\.export\.export cannot be predicted: it traces .* also a model of the host"
+        ),
     ):
-        torch.export.export(Pooled().cuda(), (torch.zeros(4, 6, 8, device="cuda"),))
+        torch.export.export(Pooled().to(where), (torch.zeros(4, 6, 8, device=where),))

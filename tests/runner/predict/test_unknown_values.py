@@ -52,6 +52,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "tensor of the host's numbers": lambda: torch.tensor([there().cpu()]),
     "pickle": lambda: pickle.dumps(there(3)),
     "dlpack": lambda: torch.from_dlpack(there(3).cpu()),
+    "the older dlpack": lambda: torch.utils.dlpack.to_dlpack(there(3)),
+    "the older dlpack of the host": lambda: torch.to_dlpack(there(3).cpu()),
     "a number is whole": lambda: int(there().item()),
     "a number rounded": lambda: round(there().item()),
     "a number floored": lambda: math.floor(there().item() * 2),
@@ -324,6 +326,7 @@ def test_dlpack_says_where_a_tensor_lies_and_gives_no_memory_away() -> None:
         assert there(3).__dlpack_device__() == (2, 0)
         with pytest.raises(UsageError, match="DLPack asks for the values of a tensor"):
             torch.from_dlpack(there(3))
+        assert torch.from_dlpack(torch.to_dlpack(torch.ones(3))).tolist() == [1, 1, 1]
 
 
 def test_torchs_own_questions_have_answers_that_are_stated() -> None:
@@ -350,6 +353,16 @@ def test_gradients_that_are_looked_through_for_errors_are_finite() -> None:
         weight = nn.Parameter(there(4))
         weight.square().sum().backward()
         assert weight.grad is not None and weight.grad.shape == (4,)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script. is deprecated")
+@pytest.mark.parametrize("how", [{}, {"fast_mode": True}, {"check_forward_ad": True}, {"check_batched_grad": True}])
+def test_checks_of_gradients_run_and_find_that_they_agree(how: dict[str, bool]) -> None:
+    with PredictedDevice(A100) as device:
+        x = there(3, 4, dtype=torch.double).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: (x.square().sin(), x.argmax(-1)), x, **how)
+        assert torch.autograd.gradgradcheck(lambda x: x.square().sin(), x)
+        assert any("What gradcheck compares is taken to agree" in sentence for sentence in device.unseen())
 
 
 def test_what_a_library_checks_of_all_values_holds() -> None:

@@ -159,6 +159,41 @@ def test_a_bias_added_within_the_product_has_a_workspace_of_its_own_up_to_2_8(
     assert taken == ([1 << 20, WORKSPACE, 1 << 20] if own else [WORKSPACE])
 
 
+LT, UNIFIED = "CUBLASLT_WORKSPACE_SIZE", "TORCH_CUBLASLT_UNIFIED_WORKSPACE"
+
+
+@pytest.mark.parametrize(
+    ("release", "told", "taken"),
+    [
+        # Of each call, before the handle's.
+        ((2, 6), {LT: "4096"}, [4 << 20, WORKSPACE, 4 << 20]),
+        ((2, 6), {LT: "4096", UNIFIED: "1"}, [4 << 20, WORKSPACE, 4 << 20]),
+        ((2, 8), {UNIFIED: "1"}, [WORKSPACE]),
+        ((2, 6), {LT: "much"}, [1 << 20, WORKSPACE, 1 << 20]),
+        ((2, 6), {LT: "0"}, [WORKSPACE]),
+        # Kept, behind the handle's.
+        ((2, 10), {LT: "2048KiB"}, [WORKSPACE, 2 << 20]),
+        ((2, 10), {UNIFIED: "1"}, [WORKSPACE]),
+        ((2, 13), {LT: "4096"}, [WORKSPACE]),
+        ((2, 13), {LT: "4096", UNIFIED: "0"}, [WORKSPACE, 4 << 20]),
+        ((2, 13), {UNIFIED: "0"}, [WORKSPACE, 1 << 20]),
+        ((2, 13), {UNIFIED: "no"}, [WORKSPACE]),
+    ],
+)
+def test_a_program_says_how_large_that_workspace_is_and_whether_it_is_the_handles(
+    monkeypatch: pytest.MonkeyPatch, release: tuple[int, int], told: dict[str, str], taken: list[int]
+) -> None:
+    for name, value in told.items():
+        monkeypatch.setenv(name, value)
+    with PredictedDevice(A100, release=release) as device:
+        layer = torch.nn.Linear(64, 32, device="cuda")
+        x = torch.zeros(8, 64, device="cuda")
+        kept = layer(x), layer(x)
+        rows = allocations(device.finish())
+        del kept
+    assert [row.size for row in rows if row.size >= 1 << 20] == taken
+
+
 @pytest.mark.parametrize(
     ("width", "dtype", "beside"), [(128, torch.float16, 0), (512, torch.float16, 4), (512, torch.float32, 0)]
 )
