@@ -161,9 +161,8 @@ class AllocationRecorder:
             self.totals.add(treatment, args, kwargs, out, shapes)
             if treatment.name in COPIES:
                 self.totals.copied(out, args)
-        if (treatment.uses_cublas or treatment.temporaries is not None) and self._is_here(
-            args[0] if out is None else out
-        ):
+        takes_more = treatment.uses_cublas or treatment.temporaries is not None
+        if takes_more and self._is_here(args[0] if out is None else out):
             self._takes_beside(treatment, args, kwargs, out)
         self._rule = NO_RULE
 
