@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -19,9 +18,10 @@ from memviz.allocator.device import DeviceMemory
 from memviz.allocator.settings import Settings
 from memviz.runner.predict.arguments import tensors_among
 from memviz.runner.predict.assumptions import Assumptions
+from memviz.runner.predict.blas_workspaces import BlasWorkspaces, Handle
 from memviz.runner.predict.cards import KnownCard
 from memviz.runner.predict.choices import Choices
-from memviz.runner.predict.evidence import CUBLAS_NUMBER, NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
+from memviz.runner.predict.evidence import NCCL_NUMBER, NO_RULE, RULES, Counted, Standing, rule_of
 from memviz.runner.predict.host import Host
 from memviz.runner.predict.known_results import Shapes
 from memviz.runner.predict.ledger import Ledger, LiveAllocation, Place
@@ -33,7 +33,7 @@ from memviz.runner.predict.pinned_host import PinnedHost
 from memviz.runner.predict.prediction_errors import OF_SPARSE, not_predicted, users_name
 from memviz.runner.predict.program_frames import NoStacks, StackTable
 from memviz.runner.predict.program_position import ACCUMULATE, NO_TASK, ProgramPosition
-from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, WorkspaceSizes, uses_lt, workspace_sizes
+from memviz.runner.predict.workspaces import LT_KEPT_SINCE, RECURRENT, uses_lt
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, Category, Phase
 
@@ -121,8 +121,7 @@ class AllocationRecorder:
         """Parameters, and the hook that tells when their gradient is done."""
         self.placed: Category | None = None
         """What is being put on the device, while it is."""
-        self._workspaces: dict[tuple[bool, int, bool], LiveAllocation] = {}
-        """Of cuBLAS, by whether it is for backward, by the stream, and by whether it is cublasLt's."""
+        self.workspaces = BlasWorkspaces(card, release, self._take_workspace, self.ledger.free)
         self._stack: int | None = None
         """Of the operator that runs."""
         self.missing: dict[int, tuple[int | None, int | None]] = {}
@@ -182,11 +181,11 @@ class AllocationRecorder:
 
     def _takes_beside(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         sizes = () if treatment.temporaries is None else treatment.temporaries(args, kwargs, out, self.card)
-        lt = self._workspace_sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
+        lt = self.workspaces.sizes.lt if treatment.name == "addmm" and uses_lt(args, kwargs) else 0
         kept = self.release >= LT_KEPT_SINCE
         self._for_a_moment(sizes if kept else (*sizes, lt), treatment)
         if lt and kept:
-            self._needs_workspace(treatment, lt, is_lt=True)
+            self.workspaces.need(self._handle, treatment, is_lt=True)
 
     def left(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """A copy went to the host, and what it takes here is over."""
@@ -308,23 +307,13 @@ class AllocationRecorder:
         nowhere = self.host.nowhere
         return is_on_device(out) and not (len(nowhere) and any(tensor in nowhere for tensor in tensors_in(out)))
 
-    def _needs_workspace(self, treatment: Treatment, size: int, *, is_lt: bool = False) -> None:
-        """Each thread has a handle of its own, and on a card backward runs in another one."""
-        key = (self.position.task != NO_TASK, self.ledger.place()[0], is_lt)
-        if key not in self._workspaces:
-            rule, self._rule = self._rule, treatment.rule if is_lt else CUBLAS_NUMBER
-            self._workspaces[key] = self.take_for(Category.WORKSPACE, size, treatment.name)
-            self._rule = rule
+    @property
+    def _handle(self) -> Handle:
+        return self.position.task != NO_TASK, self.ledger.place()[0]
 
-    @cached_property
-    def _workspace_sizes(self) -> WorkspaceSizes:
-        """torch reads the environment at the first product, and never again."""
-        return workspace_sizes(self.card, self.release, os.environ)
-
-    def clear_workspaces(self) -> None:
-        """They are made again when they are needed."""
-        while self._workspaces:
-            self.ledger.free(self._workspaces.popitem()[1])
+    def _take_workspace(self, size: int, operator: str, rule: int) -> LiveAllocation:
+        with self.by_rule(rule):
+            return self.take_for(Category.WORKSPACE, size, operator)
 
     def _for_a_moment(self, sizes: Any, treatment: Treatment) -> None:
         """While the operator runs; its workspace comes after what it copies."""
@@ -336,7 +325,7 @@ class AllocationRecorder:
                 elif size > 0:
                     taken.append(self.take_for(Category.TEMPORARY, size, treatment.name))
             if treatment.uses_cublas:
-                self._needs_workspace(treatment, self._workspace_sizes.cublas)
+                self.workspaces.need(self._handle, treatment)
         finally:
             for allocation in reversed(taken):
                 self.ledger.free(allocation)
@@ -347,9 +336,14 @@ class AllocationRecorder:
 
     def take_for_a_moment(self, size: int, operator: str) -> None:
         """By the rule of this operator, which runs and is over."""
-        before, self._rule = self._rule, rule_of(operator)
-        try:
+        with self.by_rule(rule_of(operator)):
             self.ledger.free(self.take_for(Category.TEMPORARY, size, operator))
+
+    @contextmanager
+    def by_rule(self, rule: int) -> Iterator[None]:
+        before, self._rule = self._rule, rule
+        try:
+            yield
         finally:
             self._rule = before
 

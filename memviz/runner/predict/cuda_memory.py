@@ -127,7 +127,7 @@ class CardMemoryCalls:
             "_cuda_getAllocatorBackend": lambda: "native",
             "_cuda_setMemoryMetadata": self.set_metadata,
             "_cuda_getMemoryMetadata": lambda: self._metadata,
-            "_cuda_clearCublasWorkspaces": self._recorder.clear_workspaces,
+            **self._recorder.workspaces.functions(),
             "_cuda_attach_out_of_memory_observer": self._report.observers.append,
             "_accelerator_getDeviceStats": self.stats,
             "_accelerator_resetPeakStats": self.reset_peak,

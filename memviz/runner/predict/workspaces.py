@@ -138,13 +138,29 @@ _WHOLE = re.compile(r"\s*\+?([0-9]+)")
 class WorkspaceSizes:
     cublas: int
     """Of each handle."""
-    lt: int
-    """Of cublasLt, where it has one of its own."""
+    is_shared: bool
+    """cuBLAS's serves for cublasLt too."""
+    lt_told: int | None = None
+
+    @property
+    def lt(self) -> int:
+        """Of cublasLt, where it has one of its own."""
+        return 0 if self.is_shared else self.lt_said
+
+    @property
+    def lt_said(self) -> int:
+        """Whoever asks torch hears it."""
+        if self.is_shared:
+            return self.cublas if self.lt_told is None else min(self.lt_told, self.cublas)
+        return _LT_WORKSPACE if self.lt_told is None else self.lt_told
 
 
 def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
-    """As a program tells both libraries by its environment (read)."""
-    return WorkspaceSizes(_cublas_size(card, release, environment), _lt_size(release, environment))
+    """As a program tells both libraries by its environment, cublasLt in KiB (read)."""
+    size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
+    in_kib = None if size is None else int(size[1])
+    lt_told = None if in_kib is None else in_kib * 1024
+    return WorkspaceSizes(_cublas_size(card, release, environment), _is_shared(release, environment), lt_told)
 
 
 def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> int:
@@ -155,12 +171,10 @@ def _cublas_size(card: KnownCard, release: tuple[int, int], environment: Mapping
     return sum(int(size) * 1024 * int(count) for size, count in told)
 
 
-def _lt_size(release: tuple[int, int], environment: Mapping[str, str]) -> int:
-    """As CUBLASLT_WORKSPACE_SIZE says, in KiB. TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0 or 1, or not heard."""
+def _is_shared(release: tuple[int, int], environment: Mapping[str, str]) -> bool:
+    """TORCH_CUBLASLT_UNIFIED_WORKSPACE is 0 or 1, or not heard."""
     told = environment.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") if release >= _LT_MAY_BE_SHARED_SINCE else None
-    shared = told == "1" or told != "0" and release >= _LT_SHARED_SINCE
-    size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
-    return 0 if shared else int(size[1]) * 1024 if size else _LT_WORKSPACE
+    return told == "1" or told != "0" and release >= _LT_SHARED_SINCE
 
 
 def uses_lt(args: Any, kwargs: Any) -> bool:

@@ -208,3 +208,39 @@ def test_wide_heads_of_halves_are_summed_in_fp32(width: int, dtype: torch.dtype,
         ]
     sums = [2 * 256 * width * beside] if beside else []
     assert [row.size for row in rows] == [2 * 256 * width * x.element_size(), *sums]
+
+
+def test_a_program_may_ask_for_a_larger_workspace_which_replaces_the_one_that_is_there() -> None:
+    with PredictedDevice(A100) as device:
+        ours = torch.backends.cuda
+        x = torch.zeros(64, 64, device="cuda")
+        held = [torch.cuda.memory_allocated()]
+        for size in (None, 16 << 20, 4 << 20):
+            said = ours.cublas_workspace_size(size)
+            assert said == (WORKSPACE if size is None else size)
+            x @ x
+            held.append(torch.cuda.memory_allocated())
+        torch._C._cuda_resetCublasWorkspaceSize()
+        assert ours.cublas_workspace_size() == WORKSPACE
+        rows = allocations(device.finish())
+    assert [row.size for row in rows if row.operator == "mm" and row.category is Category.WORKSPACE] == [
+        WORKSPACE,
+        16 << 20,
+    ]
+    assert [after - held[0] for after in held] == [0, WORKSPACE, 16 << 20, 16 << 20]
+
+
+def test_cublaslts_workspace_is_no_larger_than_cublas_s_where_they_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    with PredictedDevice(A100):
+        assert torch.backends.cuda.cublaslt_workspace_size() == WORKSPACE
+        assert torch.backends.cuda.cublaslt_workspace_size(64 << 20) == WORKSPACE
+        with pytest.raises(RuntimeError, match="0 at least"):
+            torch.backends.cuda.cublaslt_workspace_size(-1)
+    monkeypatch.setenv(UNIFIED, "0")
+    with PredictedDevice(A100) as device:
+        assert torch.backends.cuda.cublaslt_workspace_size(4 << 20) == 4 << 20
+        layer = torch.nn.Linear(64, 32, device="cuda")
+        kept = layer(torch.zeros(8, 64, device="cuda"))
+        rows = allocations(device.finish())
+        del kept
+    assert [row.size for row in rows if row.size >= 1 << 20] == [WORKSPACE, 4 << 20]
