@@ -9,6 +9,7 @@ from memviz.analysis.live import live_rows
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.purpose.dominant import dominant_by_group
 from memviz.analysis.purpose.told import told
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
 
@@ -33,6 +34,7 @@ def live_json(trace: Trace, device: DeviceTrace, live: LiveSet, total: str) -> d
         total: live.live_bytes,
         "waiting_bytes": live.waiting_bytes,
         "reserved_bytes": live.reserved_bytes,
+        "reserved_is_known": is_reserved_known(live.live_bytes, live.reserved_bytes),
         "by": live.live.by,
         "rows": [
             {

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.health import health, history
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct
 from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free
@@ -38,6 +39,7 @@ def _device(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         "end_bytes": line.end_bytes,
         "reserved_peak_bytes": line.reserved_peak_bytes,
         "reserved_end_bytes": int(line.reserved[-1]),
+        "reserved_is_known": is_reserved_known(line.peak_bytes, line.reserved_peak_bytes),
         "history": history(device),
         "actions": {trace.action_name(int(code)): int(n) for code, n in zip(*_counts(events.action), strict=True)},
         "oom": [_oom(device, int(event)) for event in np.flatnonzero(events.action == Action.OOM)],

@@ -12,6 +12,7 @@ from memviz.analysis.comparing.changes import Changes, changes, telling
 from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import GROUPINGS, Pair
 from memviz.analysis.comparing.setting_differences import setting_differences
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -52,9 +53,10 @@ def _print(sides: Sequence[Pair], comparison: Changes, top: int | None) -> None:
     for number, moment in enumerate(comparison.moments):
         change = "" if number == 0 else f", {_change(comparison, number)}"
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
-        reserved = bytes_text(moment.reserved_peak_bytes)
+        is_known = is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes)
+        reserved = f"{bytes_text(moment.reserved_peak_bytes)} reserved at most" if is_known else "reserved not known"
         live = f"{bytes_text(moment.live_bytes)} at the peak{change}"
-        print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved} reserved at most")
+        print(f"{letter(number)}  {printable(moment.source)}{device}: {live}; {reserved}")
     print()
     _print_rows(comparison, top)
     for setting in setting_differences([trace for trace, _ in sides]):

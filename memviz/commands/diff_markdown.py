@@ -13,6 +13,7 @@ from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.headlines.compare import compare
 from memviz.headlines.harmless import harmless
+from memviz.headlines.names import reserved_text
 from memviz.units import bytes_text, delta_text, percent_text
 
 _CAUSES = 3
@@ -35,7 +36,7 @@ def _peaks(comparison: Changes) -> list[str]:
     rows = [_row("", "trace", "live at the peak", "reserved at most", "against A"), _row("---", "---", *["---:"] * 3)]
     for number, moment in enumerate(comparison.moments):
         device = f", device {moment.which.name}" if moment.which.is_one_of_several else ""
-        sizes = bytes_text(moment.live_bytes), bytes_text(moment.reserved_peak_bytes)
+        sizes = bytes_text(moment.live_bytes), reserved_text(moment.live_bytes, moment.reserved_peak_bytes)
         rows.append(_row(letter(number), code(moment.source + device), *sizes, _against(comparison, number)))
     return rows
 

@@ -9,6 +9,7 @@ from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.peak import peak as peak_of
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -37,8 +38,8 @@ def print_live(device: DeviceTrace, live: LiveSet, words: str) -> None:
     if live.event < 0:
         moment = "before the first event" if len(device.events) else "at the end, all that is known"
     waiting = f", {bytes_text(live.waiting_bytes)} of it waiting to be freed" if live.waiting_bytes else ""
-    unknown = live.live_bytes and not live.reserved_bytes
-    reserved = "reserved not known" if unknown else f"{bytes_text(live.reserved_bytes)} reserved"
+    is_known = is_reserved_known(live.live_bytes, live.reserved_bytes)
+    reserved = f"{bytes_text(live.reserved_bytes)} reserved" if is_known else "reserved not known"
     print(f"Device {live.device}, {words}{moment}: {bytes_text(live.live_bytes)} live{waiting}, {reserved}\n")
     rows = [
         [bytes_text(group.bytes), percent_text(group.bytes, live.live_bytes), count_text(group.count), group.label]

@@ -22,6 +22,7 @@ from memviz.commands.command import (
 from memviz.commands.terminal import progress
 from memviz.headlines import ranks as headlines
 from memviz.headlines.headline import headline_json
+from memviz.headlines.names import reserved_text
 from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered
@@ -77,8 +78,8 @@ def _print_ranks(job: Ranks, top: int) -> None:
         kind = f"{percent_text(most.bytes, row.peak_bytes)} {most.kind}" if most else ""
         site = f"{bytes_text(row.sites[0].bytes)} {row.sites[0].label}" if row.sites else ""
         ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} asked)" if row.ran_out else ""
-        cells = [str(rank.number), bytes_text(row.peak_bytes), bytes_text(row.reserved_peak_bytes)]
-        rows.append([*cells, kind, f"{site}{ran_out}"])
+        reserved = reserved_text(row.peak_bytes, row.reserved_peak_bytes)
+        rows.append([str(rank.number), bytes_text(row.peak_bytes), reserved, kind, f"{site}{ran_out}"])
     print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, left=3)
     _print_rest(len(in_order), top, "rank")
 

@@ -50,13 +50,9 @@ def _print_device(device: dict[str, Any]) -> None:
         moment = "before the first event" if device["events"] else "which is the end, all that is known"
     print(f"  live      {bytes_text(device['peak_bytes'])} at the peak, {moment}")
     print(f"            {bytes_text(device['start_bytes'])} at the start, {bytes_text(device['end_bytes'])} at the end")
-    reserved, end = device["reserved_peak_bytes"], device["reserved_end_bytes"]
-    # What is live lies in reserved bytes: none of these is none that the file knows of.
-    unknown = device["peak_bytes"] and not reserved
-    print(
-        "  reserved  "
-        + ("not known" if unknown else f"{bytes_text(reserved)} at its peak, {bytes_text(end)} at the end")
-    )
+    reserved, end = bytes_text(device["reserved_peak_bytes"]), bytes_text(device["reserved_end_bytes"])
+    told = f"{reserved} at its peak, {end} at the end" if device["reserved_is_known"] else "not known"
+    print(f"  reserved  {told}")
     for oom in device["oom"]:
         requested, free = bytes_text(oom["requested_bytes"]), oom["device_free_bytes"]
         had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} free on the device"

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.analysis.comparing.letters import letter
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import Which, others_out_of_memory
 from memviz.trace.model import DeviceTrace, Trace
-from memviz.units import count_text
+from memviz.units import bytes_text, count_text
 
 LONGEST = 60
 """Characters of one name in a sentence."""
@@ -35,6 +36,10 @@ def kind_name(category: str) -> str:
 
 def is_plural(category: str) -> bool:
     return category in _MANY or category == "temporary"
+
+
+def reserved_text(live_bytes: int, reserved_bytes: int) -> str:
+    return bytes_text(reserved_bytes) if is_reserved_known(live_bytes, reserved_bytes) else "not known"
 
 
 def number(count: int) -> str:

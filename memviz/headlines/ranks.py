@@ -69,6 +69,8 @@ def on_card(answer: OnCard) -> str:
         )
         return f"{where} all of them fit{by_replay}."
     if answer.first_step is None:
+        if not answer.lacks_bytes:
+            return f"{where} it is close for {_numbers(answer.close)}: what they reserve is not in their files."
         least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
         return f"{where} it is close for {_numbers(answer.close)}: rank {answer.first} is over {least}."
     step = f"in step {count_text(answer.first_step)}"

@@ -12,6 +12,7 @@ from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
+from memviz.headlines.names import reserved_text
 from memviz.headlines.summary_as_json import summary_json
 from memviz.notebook.result import Result
 from memviz.notebook.table import TableRow, area, drawn
@@ -29,6 +30,7 @@ _FIGURES = (
     "end_bytes",
     "reserved_peak_bytes",
     "reserved_end_bytes",
+    "reserved_is_known",
     "history",
 )
 
@@ -86,8 +88,9 @@ class Summary(Result):
 
 
 def _row(device: DeviceSummary) -> TableRow:
-    sizes = (device.start_bytes, device.peak_bytes, device.end_bytes, device.reserved_peak_bytes)
-    return TableRow((count_text(device.events), *map(bytes_text, sizes)), device.device)
+    sizes = (device.start_bytes, device.peak_bytes, device.end_bytes)
+    reserved = reserved_text(device.peak_bytes, device.reserved_peak_bytes)
+    return TableRow((count_text(device.events), *map(bytes_text, sizes), reserved), device.device)
 
 
 def summary_result(trace: Trace, named: str | None) -> Summary:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.mesh import mesh_of
 from memviz.ranks.numbers import Rank
@@ -86,6 +87,7 @@ def rank_json(rank: Rank, group: int) -> dict[str, Any]:
         "end_bytes": row.end_bytes,
         "reserved_peak_bytes": row.reserved_peak_bytes,
         "reserved_end_bytes": row.reserved_end_bytes,
+        "reserved_is_known": is_reserved_known(row.peak_bytes, row.reserved_peak_bytes),
         "group": group,
         "categories": [{"category": part.kind, "bytes": part.bytes} for part in row.categories],
         "sites": [{"site": site.label, "bytes": site.bytes} for site in sites],

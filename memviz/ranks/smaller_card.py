@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.ranks.numbers import Rank
 from memviz.ranks.row import RankRow
 
@@ -40,7 +41,8 @@ class OnCard:
     first_step: int | None
     """In which it has no more; None where that is only close, or where all fit."""
     lacks_bytes: int
-    """What it needs more than there is, of live bytes; of reserved ones where these alone lack room."""
+    """What it needs more than there is, of live bytes; of reserved ones where these alone lack room, 0 where nobody
+    knows how many these are."""
     replayed: tuple[int, ...] = ()
     """Ranks that were close by their rows, and of which a replay of their requests says whether they fit."""
 
@@ -65,7 +67,8 @@ def on_card(ranks: Sequence[Rank], card: Smaller) -> OnCard:
 def fit(row: RankRow, card: Smaller) -> Word:
     if row.peak_bytes > card.usable_bytes:
         return "no"
-    return "yes" if row.reserved_peak_bytes <= card.usable_bytes else "close"
+    is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
+    return "yes" if is_known and row.reserved_peak_bytes <= card.usable_bytes else "close"
 
 
 def _most_reserved(rank: Rank) -> tuple[int, int]:

@@ -72,6 +72,7 @@ def test_summary_as_json(small: Path) -> None:
                 "end_bytes": 1500,
                 "reserved_peak_bytes": 0,
                 "reserved_end_bytes": 0,
+                "reserved_is_known": False,
                 "history": "complete",
                 "actions": {"alloc": 3, "free_requested": 1, "free_completed": 1},
                 "oom": [],
@@ -89,11 +90,21 @@ def test_summary_as_json(small: Path) -> None:
 
 
 def test_without_segments_what_is_reserved_is_not_said_to_be_nothing(tmp_path: Path) -> None:
-    for segments, said in (([], "reserved  not known"), ([segment(0, 2048, [block(0, 512)])], "reserved  2.00 KiB at")):
-        path = tmp_path / "run.pickle"
+    for segments, is_known in (([], False), ([segment(0, 2048, [block(0, 512)])], True)):
+        path = tmp_path / f"rank{int(is_known)}.pickle"
         path.write_bytes(pickle.dumps(snapshot([alloc(0, 512)], segments)))
-        assert said in memviz("summary", path).stdout
-        assert ("512 B live, reserved not known\n" in memviz("peak", path).stdout) is (not segments)
+        said = "2.00 KiB at" if is_known else "not known"
+        assert f"reserved  {said}" in memviz("summary", path).stdout
+        assert ("512 B live, reserved not known\n" in memviz("peak", path).stdout) is not is_known
+        compared = "2.00 KiB reserved at most" if is_known else "reserved not known"
+        assert memviz("diff", path, path).stdout.count(compared) == 2
+        markdown = memviz("diff", path, path, "--markdown").stdout
+        assert ("| not known |" in markdown) is not is_known and ("| 2.00 KiB |" in markdown) is is_known
+        for command in ("summary", "peak"):
+            answer = json.loads(memviz(command, path, "--json").stdout)
+            assert answer.get("devices", [answer])[0]["reserved_is_known"] is is_known
+    both = json.loads(memviz("ranks", tmp_path, "--json").stdout)
+    assert [rank["reserved_is_known"] for rank in both["ranks"]] == [False, True]
 
 
 def test_summary_names_each_failed_allocation(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def test_the_three_largest_causes_and_the_rest_add_up(tmp_path: Path) -> None:
     assert text.splitlines()[2:] == [
         "|  | trace | live at the peak | reserved at most | against A |",
         "| --- | --- | ---: | ---: | ---: |",
-        "| A | ` base.pickle ` | 100 MiB | 0 B | baseline |",
-        "| B | ` head.pickle ` | 116 MiB | 0 B | +16.0 MiB, 16 % |",
+        "| A | ` base.pickle ` | 100 MiB | not known | baseline |",
+        "| B | ` head.pickle ` | 116 MiB | not known | +16.0 MiB, 16 % |",
         "",
         "| from A to B | A | B | change |",
         "| --- | ---: | ---: | ---: |",

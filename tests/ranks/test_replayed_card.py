@@ -70,3 +70,17 @@ def test_a_file_that_is_gone_or_another_by_now_leaves_it_open(ranks: tuple[Rank,
     found: OnCard = on_card(moved, CARD)
     assert replayed(moved, found) == found
     assert replayed(ranks, found).close == (1,)
+
+
+def test_of_files_that_do_not_tell_what_is_reserved_it_is_close_until_their_requests_are_replayed(
+    tmp_path: Path,
+) -> None:
+    found = on_card(read_ranks_without_segments(tmp_path), CARD)
+    assert (found.close, found.lacks_bytes) == ((0, 1), 0)
+    assert words(found).endswith("it is close for ranks 0 and 1: what they reserve is not in their files.")
+
+
+def read_ranks_without_segments(folder: Path) -> tuple[Rank, ...]:
+    for number in range(2):
+        (folder / f"run.rank{number}.pickle").write_bytes(pickle.dumps(snapshot([alloc(FIRST, 20 * MiB)], [])))
+    return read(folder).ranks

@@ -12,6 +12,7 @@ from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times, live_rows
 from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans, timeline
 from memviz.trace.model import DeviceTrace, Trace
@@ -31,6 +32,10 @@ class Score:
     """Live, over the baseline's."""
     duration_us: int | None
     """From the first event to the last; None where the file has no times."""
+
+    @property
+    def knows_reserved(self) -> bool:
+        return is_reserved_known(self.live_bytes, self.reserved_bytes)
 
     @property
     def gap_bytes(self) -> int:

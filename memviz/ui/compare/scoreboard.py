@@ -112,6 +112,9 @@ def _bar(score: Score, order: Sequence[str], scale: int) -> Html:
         )
         for kind, count in held
     ]
+    if not score.knows_reserved:
+        label = f"{bytes_text(score.live_bytes)} live, reserved {NOT_IN_FILE}"
+        return tag("div", *parts, class_="mv-peakbar", role="img", aria_label=label)
     label = f"{bytes_text(score.live_bytes)} live of {bytes_text(score.reserved_bytes)} reserved"
     hatch = tag("i", class_="mv-hatched", style=f"width:{_share(max(score.gap_bytes, 0), scale)}", title=_gap(score))
     tick = tag("i", class_="mv-tick", style=f"left:{_share(score.reserved_bytes, scale)}")
@@ -129,9 +132,17 @@ def _share(part: int, whole: int) -> str:
 def _figures(score: Score, number: int) -> list[Html]:
     return [
         _cell(tag("b", rounded(score.live_bytes))),
+        *_reserved(score),
+        _cell(*_against(score.delta_bytes, number), soft=not score.delta_bytes),
+    ]
+
+
+def _reserved(score: Score) -> list[Html]:
+    if not score.knows_reserved:
+        return [_cell(NOT_IN_FILE, soft=True)] * 2
+    return [
         _cell(rounded(score.reserved_bytes)),
         _cell(percent_text(score.gap_bytes, score.reserved_bytes), soft=True),
-        _cell(*_against(score.delta_bytes, number), soft=not score.delta_bytes),
     ]
 
 

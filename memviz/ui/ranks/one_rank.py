@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from memviz.analysis.reserved.known import is_reserved_known
 from memviz.ranks.differences import by_category, by_site
 from memviz.ranks.mesh import mesh_of, mesh_text
 from memviz.ranks.numbers import Rank
@@ -44,9 +45,10 @@ def _button(words: str, act: str, rank: int) -> Html:
 
 def _facts(rank: Rank) -> Html:
     row = rank.row
+    is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
     facts = [
         ("peak", rounded(row.peak_bytes)),
-        ("reserved at most", rounded(row.reserved_peak_bytes)),
+        ("reserved at most", rounded(row.reserved_peak_bytes) if is_known else "not in the file"),
         ("events", count_text(row.event_count)),
         *((part.kind, rounded(part.bytes)) for part in row.categories[:4]),
     ]

@@ -124,6 +124,14 @@ def test_a_row_per_trace_on_one_scale():
     assert hatched == ["width:16.667%", "width:25.000%"]
 
 
+def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure():
+    text = board(run(6), run(9, reserved=12))
+    assert [row[3:5] for row in rows(text)[1:]] == [["not in file", "not in file"], ["12.0 MiB", "25 %"]]
+    assert len(elements(text, "i", class_="mv-tick")) == 1
+    labels = [element["aria-label"] for element in elements(text, "div", class_="mv-peakbar")]
+    assert labels == ["6.00 MiB live, reserved not in file", "9.00 MiB live of 12.0 MiB reserved"]
+
+
 def test_a_lower_peak_points_down():
     assert "▼ 4.00 MiB" in words(board(run(6), run(2)))
 
