@@ -71,3 +71,9 @@ def parse_bytes(text: str) -> int:
     number, prefix, _, _ = match.groups()
     power = " kmgtpe".index(prefix.lower()) if prefix else 0
     return int(float(number) * 1024**power)
+
+
+def kind_text(value: object) -> str:
+    """ "an int", "a dict": what was found where something else belongs."""
+    name = (value if isinstance(value, type) else type(value)).__name__
+    return f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

@@ -16,6 +16,7 @@ from memviz.errors import TraceError
 from memviz.trace.intern import NOT_A_SNAPSHOT, Interner
 from memviz.trace.model import ACTION_NAMES, FREE_UNKNOWN, Action, Category, Events, Ints4, Ints8
 from memviz.trace.texts import sound
+from memviz.units import kind_text
 
 LARGEST_SUM = 2**62
 """Sums of sizes stay below it, so that no total can overflow an int64."""
@@ -49,7 +50,7 @@ class EventCollector:
                     self.interner.budget.check()
                     self._append(*self._decode(batch))
             else:
-                raise TraceError(f"An event is a {kind.__name__}, not a dict.")
+                raise TraceError(f"An event is {kind_text(kind)}, not a dict.")
 
     def _append(self, part: Events, categories: npt.NDArray[np.uint8] | None) -> None:
         self._parts.append(part)

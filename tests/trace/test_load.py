@@ -116,7 +116,7 @@ def checkpoint(tmp_path: Path) -> bytes:
         (gzip.compress(gzip.compress(b"}")), "It is packed with gzip once more. Unpack it"),
         (pickle.dumps({"model": 1}), "It holds a dict with the keys 'model', not a memory snapshot"),
         (pickle.dumps({}), "an empty dict"),
-        (pickle.dumps(5), "It holds a int"),
+        (pickle.dumps(5), "It holds an int"),
         (pickle.dumps({"segments": [], "device_traces": [[]]}), "an empty one: no segments and no events"),
         (b"[]", "an empty one"),
         (pickle.dumps(ROOT)[:-40], "cut off"),

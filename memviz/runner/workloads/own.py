@@ -24,6 +24,7 @@ from memviz.runner.knobs import as_text, check_knobs, described, knob, with_knob
 from memviz.runner.output_check.flatten import flatten
 from memviz.runner.own_source import function_in, functions_of, read_argument
 from memviz.runner.workloads.workload import DTYPES, micro_batches_knob, mode_knob, parameters_text, seed_knob
+from memviz.units import kind_text
 
 _AS_BUILT = "as built"
 _EXECUTED = "_executed_by_memviz"
@@ -208,7 +209,7 @@ def default_loss(output: Any) -> Tensor:
         return own
     first = next((tensor for tensor in flatten(output).values() if tensor.is_floating_point()), None)
     if first is None:
-        kind = "nothing (None)" if output is None else f"a {type(output).__name__}"
+        kind = "nothing (None)" if output is None else kind_text(output)
         inside = "no tensor of decimal numbers in it, and so " if output is not None else ""
         raise UsageError(f"The model returns {kind}, with {inside}no mean to train on. {_OWN_LOSS}")
     return first.mean()
@@ -216,7 +217,7 @@ def default_loss(output: Any) -> Tensor:
 
 def _checked_loss(loss: Any) -> Tensor:
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"a {type(loss).__name__}"
+        what = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else kind_text(loss)
         raise UsageError(f"The loss is {what}; a training step needs a tensor with one number. {_OWN_LOSS}")
     if torch.is_grad_enabled() and not loss.requires_grad:
         raise UsageError(

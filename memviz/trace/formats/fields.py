@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from memviz.errors import TraceError
+from memviz.units import kind_text
 
 
 def whole_of(mapping: Any, key: str, default: int | None = None) -> int:
@@ -21,5 +22,5 @@ def list_of(mapping: Any, key: str) -> list[Any]:
     if type(value) is tuple:
         return list(value)
     if type(value) is not list:
-        raise TraceError(f"{key!r} is a {type(value).__name__}, not a list.")
+        raise TraceError(f"{key!r} is {kind_text(value)}, not a list.")
     return value

@@ -13,6 +13,7 @@ from memviz.trace.formats.fields import list_of, whole_of
 from memviz.trace.intern import Interner
 from memviz.trace.model import NO_STACK, BlockRows, Blocks, Category, Ints8, State
 from memviz.trace.unpickle.rows import translated
+from memviz.units import kind_text
 
 _STATES = {state.name.lower(): state for state in State}
 _Row = tuple[int, int, int, int, int, int]
@@ -78,7 +79,7 @@ class BlockCollector:
 
     def _row(self, block: Any, segment: int, expected_address: int) -> _Row:
         if type(block) is not dict:
-            raise TraceError(f"A block is a {type(block).__name__}, not a dict.")
+            raise TraceError(f"A block is {kind_text(block)}, not a dict.")
         size = whole_of(block, "size")
         state = self._state(block.get("state"))
         history = block.get("history") or [{}]

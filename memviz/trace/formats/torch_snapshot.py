@@ -38,6 +38,7 @@ from memviz.trace.model import (
     Trace,
 )
 from memviz.trace.texts import MOST_TEXT, bounded, sound
+from memviz.units import kind_text
 
 _TOP_KEYS = {
     "segments",
@@ -187,7 +188,7 @@ def _as_dict(root: Any) -> Mapping[str, Any]:
     if type(root) is dict:
         kind = f"a dict with the keys {_listed(name_of(key) for key in root)}" if root else "an empty dict"
     else:
-        kind = f"a {type(root).__name__}"
+        kind = kind_text(root)
     raise TraceError(f"It holds {kind}, not a memory snapshot.", remedy=_RECORD)
 
 
@@ -220,7 +221,7 @@ def _by_device(rows: list[Any]) -> dict[int, list[Any]]:
                 devices.setdefault(number, []).append(own)
             continue
         if type(row) is not dict:
-            raise TraceError(f"A segment or annotation is a {type(row).__name__}, not a dict.")
+            raise TraceError(f"A segment or annotation is {kind_text(row)}, not a dict.")
         devices.setdefault(whole_of(row, "device", 0), []).append(row)
     if len(devices) > _MOST_DEVICES:
         raise TraceError(f"It names more than {_MOST_DEVICES} devices.")
