@@ -215,8 +215,14 @@ def _json(stream: BinaryIO | _Bounded, budget: Budget) -> Any:
         once = _Frames(budget).once
         return json.loads(text, parse_constant=_no_constant, parse_int=parse_int, object_hook=once)
     except (ValueError, RecursionError) as error:
-        reason = "nested too deep" if isinstance(error, RecursionError) else str(error)[:200]
-        raise TraceError(f"It starts like JSON but is not sound JSON ({reason}).", remedy=AGAIN) from None
+        raise TraceError(f"It starts like JSON but is not sound JSON ({_fault(error)}).", remedy=AGAIN) from None
+
+
+def _fault(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "nested too deep"
+    # Python's own words are for whoever may change its limit.
+    return "a number has thousands of digits" if "set_int_max_str_digits" in str(error) else str(error)[:200]
 
 
 def _json_text(stream: BinaryIO | _Bounded, budget: Budget) -> str:

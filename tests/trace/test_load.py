@@ -110,6 +110,7 @@ def checkpoint(tmp_path: Path) -> bytes:
         (b'{"segments": [', "not sound JSON"),
         (b"[" * 100_000, "nested too deep"),
         (b'{"segments": NaN}', "NaN is not a number"),
+        (b'{"segments": [' + b"9" * 5_000 + b"]}", "(a number has thousands of digits)"),
         (b"PK\x03\x04 something", "It is a zip archive"),
         (bytes.fromhex("28b52ffd") + bytes(9), "It is packed with zstandard. Unpack it"),
         (b"\xfd7zXZ\0" + bytes(9), "It is packed with xz."),
