@@ -1,7 +1,7 @@
 """Builds the page and launches it. Hugging Face Spaces run this file."""
 
 from memviz.c_memory import begin_with_malloc
-from memviz.collector import without_collection
+from memviz.collector import set_aside, without_collection
 
 if __name__ == "__main__":
     begin_with_malloc()
@@ -9,4 +9,5 @@ if __name__ == "__main__":
         from memviz.ui.app import build_app, launch_options
 
         page = build_app()
+    set_aside()
     page.launch(**launch_options())

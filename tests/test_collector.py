@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import gc
+import subprocess
+import sys
 import weakref
 
 import pytest
 
 from memviz.collector import without_collection
+from tests.house.repository import ROOT
 
 
 class Loop:
@@ -49,3 +52,22 @@ def test_whoever_had_it_off_keeps_it_off() -> None:
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+SERVER = """
+import gc
+from memviz.collector import set_aside
+
+before = [[] for _ in range(1000)]
+set_aside()
+assert not any(each is before for each in gc.get_objects())
+later = []
+later.append(later)
+assert any(each is later for each in gc.get_objects())
+del later
+assert gc.collect() == 1
+"""
+
+
+def test_what_a_server_begins_with_is_looked_through_no_more_and_what_comes_later_is() -> None:
+    subprocess.run([sys.executable, "-c", SERVER], check=True, cwd=ROOT)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from memviz.collector import without_collection
+from memviz.collector import set_aside, without_collection
 from memviz.commands.command import Command, add_file, open_trace
 from memviz.ranks.gather import Gathering, gathered
 
@@ -38,6 +38,7 @@ def _run(args: argparse.Namespace) -> int:
     traces = [open_trace(path) for path in args.files]
     with without_collection():
         page = build_app(traces, [path.resolve() for path in args.program], job)
+    set_aside()
     page.launch(server_port=args.port, inbrowser=args.browser, **launch_options())
     return 0
 
