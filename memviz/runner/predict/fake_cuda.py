@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import _disable_current_modes
 
 from memviz.runner.predict.allocation_recorder import AllocationRecorder
+from memviz.runner.predict.cuda_beyond import follow_beyond
 from memviz.runner.predict.cuda_graphs import GraphPools, follow_graphs
 from memviz.runner.predict.cuda_history import MemoryHistory, follow_history
 from memviz.runner.predict.cuda_memory import CardMemoryCalls, OfDevice, follow_memory
@@ -215,6 +216,7 @@ class FakeCuda:
         follow_types(patches, named)
         follow_data_parallel(patches, order, named)
         follow_profilers(patches)
+        follow_beyond(patches)
         follow_triton(patches, tensors.lose, recorder.assumptions)
         follow_threads(patches, (shared, mode))
         follow_workers(patches, recorder)
