@@ -24,12 +24,10 @@ SMALL = {"sequence": "256", "layers": "2"}
 
 
 PAGE = """
-from memviz.runner.jobs import worker_process
 from memviz.ui.app import build_app, launch_options
 from tests import forked
 
-if forked.CAN_FORK_RUNS:
-    worker_process.start_python = forked.start_python
+forked.runs_from_here()
 build_app().launch(**launch_options())
 """
 """Its runs have PyTorch as they start. Another story runs a model in the page as people start it."""
