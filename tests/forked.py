@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.runner.jobs.process_tree import APART
+from memviz.runner.jobs.searches import MODULE
 
 ROOT = Path(__file__).parents[1]
 CAN_FORK = sys.platform == "linux"
@@ -176,6 +177,9 @@ def start_python(arguments: Sequence[str], server: ForkServer | None = None, **s
     """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
     if server is None:
         server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
+    if MODULE in arguments:
+        # A search starts runs of its own.
+        arguments = ["-m", "tests.forking", *arguments[arguments.index(MODULE) :]]
     command = [sys.executable, *arguments]
     return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 
