@@ -117,6 +117,8 @@ def new_visitor(browser: Any) -> Any:
 @pytest.fixture
 def page(context: Any) -> Iterator[Any]:
     opened = context.new_page()
+    # A browser draws nothing of a page behind another one.
+    opened.bring_to_front()
     faults = watch(opened)
     yield opened
     assert not faults, "\n".join(faults)
