@@ -12,7 +12,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from tests import forked
 
 _STARTS_WITHIN_SECONDS = 120
 _ENDS_WITHIN_SECONDS = 10
@@ -25,9 +29,17 @@ class Cluster:
 
 @contextmanager
 def dask_cluster(
-    folder: Path, *, workers: int = 2, environment: dict[str, str] | None = None, preload: str = ""
+    folder: Path,
+    *,
+    workers: int = 2,
+    environment: dict[str, str] | None = None,
+    preload: str = "",
+    is_of_runs: bool = False,
 ) -> Iterator[Cluster]:
-    """Workers of one thread each, as on machines of their own. They start in `folder`, each with `preload` imported."""
+    """Workers of one thread each, as on machines of their own. They start in `folder`, each with `preload` imported.
+
+    Those `is_of_runs` have PyTorch and fork their runs; nobody starts them anew when they end.
+    """
     from distributed import Client
 
     told = folder / "scheduler.json"
@@ -42,7 +54,9 @@ def dask_cluster(
         for _ in range(workers):
             options = (known, "--nworkers", "1", "--nthreads", "1", "--no-dashboard", "--host", "127.0.0.1")
             options += ("--preload", preload) if preload else ()
-            ends.enter_context(_running("dask_worker", *options, folder=folder, environment=environment or {}))
+            options += ("--no-nanny",) if is_of_runs else ()
+            work = partial(_running, is_of_runs=is_of_runs)
+            ends.enter_context(work("dask_worker", *options, folder=folder, environment=environment or {}))
         # A test that counts them must not begin while the second is still being started.
         with Client(known, set_as_default=False) as client:
             client.wait_for_workers(workers, timeout=_STARTS_WITHIN_SECONDS)
@@ -56,16 +70,23 @@ def _address(told: Path) -> str:
 
 
 @contextmanager
-def _running(module: str, *options: str, folder: Path, environment: dict[str, str]) -> Iterator[None]:
-    command = [sys.executable, "-W", "ignore", "-m", f"distributed.cli.{module}", *options]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env={**os.environ, **environment},
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
+def _running(
+    module: str, *options: str, folder: Path, environment: dict[str, str], is_of_runs: bool = False
+) -> Iterator[None]:
+    command = [f"distributed.cli.{module}", *options]
+    named: dict[str, Any] = {
+        "cwd": folder,
+        "env": {**os.environ, **environment},
+        "stdout": subprocess.DEVNULL,
+        "stderr": subprocess.DEVNULL,
+        "start_new_session": True,
+    }
+    process: subprocess.Popen[Any]
+    if is_of_runs and forked.CAN_FORK_RUNS:
+        command = ["-W", "ignore", "-m", "tests.forking", *command]
+        process = forked.start(command, of=forked.with_torch, most_seconds=0, **named)
+    else:
+        process = subprocess.Popen([sys.executable, "-W", "ignore", "-m", *command], **named)
     try:
         yield
     finally:

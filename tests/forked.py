@@ -26,11 +26,12 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from memviz.runner.jobs.process_tree import APART
+from memviz.runner.jobs.searches import MODULE
 
 ROOT = Path(__file__).parents[1]
 CAN_FORK = sys.platform == "linux"
@@ -46,24 +47,20 @@ _ENDS_WITHIN_SECONDS = 30
 class ForkServer:
     """A process that waits for calls; it ends with the one that it works for."""
 
-    def __init__(self, imports: str, **environment: str) -> None:
+    def __init__(self, begin: Callable[[socket.socket, socket.socket], subprocess.Popen[Any] | None]) -> None:
+        """`begin` starts it with its end of the line, beside which stands ours; without a process it ends with us."""
         # What is forked there has its parent end at once, and becomes this process's own child.
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self._lock = threading.Lock()
         self._line, theirs = socket.socketpair()
-        begins = "from tests import forked; forked.be_the_last_to_end()"
-        code = f"{begins}\nimport {imports}\nforked.serve({theirs.fileno()})"
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", code],
-            cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
-            pass_fds=[theirs.fileno()],
-        )
+        self._process = begin(theirs, self._line)
         theirs.close()
         atexit.register(self._end)
 
     def _end(self) -> None:
         self._line.close()
+        if self._process is None:
+            return
         try:
             self._process.wait(_ENDS_WITHIN_SECONDS)
         except subprocess.TimeoutExpired:
@@ -105,22 +102,60 @@ class Forked(subprocess.Popen[Any]):
         self._close_pipe_fds(*ends)  # type: ignore[attr-defined]
 
 
+def _importing(imports: str, **more: str) -> ForkServer:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+
+    def begin(line: socket.socket, _: socket.socket) -> subprocess.Popen[Any]:
+        begins = "from tests import forked; forked.be_the_last_to_end()"
+        code = f"{begins}\nimport {imports}\nforked.serve({line.fileno()})"
+        return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, env=environment, pass_fds=[line.fileno()])
+
+    return ForkServer(begin)
+
+
+def _importing_more(server: ForkServer, imports: str, **more: str) -> ForkServer:
+    """Forked from another one, whose imports it has."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
+    code = f"import {imports}\nfrom tests import forked\nforked.serve(0)"
+    command = [sys.executable, "-c", code]
+    return ForkServer(lambda line, _: Forked(server, command, stdin=line, cwd=ROOT, env=environment))
+
+
 @cache
 def light() -> ForkServer:
     """With what every command needs."""
-    return ForkServer("memviz.commands.command_line, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
+    return _importing("memviz.commands.command_line, memviz.ui.saved.report, tests.runner.fake_gpu, tests.runner.runs")
 
 
 @cache
 def with_torch() -> ForkServer:
     """With what a run needs, the libraries of models included."""
-    return ForkServer("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+    return _importing("tests.warm_runs", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 
 
 @cache
 def with_page() -> ForkServer:
-    """With Gradio and the page's own modules; nothing of the page is built."""
-    return ForkServer("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
+    """With Gradio and the page's own modules; nothing of the page is built. It can fork its runs (`runs_from_here`)."""
+    start = partial(_importing_more, with_torch()) if CAN_FORK_RUNS else _importing
+    return start("memviz.ui.app", GRADIO_ANALYTICS_ENABLED="False")
+
+
+def runs_from_here() -> None:
+    """For a page that was forked `with_page`, before it has threads: a twin of it forks its runs, which are its own."""
+    from memviz.runner.jobs import worker_process
+
+    if not CAN_FORK_RUNS:
+        return
+
+    def begin(line: socket.socket, pages: socket.socket) -> None:
+        if not os.fork():
+            pages.close()
+            serve(line.detach())
+            # Its program has ended.
+            raise SystemExit(_Ending.status)
+
+    here = ForkServer(begin)
+    worker_process.start_python = partial(start_python, server=here)
 
 
 def start(
@@ -138,9 +173,13 @@ def run(arguments: list[str], **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(arguments, process.returncode, out, errors)
 
 
-def start_python(arguments: Sequence[str], **streams: Any) -> Forked:
+def start_python(arguments: Sequence[str], server: ForkServer | None = None, **streams: Any) -> Forked:
     """For the one of `memviz.runner.jobs.worker_process`: a worker that speaks at once."""
-    server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
+    if server is None:
+        server = with_torch() if any(argument.startswith("memviz") for argument in arguments) else light()
+    if MODULE in arguments:
+        # A search starts runs of its own.
+        arguments = ["-m", "tests.forking", *arguments[arguments.index(MODULE) :]]
     command = [sys.executable, *arguments]
     return Forked(server, command, stdout=subprocess.PIPE, text=True, encoding="utf-8", **APART, **streams)
 

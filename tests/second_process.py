@@ -16,7 +16,9 @@ def memviz(
     *arguments: object, folder: Path | None = None, of: Callable[[], forked.ForkServer] = forked.light
 ) -> subprocess.CompletedProcess[str]:
     """`python -m memviz ARGUMENTS`, waited for."""
-    command = ["-m", "memviz", *map(str, arguments)]
+    # A script that is predicted runs in the very process.
+    is_of_runs = of is forked.with_torch and arguments[0] != "predict"
+    command = ["-m", *(["tests.forking"] if is_of_runs else []), "memviz", *map(str, arguments)]
     more = {"cwd": folder or ROOT, "env": {**os.environ, "PYTHONPATH": str(ROOT)}, "stdin": subprocess.DEVNULL}
     return forked.run(command, of=of, **more)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any
+from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 import pytest
@@ -36,6 +37,7 @@ _CUT_BY_LEAVING = (
     "AbortError: BodyStreamBuffer was aborted",
     "Unexpected error Connection errored out",
 )
+_KEPT = "cookies,local_storage,indexeddb,cache_storage,service_workers,file_systems"
 _OURS = ("http://127.0.0.1", "data:", "blob:", "about:", "file:")
 
 
@@ -57,11 +59,50 @@ def browser(chromium: str) -> Iterator[Any]:
         opened.close()
 
 
+class Visits:
+    """Visitors one after the other, each of whom finds nothing of those before: no page, cookie or memory.
+
+    What the browser has fetched and compiled stays, which for a new one takes longer than most stories. So does a page
+    that shows nothing: behind the last page of all its own would go too.
+    """
+
+    def __init__(self, browser: Any) -> None:
+        self.context = new_visitor(browser)
+        self._blank = self.context.new_page()
+        self._tools = self.context.new_cdp_session(self._blank)
+        self._seen: set[str] = set()
+        self.context.on("page", lambda page: page.on("framenavigated", lambda frame: self._seen.add(frame.url)))
+
+    def end(self) -> None:
+        for page in self.context.pages:
+            if page != self._blank:
+                page.close()
+        self.context.clear_cookies()
+        for scheme, place in {urlsplit(each)[:2] for each in self._seen}:
+            if scheme in ("http", "file"):
+                self._tools.send("Storage.clearDataForOrigin", {"origin": f"{scheme}://{place}", "storageTypes": _KEPT})
+        self._seen.clear()
+
+
+@pytest.fixture(scope="package")
+def visits(browser: Any) -> Iterator[Visits]:
+    kept = Visits(browser)
+    yield kept
+    kept.context.close()
+
+
+@pytest.fixture(scope="package")
+def stays(browser: Any) -> Iterator[Visits]:
+    """Of those who stay for the stories of a file, beside whom others visit."""
+    kept = Visits(browser)
+    yield kept
+    kept.context.close()
+
+
 @pytest.fixture
-def context(browser: Any) -> Iterator[Any]:
-    opened = new_visitor(browser)
-    yield opened
-    opened.close()
+def context(visits: Visits) -> Iterator[Any]:
+    yield visits.context
+    visits.end()
 
 
 def new_visitor(browser: Any) -> Any:
@@ -76,27 +117,25 @@ def new_visitor(browser: Any) -> Any:
 @pytest.fixture
 def page(context: Any) -> Iterator[Any]:
     opened = context.new_page()
+    # A browser draws nothing of a page behind another one.
+    opened.bring_to_front()
     faults = watch(opened)
     yield opened
     assert not faults, "\n".join(faults)
 
 
 @pytest.fixture(scope="module")
-def visitor(browser: Any) -> Iterator[dict[str, Any]]:
+def visitor(stays: Visits) -> Iterator[dict[str, Any]]:
     """One for all stories of a file, with the page that is open there."""
-    kept: dict[str, Any] = {}
-    yield kept
-    if kept:
-        kept["context"].close()
+    yield {}
+    stays.end()
 
 
 @pytest.fixture
-def same_page(browser: Any, visitor: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Any]:
+def same_page(stays: Visits, visitor: dict[str, Any], request: pytest.FixtureRequest) -> Iterator[Any]:
     """`page` as the story before it left it: starting the page takes longer than most stories. `at_home` clears it."""
     if not visitor:
-        context = visitor["context"] = new_visitor(browser)
-        page = visitor["page"] = context.new_page()
-        watch(page)
+        watch(visitor.setdefault("page", stays.context.new_page()))
     page = visitor["page"]
     faults, before = _faults[page], request.session.testsfailed
     yield page
@@ -105,8 +144,8 @@ def same_page(browser: Any, visitor: dict[str, Any], request: pytest.FixtureRequ
     faults.clear()
     if seen or request.session.testsfailed > before:
         # Nobody knows what it shows now.
-        visitor.pop("context").close()
         visitor.clear()
+        stays.end()
     assert not seen, "\n".join(seen)
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.forked_on_path import python_on_path
 
 ACTION = Path(__file__).parents[2] / ".github" / "actions" / "memory"
 PROGRAM = """\
@@ -40,13 +42,18 @@ def repository(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module", autouse=True)
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """`python` is the interpreter that runs the tests, with PyTorch where it predicts."""
+    with python_on_path(tmp_path_factory.mktemp("path")) as first, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", f"{first}{os.pathsep}{os.environ['PATH']}")
+        yield
+
+
 def compared(repository: Path, tmp_path: Path, **given: str) -> subprocess.CompletedProcess[str]:
-    """With the interpreter that runs the tests as `python`."""
-    programs = Path(sys.executable).parent
     root = str(ACTION.parents[2])
     environment = {
         **os.environ,
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
         "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")])),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "GITHUB_OUTPUT": str(tmp_path / "output"),

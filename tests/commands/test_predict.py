@@ -42,10 +42,10 @@ def said(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def real(folder: Path, *arguments: str, **more: Any) -> subprocess.CompletedProcess[str]:
+def real(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "memviz", "predict", *arguments]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, **more)
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
 
 
 def test_the_true_command_line(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_without_json_the_script_has_stdout_for_itself(tmp_path: Path) -> None:
 def test_ctrl_c_ends_it_with_the_figures_until_there(tmp_path: Path) -> None:
     body = TRAINING.replace("    optimizer.zero_grad()", "    if step == 3: os.kill(os.getpid(), signal.SIGINT)")
     (tmp_path / "train.py").write_text("import atexit, os, signal\natexit.register(print, 'goodbye')\n" + body)
-    done = real(tmp_path, "--json", "-o", "run.pickle", "train.py", timeout=300)
+    done = predict_in("--json", "-o", "run.pickle", "train.py", folder=tmp_path)
     assert done.returncode == 128 + signal.SIGINT
     assert "Traceback" not in done.stderr
     assert "memviz: stopped at train.py:11: Ctrl-C ended it." in done.stderr and "until there" in done.stderr

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +27,18 @@ def environment(**more: str) -> dict[str, str]:
     return {**plain, "PYTHONPATH": str(ROOT), **more}
 
 
-def record(folder: Path, body: str, *options: str, **more: str) -> subprocess.CompletedProcess[str]:
+def record(
+    folder: Path, body: str, *options: str, of: Callable[[], forked.ForkServer] = forked.light, **more: str
+) -> subprocess.CompletedProcess[str]:
     """A script with these lines, its file being `run.pickle`."""
     (folder / "train.py").write_text(USES_GPU + body)
-    return recorded(folder, *options, "train.py", "--lr", "3", "-o", "x", **more)
+    return recorded(folder, *options, "train.py", "--lr", "3", "-o", "x", of=of, **more)
 
 
-def recorded(folder: Path, *arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
-    return forked.run(["-c", PROGRAM, "-o", "run.pickle", *arguments], cwd=folder, env=environment(**more))
+def recorded(
+    folder: Path, *arguments: str, of: Callable[[], forked.ForkServer] = forked.light, **more: str
+) -> subprocess.CompletedProcess[str]:
+    return forked.run(["-c", PROGRAM, "-o", "run.pickle", *arguments], of=of, cwd=folder, env=environment(**more))
 
 
 def sizes(path: Path) -> list[int]:

@@ -14,12 +14,13 @@ from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.load import load_trace
 from tests import forked
 from tests.commands.test_record import PROGRAM, USES_GPU, environment, names, record, recorded
+from tests.second_process import OF_RUNS
 
 
 def test_a_profile_is_written_beside_the_snapshot_and_each_says_what_it_is(tmp_path):
     pytest.importorskip("torch")
     body = "import torch\nGPU.malloc(1000)\nkept = torch.ones(3, 8) @ torch.ones(8, 5)\n"
-    done = record(tmp_path, body, "--profile")
+    done = record(tmp_path, body, "--profile", of=OF_RUNS)
     assert done.returncode == 0, done.stderr
     assert "memviz: The profile is written to run.profile.json.gz." in done.stderr
     assert names(tmp_path) == ["run.pickle", "run.profile.json.gz"]
@@ -59,7 +60,7 @@ def test_a_profile_of_what_there_is_is_written_when_the_script_is_told_to_end(tm
     (tmp_path / "train.py").write_text(f"{USES_GPU}{body}{wait}")
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     arguments = ["-c", PROGRAM, "-o", "run.pickle", "--profile", "train.py"]
-    process = forked.start(arguments, cwd=tmp_path, env=environment(), **streams)
+    process = forked.start(arguments, of=OF_RUNS, cwd=tmp_path, env=environment(), **streams)
     try:
         assert process.stdout.readline() == "waiting\n"
         process.send_signal(ends)

@@ -23,6 +23,13 @@ HALF = "\ud800"
 API = "gradio_api/"
 READINGS = f"{API}memviz/readings"
 PATIENCE_SECONDS = 120
+PAGE = """
+from memviz.ui.app import build_app, launch_options
+from tests import forked
+
+forked.runs_from_here()
+build_app().launch(**launch_options())
+"""
 Body = bytes | list[Any] | dict[str, Any] | None
 
 
@@ -33,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "MEMVIZ_KEEP_SECONDS": "4",
         "MEMVIZ_ALLOWED_HOSTS": "traces.example.org",
     }
-    with started(settings) as found:
+    with started(settings, program=("-c", PAGE), quickly=True) as found:
         yield found
 
 

@@ -46,9 +46,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The programs of an environment that has the core and nothing else."""
     folder = tmp_path_factory.mktemp("environment")
-    run(sys.executable, "-m", "venv", folder)
+    # The pip of the tests installs there too, and takes less than to have one there.
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
     programs = folder / ("Scripts" if sys.platform == "win32" else "bin")
-    run(programs / "python", "-m", "pip", "install", "--quiet", wheel)
+    run(sys.executable, "-m", "pip", "--python", programs / "python", "install", "--quiet", wheel)
     yield programs
     shutil.rmtree(folder)
 
@@ -108,7 +109,7 @@ def _normal(requirement: str) -> str:
 
 
 def test_the_core_reads_and_explains_a_recording_with_numpy_alone(installed: Path, tmp_path: Path) -> None:
-    listed = run(installed / "python", "-m", "pip", "list", "--format=freeze").lower()
+    listed = run(sys.executable, "-m", "pip", "--python", installed / "python", "list", "--format=freeze").lower()
     assert {line.partition("==")[0] for line in listed.split()} <= {"memviz", "numpy", "pip", "setuptools", "wheel"}
     sample = ROOT / "sample_traces" / "training.pickle.gz"
     command = installed / "memviz"

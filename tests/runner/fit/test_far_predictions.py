@@ -26,7 +26,7 @@ REFUSED = Request("gpt2", {"layers": "1"}, (("split_feed_forward", {"splits": "7
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder, found = tmp_path_factory.mktemp("cluster"), {"PYTHONPATH": str(ROOT)}
-    with dask_cluster(folder, environment=found, preload="tests.runner.fit.quick_workers") as made:
+    with dask_cluster(folder, environment=found, is_of_runs=True) as made:
         yield made.scheduler_address
 
 

@@ -179,7 +179,8 @@ def address(tmp_path_factory: pytest.TempPathFactory, folder: Path) -> Iterator[
     pytest.importorskip("distributed", reason="distributed is not installed")
     environment = {"PYTHONPATH": str(ROOT), "PRETENDED_GPUS": str(folder)}
     preload = "tests.runner.fit.pretended_gpus"
-    with dask_cluster(tmp_path_factory.mktemp("cluster"), environment=environment, preload=preload) as made:
+    folder = tmp_path_factory.mktemp("cluster")
+    with dask_cluster(folder, environment=environment, preload=preload, is_of_runs=True) as made:
         yield made.scheduler_address
 
 
