@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from hashlib import sha256
 
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -29,6 +30,8 @@ class Estimates:
         self._lock = threading.Lock()
         self._looked_at: dict[str, str] = {}
         self._known: OrderedDict[str, Variant] = OrderedDict()
+        self._ordered: OrderedDict[str, str] = OrderedDict()
+        """What each visitor has ordered since they changed anything: that is answered by a run."""
 
     def known(self, requests: RunRequests) -> Variant | None:
         """What was found out about the last of these before."""
@@ -38,6 +41,8 @@ class Estimates:
     def of(self, requests: RunRequests, owner: str) -> Iterator[Variant]:
         """Of everything that is switched on, together. It ends without an answer where another question came."""
         self.leave(owner)
+        if self.is_ordered(requests, owner):
+            return
         if not requests.count or requests.faults or requests.requests[-1].on == "cuda":
             return
         estimate = self.known(requests)
@@ -52,6 +57,25 @@ class Estimates:
                 if status.variants[0].what in ("refused", "timeout"):
                     self._note(status.variants[0])
                 yield status.variants[0]
+
+    def order(self, requests: RunRequests, owner: str) -> None:
+        """Nobody waits for an estimate any more, and none may speak over what is said of the order: neither one that
+        is on its way, nor one of the same fields that is asked for at the same moment and heard of later."""
+        self.leave(owner)
+        if requests.count:
+            with self._lock:
+                self._ordered[owner] = _all_of(requests)
+                self._ordered.move_to_end(owner)
+                while len(self._ordered) > _REMEMBERED:
+                    self._ordered.popitem(last=False)
+
+    def is_ordered(self, requests: RunRequests, owner: str) -> bool:
+        """Until these are others than what was ordered."""
+        with self._lock:
+            is_same = self._ordered.get(owner) == _all_of(requests)
+            if not is_same:
+                self._ordered.pop(owner, None)
+            return is_same
 
     def leave(self, owner: str) -> None:
         """What runs may end by itself: its process is warm, and its answer is remembered."""
@@ -91,3 +115,9 @@ def _plain(request: Request) -> Request:
 
 def _key(request: Request) -> str:
     return json.dumps(_plain(request).as_json(), sort_keys=True)
+
+
+def _all_of(requests: RunRequests) -> str:
+    """In a few bytes: a model's configuration may be long."""
+    said = [*map(_key, requests.requests), *requests.labels, *map(str, requests.faults.items())]
+    return sha256("\n".join(said).encode(errors="surrogatepass")).hexdigest()

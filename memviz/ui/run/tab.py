@@ -160,9 +160,13 @@ class _RunEvents:
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
+        _, requests = self.answers.meant(fields)
+        if self.answers.estimates.is_ordered(requests, visitor) and not is_redrawn:
+            # The button was pressed at the same moment, and what is said of that stands.
+            yield _values()
+            return
         # What was estimated is not true of the new fields.
         yield _values(state=state, form=self._form(state))
-        _, requests = self.answers.meant(fields)
         for estimate in self.answers.estimate(requests, visitor):
             yield _values(form=self._form(state, estimate_html(estimate)))
         yield _values()
@@ -170,8 +174,7 @@ class _RunEvents:
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields = form_fields(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
-        # Nobody waits for an estimate any more, and it must not speak over what is said now.
-        self.answers.estimates.leave(visitor)
+        self.answers.estimates.order(self.answers.meant(fields)[1], visitor)
         yield _values()
         if act == "story":
             state = replace(state, fields=story_fields(story, fields), drawn=state.drawn + 1, story=story)

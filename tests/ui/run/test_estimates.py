@@ -77,6 +77,15 @@ def test_of_quick_changes_the_last_is_answered_and_the_others_end_unanswered(ans
     assert known == [True] + [False] * 8 + [True]
 
 
+def test_of_what_was_ordered_nothing_is_estimated_until_something_was_changed(answers: RunAnswers) -> None:
+    ordered, changed = asked(dim="96"), asked(dim="160")
+    answers.estimates.order(ordered, "ann")
+    assert list(answers.estimate(ordered, "ann")) == [], "asked for at the same moment, and heard of later"
+    assert last(answers.estimate(ordered, "bob")) is not None, "of others it is an estimate as any"
+    assert last(answers.estimate(changed, "ann")) is not None
+    assert last(answers.estimate(ordered, "ann")) is not None
+
+
 def test_a_refusal_is_remembered_and_marks_its_field(answers: RunAnswers) -> None:
     fields = {"workload": "ltx_video", "w:frames": "80"}
     found = last(answers.estimate(answers.meant(fields)[1], "ann"))
