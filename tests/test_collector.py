@@ -22,7 +22,7 @@ class Loop:
 
 def dead_loops() -> weakref.ref[Loop]:
     seen = weakref.ref(Loop())
-    for _ in range(5_000):
+    for _ in range(3 * gc.get_threshold()[0]):
         Loop()
     return seen
 
