@@ -189,9 +189,8 @@ class AllocationRecorder:
 
     def left(self, treatment: Treatment, args: Any, kwargs: Any, out: Any) -> None:
         """A copy went to the host, and what it takes here is over."""
-        self._rule = treatment.rule
-        self._takes_beside(treatment, args, kwargs, out)
-        self._rule = NO_RULE
+        with self.by_rule(treatment.rule):
+            self._takes_beside(treatment, args, kwargs, out)
 
     def _misses(self, rule: int, args: Any, out: Any) -> None:
         figures = likely_and_most(RULES[rule].name, args, out)

@@ -158,8 +158,7 @@ class WorkspaceSizes:
 def workspace_sizes(card: KnownCard, release: tuple[int, int], environment: Mapping[str, str]) -> WorkspaceSizes:
     """As a program tells both libraries by its environment, cublasLt in KiB (read)."""
     size = _WHOLE.match(environment.get("CUBLASLT_WORKSPACE_SIZE", ""))
-    in_kib = None if size is None else int(size[1])
-    lt_told = None if in_kib is None else in_kib * 1024
+    lt_told = None if size is None else int(size[1]) * 1024
     return WorkspaceSizes(_cublas_size(card, release, environment), _is_shared(release, environment), lt_told)
 
 

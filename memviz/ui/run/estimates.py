@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import sha256
+from typing import TypeVar
 
 from memviz.errors import MemvizError
 from memviz.runner.jobs.order import OrderStatus, Variant
@@ -22,6 +23,8 @@ from memviz.ui.run.form import RunRequests
 _REMEMBERED = 256
 _MOST_WAITING = 4
 _PATIENCE_SECONDS = 1.0
+
+Value = TypeVar("Value")
 
 
 class Estimates:
@@ -64,10 +67,8 @@ class Estimates:
         self.leave(owner)
         if requests.count:
             with self._lock:
-                self._ordered[owner] = _all_of(requests)
-                self._ordered.move_to_end(owner)
-                while len(self._ordered) > _REMEMBERED:
-                    self._ordered.popitem(last=False)
+                self._ordered.pop(owner, None)
+                _remember(self._ordered, owner, _all_of(requests))
 
     def is_ordered(self, requests: RunRequests, owner: str) -> bool:
         """Until these are others than what was ordered."""
@@ -91,10 +92,14 @@ class Estimates:
         if variant.file is not None:
             variant.file.unlink(missing_ok=True)
         with self._lock:
-            self._known[_key(variant.request)] = replace(variant, file=None)
-            while len(self._known) > _REMEMBERED:
-                self._known.popitem(last=False)
+            _remember(self._known, _key(variant.request), replace(variant, file=None))
         return ""
+
+
+def _remember(among: OrderedDict[str, Value], key: str, value: Value) -> None:
+    among[key] = value
+    while len(among) > _REMEMBERED:
+        among.popitem(last=False)
 
 
 def changes(scheduler: Scheduler, order: str, is_there: Callable[[], bool] = lambda: True) -> Iterator[OrderStatus]:
