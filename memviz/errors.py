@@ -12,6 +12,7 @@ command line, `memviz.ui.shell.programs` and the tabs for the page.
 from __future__ import annotations
 
 import os
+import re
 
 
 class MemvizError(Exception):
@@ -71,3 +72,11 @@ def _in_a_checkout() -> bool:
 def first_line(error: BaseException) -> str:
     """What somebody else's error says, as part of a sentence of ours."""
     return (str(error) or type(error).__name__).splitlines()[0][:200]
+
+
+_FRAMES = re.compile(r"\s*(?:Exception raised from |C\+\+ CapturedTraceback|frame #\d)")
+
+
+def without_frames(text: str) -> str:
+    """What torch says of an error of its own, without the frames of its C++ behind it: they name nothing of ours."""
+    return _FRAMES.split(text)[0]

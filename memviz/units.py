@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 
 _KIB, _MIB, _GIB, _TIB = 1 << 10, 1 << 20, 1 << 30, 1 << 40
@@ -49,7 +50,11 @@ def percent_text(part: float, whole: float) -> str:
     if not whole:
         return "0 %"
     share = 100 * part / whole
-    text = f"{share:.1f} %" if abs(share) < 10 else f"{share:.0f} %"
+    if 99.5 <= abs(share) < 100:
+        # Nearly all is not all.
+        text = f"{math.copysign(min(abs(share), 99.9), share):.1f} %"
+    else:
+        text = f"{share:.1f} %" if abs(share) < 10 else f"{share:.0f} %"
     return text.replace("-", _MINUS)
 
 
@@ -63,6 +68,10 @@ def duration_text(microseconds: int) -> str:
     return f"{microseconds / 1e6:,.2f} s"
 
 
+_MOST_BYTES = 1 << 62
+"""Sums of several still fit 64 bits."""
+
+
 def parse_bytes(text: str) -> int:
     """'24GiB', '24G', '512 MiB' and plain bytes. K, M, G mean 1024, as everywhere here."""
     match = _SIZE.fullmatch(text)
@@ -70,7 +79,10 @@ def parse_bytes(text: str) -> int:
         raise ValueError(f"{text!r} is not a size; write for example 24GiB or 512MiB")
     number, prefix, _, _ = match.groups()
     power = " kmgtpe".index(prefix.lower()) if prefix else 0
-    return int(float(number) * 1024**power)
+    size = float(number) * 1024**power
+    if size > _MOST_BYTES:
+        raise ValueError(f"{text[:40]!r} is more than any memory: the most is 4EiB")
+    return int(size)
 
 
 def kind_text(value: object) -> str:

@@ -54,12 +54,24 @@ def test_whoever_had_it_off_keeps_it_off() -> None:
         gc.enable()
 
 
+def test_what_was_set_aside_before_stays_so() -> None:
+    with without_collection():
+        before = gc.get_freeze_count()
+        assert before
+        with without_collection():
+            pass
+        assert gc.get_freeze_count() >= before * 0.99
+    assert gc.get_freeze_count() == 0
+
+
 SERVER = """
 import gc
-from memviz.collector import set_aside
+from memviz.collector import set_aside, without_collection
 
 before = [[] for _ in range(1000)]
 set_aside()
+with without_collection():
+    pass
 assert not any(each is before for each in gc.get_objects())
 later = []
 later.append(later)

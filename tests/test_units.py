@@ -38,6 +38,8 @@ def test_a_change_shows_its_direction() -> None:
 def test_counts_shares_and_durations() -> None:
     assert count_text(1234567) == "1,234,567"
     assert [percent_text(*each) for each in ((1, 0), (1, 3), (1, 200), (-1, 4))] == ["0 %", "33 %", "0.5 %", "−25 %"]
+    nearly = [percent_text(share, 10_000) for share in (9949, 9950, 9999, 10_000, 10_049, -9999)]
+    assert nearly == ["99 %", "99.5 %", "99.9 %", "100 %", "100 %", "−99.9 %"]
     assert [duration_text(each) for each in (999, 34_700, 830_000, 2_500_000)] == [
         "999 µs",
         "34.7 ms",
@@ -62,3 +64,10 @@ def test_sizes_are_understood(text: str, size: int) -> None:
 def test_what_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("text", ["9EiB", "1" + "0" * 400, "99999999999PiB"])
+def test_a_size_beyond_all_memory_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is more than any memory: the most is 4EiB"):
+        parse_bytes(text)
+    assert parse_bytes("4EiB") == 1 << 62

@@ -13,6 +13,24 @@ from memviz.allocator.what_if import WhatIf
 
 def replay_json(outcome: WhatIf, searched: Search | None, verdict: str) -> dict[str, Any]:
     """`verdict` is the headline, which is made above here."""
+    said = _said(outcome, verdict)
+    if not addresses(outcome.recorded):
+        said |= dict.fromkeys(_OF_AN_END)
+        if outcome.replayed.oom is not None:
+            said |= dict.fromkeys(_OF_A_REPLAY)
+    return {**said, **(_search(searched) if searched else {})}
+
+
+_OF_AN_END = ("as_recorded", "oom", "fit", "smallest_card_bytes", "change_bytes")
+"""Nothing is said of how it ends where there is nothing to replay."""
+_OF_A_REPLAY = (
+    *("peak_requested_bytes", "peak_allocated_bytes", "peak_reserved_bytes", "reserved_end_bytes", "retries"),
+    *("unused_at_peak_bytes", "fragmentation", "recorded_settings_replayed", "recorded_settings_as_memory_lay"),
+)
+"""Nor of what was there, where that cannot be laid out on the card."""
+
+
+def _said(outcome: WhatIf, verdict: str) -> dict[str, Any]:
     ours, card = outcome.replayed, outcome.card
     return {
         "settings": ours.settings.to_text(),
@@ -38,7 +56,6 @@ def replay_json(outcome: WhatIf, searched: Search | None, verdict: str) -> dict[
         "context": outcome.context.as_json() if outcome.context else None,
         "smallest_card_bytes": outcome.smallest_card.total_bytes if outcome.smallest_card else None,
         "notes": [{"code": note.code, "level": note.level, "text": note.text} for note in ours.trace.notes],
-        **(_search(searched) if searched else {}),
     }
 
 
@@ -47,7 +64,7 @@ def _beside(outcome: WhatIf) -> dict[str, Any]:
     return {
         "as_recorded": outcome.replayed is outcome.base and not outcome.parted,
         "why_not_as_recorded": outcome.parted if outcome.replayed is outcome.base else outcome.why_not_as_recorded,
-        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes,
+        "recorded_peak_reserved_bytes": outcome.recorded_peak_bytes if outcome.knows_recorded_peak else None,
         "recorded_retries": outcome.recorded.retries,
         "recorded_settings_replayed": _figures(outcome.rival),
         "recorded_settings_as_memory_lay": _figures(outcome.base),

@@ -35,7 +35,9 @@ class OtherSettings(Replay):
         return self.figures(self.allocator.statistics.num_alloc_retries)
 
     def run_events(self, begin: int, end: int) -> None:
-        if self.allocator.counts_age:
+        # The quick way tells what it serves to the history alone.
+        is_told_to_others = self.allocator.record not in (self.history.add, unrecorded)
+        if self.allocator.counts_age or is_told_to_others:
             super().run_events(begin, end)
         else:
             run_quickly(self, begin, end)

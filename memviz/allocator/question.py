@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from memviz.allocator.agreement import addresses
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.fit import with_fit
 from memviz.allocator.replay import source_of
@@ -52,7 +53,7 @@ def replay_answer(
         source=source,
     )
     outcome = with_fit(source, outcome)
-    if not question.search:
+    if not question.search or not addresses(outcome.recorded):
         return ReplayAnswer(trace, device, outcome, None)
     found_best = search(
         source,

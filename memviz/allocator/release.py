@@ -85,5 +85,6 @@ def _release_blocks(allocator: AllocatorState, pool: BlockPool) -> None:
             release_segment(allocator, block)
     # Unmapping changes the lists, so it comes after them.
     for block in blocks:
-        if block.expandable is not None:
+        # Most free blocks are smaller than a page, and a recording may empty the cache at every other event.
+        if block.expandable is not None and block.size >= block.expandable.page:
             unmap_block(allocator, block)

@@ -24,8 +24,11 @@ from memviz.trace.model import (
     Labels,
     Note,
     Segments,
+    Spans,
+    TakenOver,
     Trace,
 )
+from memviz.trace.picked import Rows, first_or_second, picked
 
 
 def replayed_trace(
@@ -35,13 +38,15 @@ def replayed_trace(
     events = _events(trace, device, history)
     pools = {pool: index for index, pool in enumerate(trace.pools)}
     segments, blocks, cause = final_state(allocator, pool=pools.__getitem__, stream=int)
+    recorded = _recorded_blocks(device, layout, cause)
     replayed = replace(
         device,
         events=events,
         segments=_with_segment_stacks(segments, device, events),
         blocks=_with_block_stacks(blocks, device, layout, cause),
-        event_labels=_picked(device.event_labels, history.causes()) if device.event_labels else None,
-        block_labels=_block_labels(device, layout, cause),
+        event_labels=None if device.event_labels is None else picked(device.event_labels, history.causes()),
+        block_labels=_block_labels(device, cause, recorded),
+        taken_over=_taken_over(device.taken_over, events, history.causes(), cause, recorded),
     )
     return replace(trace, devices=(replayed,))
 
@@ -91,26 +96,39 @@ def _with_block_stacks(blocks: Blocks, device: DeviceTrace, layout: StartLayout,
     return replace(blocks, stack=stack)
 
 
-def _block_labels(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Labels | None:
-    """Of its event, or of the recorded block that was there all along."""
-    if device.event_labels is None and device.block_labels is None:
-        return None
+def _recorded_blocks(device: DeviceTrace, layout: StartLayout, cause: Ints8) -> Ints8:
+    """The recorded block of each that was there all along, or NOTHING."""
     rows = {address: row for row, address in enumerate(device.blocks.address.tolist())}
     at_start = np.array([rows.get(block.address, NOTHING) for block in layout.blocks], dtype=np.int64)
     recorded = np.full(len(cause), NOTHING, dtype=np.int64)
     from_start = cause <= FIRST_START_CAUSE
     recorded[from_start] = at_start[FIRST_START_CAUSE - cause[from_start]]
-    from_block, from_event = _picked(device.block_labels, recorded), _picked(device.event_labels, cause)
-    pairs = zip(from_event.columns(), from_block.columns(), strict=True)
-    return Labels(**{name: np.where(cause >= 0, mine, theirs) for (name, mine), (_, theirs) in pairs})
+    return recorded
 
 
-def _picked(labels: Labels | None, rows: Ints8) -> Labels:
-    """Rows below zero have no label."""
-    known = rows >= 0
-    columns = {"category": np.uint8, "module": np.int32, "phase": np.uint8}
-    picked = {name: np.zeros(len(rows), dtype=kind) for name, kind in columns.items()}
-    if labels is not None:
-        for name, column in labels.columns():
-            picked[name][known] = column[rows[known]]
-    return Labels(**picked)
+def _block_labels(device: DeviceTrace, cause: Ints8, recorded: Ints8) -> Labels | None:
+    """Of its event, or of the recorded block."""
+    if device.event_labels is None and device.block_labels is None:
+        return None
+    none = Labels(np.zeros(0, dtype=np.uint8), np.zeros(0, dtype=np.int32), np.zeros(0, dtype=np.uint8))
+    return _of_blocks(device.event_labels or none, device.block_labels or none, cause, recorded)
+
+
+def _of_blocks(of_event: Rows, of_block: Rows, cause: Ints8, recorded: Ints8) -> Rows:
+    """One of the two may be empty, and then says nothing."""
+    caused = cause if len(of_event) else np.full(len(cause), NOTHING)
+    known = recorded if len(of_block) else np.full(len(recorded), NOTHING)
+    return first_or_second(cause >= 0, picked(of_event, caused), picked(of_block, known))
+
+
+def _taken_over(
+    known: TakenOver | None, events: Events, causes: Ints8, cause: Ints8, recorded: Ints8
+) -> TakenOver | None:
+    if known is None:
+        return None
+    # A phase begins with what it asks for, and not with the segment that was made for that.
+    is_asked_for = events.action <= Action.FREE_COMPLETED
+    first = np.searchsorted(np.maximum.accumulate(np.where(is_asked_for, causes, NOTHING)), known.spans.first)
+    stays = first < len(events)
+    spans = Spans(known.spans.phase[stays], known.spans.step[stays], first[stays])
+    return TakenOver(picked(known.events, causes), _of_blocks(known.events, known.blocks, cause, recorded), spans)

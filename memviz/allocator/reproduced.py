@@ -16,8 +16,8 @@ from memviz.allocator.replayed import Replayed, reserved_after_events
 from memviz.allocator.replayer import Source
 from memviz.allocator.start_layout import unsigned
 from memviz.allocator.steps import ReplayStep
-from memviz.allocator.who_freed import reserved_after
 from memviz.trace.model import Action
+from memviz.trace.reserved_bytes import reserved_after
 from memviz.units import bytes_text, count_text
 
 

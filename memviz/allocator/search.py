@@ -15,6 +15,7 @@ from memviz.allocator.sizes import rounding, segment_size
 from memviz.allocator.tried import Tried
 from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Action
+from memviz.trace.reserved_bytes import reserved_after
 from memviz.trace.rounding import SLOTS, MiB
 from memviz.units import percent_text
 
@@ -87,10 +88,17 @@ def search(
     if overhead_bytes is None:
         overhead_bytes = card.overhead_bytes if card else OVERHEAD_BYTES
     wanted = list(dict.fromkeys([*settings_to_try(source, release), *([also] if also else [])]))
-    tried = sorted(tried_side_by_side(source, wanted, card, overhead_bytes, progress), key=_rank)
+    recorded_peak = int(reserved_after(source.device).max())
+    found = tried_side_by_side(source, wanted, card, overhead_bytes, progress)
+    tried = sorted((_held_against(recorded_peak, one) for one in found), key=_rank)
     advised = _advised(tried)
     advice, is_anew = _advice(tried, advised, card), bool(source.layout.segments)
     return Search(tuple(tried), advised, advice, is_anew)
+
+
+def _held_against(recorded_peak: int, tried: Tried) -> Tried:
+    """A program can give memory back where no setting would: then a replay is not what is recorded."""
+    return tried if tried.peak_reserved_bytes == recorded_peak else replace(tried, is_as_recorded=False)
 
 
 def settings_to_try(source: Source, release: Release = NEWEST) -> list[Settings]:

@@ -15,6 +15,7 @@ from memviz.errors import UsageError
 from memviz.trace.rounding import LARGE_SEGMENT, MIN_LARGE_ALLOC, SLOTS, MiB
 
 Release = tuple[int, int]
+OLDEST: Release = (2, 0)
 NEWEST: Release = (2, 15)
 _SECOND_READER: Release = (2, 9)
 

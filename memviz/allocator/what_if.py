@@ -14,9 +14,9 @@ from memviz.allocator.replayed import Figures, Replayed
 from memviz.allocator.replayer import Progress, Source, part_of, rest_of
 from memviz.allocator.reproduced import PLACED_ANEW, why_parted
 from memviz.allocator.settings import Settings
-from memviz.allocator.who_freed import reserved_after
 from memviz.errors import UsageError
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.reserved_bytes import is_reserved_known, reserved_after
 from memviz.units import bytes_text
 
 GiB = 1 << 30
@@ -56,10 +56,12 @@ class WhatIf:
     replayed: Replayed
     card: CardMemory | None
     recorded_peak_bytes: int
-    """Of what was reserved, by the file itself."""
+    """Of what was reserved, by the file itself; 0 where it does not tell."""
     parted: str
     """Why `base` does not do what is recorded, in words that go on after a colon; empty where it does."""
     device: str = "0"
+    events: int = 0
+    """Of the recording."""
     devices: int = 1
     """How many the trace has: where there are several, whatever is said of one names it."""
     smallest_card: CardMemory | None = None
@@ -69,6 +71,10 @@ class WhatIf:
     """Of `replayed`, where what lies beside the allocator is an interval; None without a card."""
     context: CudaContext | None = None
     """What lies beside the allocator; None where nothing does."""
+
+    @property
+    def knows_recorded_peak(self) -> bool:
+        return is_reserved_known(self.recorded.peak_requested_bytes, self.recorded_peak_bytes)
 
     @property
     def why_not_as_recorded(self) -> str:
@@ -144,6 +150,7 @@ def answered(
         recorded_peak_bytes=int(reserved_after(source.device).max()),
         parted="" if does_the_same else why_parted(source, recorded, base, total),
         device=source.device.name,
+        events=len(source.device.events),
         devices=len(source.trace.devices),
     )
 
@@ -170,6 +177,15 @@ def never_short(on_card: Figures) -> bool:
 def check_share(settings: Settings, card: CardMemory | None) -> None:
     if card is None and settings.per_process_memory_fraction < 1:
         raise UsageError("per_process_memory_fraction is a share of the card's memory: say how large the card is.")
+
+
+def check_room(card: CardMemory) -> None:
+    if card.usable_bytes == 0:
+        total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
+        raise UsageError(
+            f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
+            "name a larger card, or a smaller overhead."
+        )
 
 
 def replay_on(
@@ -203,12 +219,7 @@ def _replay_of(source: Source, settings: Settings | None, card: CardMemory | Non
         # Of memory without end there is no share.
         endless = replace(wanted, per_process_memory_fraction=1.0)
         return kind(source, endless, memory=None, total=None, afresh=afresh)
-    if card.usable_bytes == 0:
-        total, overhead = bytes_text(card.total_bytes), bytes_text(card.overhead_bytes)
-        raise UsageError(
-            f"A card of {total} has nothing left once {overhead} is set aside for the CUDA context; "
-            "name a larger card, or a smaller overhead."
-        )
+    check_room(card)
     return kind(source, wanted, memory=card.usable_bytes, total=card.total_bytes, afresh=afresh)
 
 

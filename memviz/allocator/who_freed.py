@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-import numpy as np
-
 from memviz.allocator.blocks import PoolId
 from memviz.allocator.settings import Settings
 from memviz.allocator.steps import Forced, Steps
-from memviz.trace.model import Action, DeviceTrace, Ints8, driver_free
+from memviz.trace.model import DeviceTrace, Ints8, driver_free
+from memviz.trace.reserved_bytes import reserved_after
 
 
 @dataclass(frozen=True)
@@ -64,16 +63,6 @@ def who_freed(device: DeviceTrace, settings: Settings, steps: Steps, needless: C
     emptied = {**steps.emptied, **{free.first: free.pools for free in by_program}}
     memory = None if collects else _memory(device, reserved, short, steps.out_of_memory)
     return WhoFreed(emptied, tuple(short), steps.out_of_memory, memory)
-
-
-def reserved_after(device: DeviceTrace) -> Ints8:
-    """Bytes reserved after each event, by the file's own; row 0 is before the first."""
-    events = device.events
-    grows = (events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP)
-    shrinks = (events.action == Action.SEGMENT_FREE) | (events.action == Action.SEGMENT_UNMAP)
-    change = np.cumsum(np.where(grows, events.size, np.where(shrinks, -events.size, 0)))
-    after = np.concatenate([np.zeros(1, dtype=np.int64), change])
-    return np.asarray(after + (int(device.segments.size.sum()) - after[-1]), dtype=np.int64)
 
 
 def _memory(device: DeviceTrace, reserved: Ints8, short: list[Forced], failed: tuple[int, ...]) -> Memory | None:

@@ -9,9 +9,9 @@ from memviz.analysis.live import live_rows
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.purpose.dominant import dominant_by_group
 from memviz.analysis.purpose.told import told
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.summary import device_number
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.reserved_bytes import is_reserved_known
 
 if TYPE_CHECKING:
     from memviz.analysis.find import FindResult

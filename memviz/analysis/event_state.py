@@ -12,6 +12,7 @@ from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.live import check_event, clock, has_times, live_rows
 from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.reserved.segments import TileKind, segments_at
 from memviz.trace.model import NO_STACK, Action, DeviceTrace, Trace, driver_free
 
@@ -49,6 +50,8 @@ class EventState:
     around: tuple[EventSummary, ...]
     """This event with its neighbours, in order."""
     failed: Failed | None
+    is_reserved_known: bool = True
+    """The recording tells what was reserved."""
 
 
 def moment(
@@ -67,6 +70,7 @@ def moment(
         annotation=_annotation(trace, device, event),
         around=tuple(_happened(trace, device, neighbour, rule) for neighbour in near),
         failed=_failed(device, event),
+        is_reserved_known=tells_reserved(device),
     )
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
 from memviz.analysis.reserved.fragmentation import fragmentation_at
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
@@ -296,7 +297,8 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if is_profiled(trace):
         return
     if not len(device.segments) and bytes_over_time.end_bytes:
-        text = "It has no segments, so reserved bytes and fragmentation are not known."
+        reserved = "what was reserved before its first event" if tells_reserved(device) else "reserved bytes"
+        text = f"It has no segments, so {reserved} and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")
         return
     figures = fragmentation_at(trace, device, bytes_over_time.peak_event)

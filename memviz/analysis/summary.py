@@ -7,19 +7,21 @@ from typing import Any
 import numpy as np
 
 from memviz.analysis.health import health, history
-from memviz.analysis.reserved.known import is_reserved_known
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct
 from memviz.trace.model import Action, DeviceTrace, Note, Trace, driver_free
 
 
 def summary(trace: Trace, devices: tuple[DeviceTrace, ...] | None = None) -> dict[str, Any]:
+    chosen = {device.name for device in (trace.devices if devices is None else devices)}
+    notes = [note for note in (*trace.notes, *health(trace)) if not note.device or note.device in chosen]
     return {
         "file": trace.about.source,
         "format": trace.about.format,
         "origin": trace.about.label,
         "devices": [_device(trace, device) for device in (trace.devices if devices is None else devices)],
-        "notes": [_note(note) for note in (*trace.notes, *health(trace))],
+        "notes": [_note(note) for note in notes],
     }
 
 
@@ -39,7 +41,7 @@ def _device(trace: Trace, device: DeviceTrace) -> dict[str, Any]:
         "end_bytes": line.end_bytes,
         "reserved_peak_bytes": line.reserved_peak_bytes,
         "reserved_end_bytes": int(line.reserved[-1]),
-        "reserved_is_known": is_reserved_known(line.peak_bytes, line.reserved_peak_bytes),
+        "reserved_is_known": tells_reserved(device),
         "history": history(device),
         "actions": {trace.action_name(int(code)): int(n) for code, n in zip(*_counts(events.action), strict=True)},
         "oom": [_oom(device, int(event)) for event in np.flatnonzero(events.action == Action.OOM)],

@@ -13,7 +13,8 @@ import numpy as np
 
 from memviz.analysis.cache import remembered
 from memviz.analysis.lifetimes import BEFORE, lifetimes
-from memviz.trace.model import Action, Columns, DeviceTrace, Ints8
+from memviz.trace.model import Columns, DeviceTrace, Ints8
+from memviz.trace.reserved_bytes import reserved_after
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +52,7 @@ def timeline(device: DeviceTrace) -> Timeline:
     rows, count = lifetimes(device), len(device.events)
     live = sum_of_spans(rows.start, rows.end, rows.size, count)
     waiting = sum_of_spans(rows.free_requested, rows.end, rows.size, count)
-    return Timeline(live=live, waiting=waiting, reserved=_reserved(device))
+    return Timeline(live=live, waiting=waiting, reserved=reserved_after(device))
 
 
 def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
@@ -64,14 +65,3 @@ def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
     ended = end < count
     delta[end[ended] + 1] -= size[ended]
     return np.cumsum(delta)
-
-
-def _reserved(device: DeviceTrace) -> Ints8:
-    action, size = device.events.action, device.events.size
-    grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    change = np.where(grows, size, np.where(shrinks, -size, 0))
-    after = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(change)])
-    # Never less than nothing, even where a file has events but no final segments, or contradicts itself.
-    start = max(int(device.segments.size.sum() - after[-1]), -int(after.min()))
-    return np.asarray(after + start, dtype=np.int64)

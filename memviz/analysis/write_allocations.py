@@ -7,18 +7,22 @@ from typing import Any, TextIO
 import numpy as np
 
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.kinds import KINDS, kinds
+from memviz.analysis.purpose.phases import label_of_rows, phases
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.formats.write_tables import Cells, Table, hexadecimal, slices, where, write_tables
-from memviz.trace.model import Category, DeviceTrace, Ints4, Labels, Phase, Trace
+from memviz.trace.model import Category, DeviceTrace, Phase, Trace
 
 
 def write_allocations(trace: Trace, file: TextIO) -> None:
     """One row per allocation. Event -1 is before the first event; an empty one never came."""
     cells = Cells(trace)
     pairs = ((device, rows) for device in trace.devices for rows in slices(lifetimes(device)))
-    write_tables(file, (_allocations(cells, device, rows) for device, rows in pairs))
+    write_tables(file, (_allocations(cells, trace, device, rows) for device, rows in pairs))
 
 
-def _allocations(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
+def _allocations(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -> Table:
     lives = Lifetimes(**{name: column[rows] for name, column in lifetimes(device).columns()})
     never = len(device.events)
     return {
@@ -33,7 +37,7 @@ def _allocations(cells: Cells, device: DeviceTrace, rows: slice) -> Table:
         "stream": cells.streams(lives.stream),
         "pool": cells.pools(lives.pool),
         "stack": where(lives.stack >= 0, lives.stack.tolist()),
-        **_labels(cells, device, lives),
+        **_purpose(cells, trace, device, rows),
     }
 
 
@@ -44,24 +48,16 @@ def _times(device: DeviceTrace, events: Any) -> list[Any]:
     return where(times != 0, times.tolist())
 
 
-def _labels(cells: Cells, device: DeviceTrace, lives: Lifetimes) -> Table:
-    """Empty where our own runs have not said what a tensor is for."""
-    category, module, phase = (np.zeros(len(lives), dtype=np.int32) for _ in range(3))
-
-    def fill(labels: Labels | None, chosen: Any, source: Any) -> None:
-        if labels is not None:
-            for column, values in ((category, labels.category), (module, labels.module), (phase, labels.phase)):
-                column[chosen] = values[source[chosen]]
-
-    fill(device.event_labels, lives.start >= 0, lives.start)
-    fill(device.block_labels, (lives.start < 0) & (lives.block >= 0), lives.block)
+def _purpose(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -> Table:
+    """What the page says of it too, and how sure that is; empty where nothing is known."""
+    said, phase = categories(trace, device), phases(trace, device)[rows]
+    kind, certainty = kinds(trace, device, rows), said.certainty[rows]
+    module = label_of_rows(device, "module")
+    named = np.zeros(len(kind), np.int32) if module is None else module[rows].astype(np.int32)
+    words = [level.word for level in Certainty]
     return {
-        "category": where(category != 0, _names(Category, category)),
-        "module": cells.texts(module),
-        "phase": where(phase != 0, _names(Phase, phase)),
+        "category": where(kind != Category.UNKNOWN, [KINDS[code] for code in kind.tolist()]),
+        "certainty": where(certainty != Certainty.OPEN, [words[code] for code in certainty.tolist()]),
+        "module": cells.texts(named),
+        "phase": where(phase != Phase.UNKNOWN, [Phase(code).name.lower() for code in phase.tolist()]),
     }
-
-
-def _names(kind: type[Category] | type[Phase], codes: Ints4) -> list[str]:
-    names = [member.name.lower().replace("_", " ") for member in kind]
-    return [names[code] for code in codes.tolist()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 from collections.abc import Sequence
@@ -12,7 +13,6 @@ from memviz.analysis.comparing.changes import Changes, changes, telling
 from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import GROUPINGS, Pair
 from memviz.analysis.comparing.setting_differences import setting_differences
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -30,10 +30,11 @@ from memviz.errors import UsageError
 from memviz.headlines.compare import compare
 from memviz.headlines.diff_as_json import compared_json
 from memviz.trace.model import Trace
-from memviz.units import bytes_text, delta_text, parse_bytes, percent_text
+from memviz.trace.reserved_bytes import is_reserved_known
+from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
 GREW = 1
-"""Exit status of a peak that grew more than allowed."""
+"""Exit status of a peak that grew more than allowed, or of a trace that ran out of memory where the first did not."""
 
 
 def diff(
@@ -91,9 +92,13 @@ def _change(comparison: Changes, number: int) -> str:
 def _allowed(text: str) -> tuple[float, str]:
     """'5%' of the baseline's peak, or bytes ('200MiB')."""
     try:
-        if text.strip().endswith("%"):
-            return float(text.strip().removesuffix("%")) / 100, "share"
-        return parse_bytes(text), "bytes"
+        if not text.strip().endswith("%"):
+            return parse_bytes(text), "bytes"
+        share = float(text.strip().removesuffix("%")) / 100
+        # Of neither would any growth ever be too much, and less than none is no growth.
+        if not math.isfinite(share) or share < 0:
+            raise ValueError
+        return share, "share"
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is neither a percentage nor a size, such as 5% or 200MiB") from None
 
@@ -105,6 +110,22 @@ def _grown(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
     number, kind = allowed
     most = number * comparison.moments[0].live_bytes if kind == "share" else number
     return [i for i in range(1, len(comparison.moments)) if comparison.delta(i) > most]
+
+
+def _newly_ran_out(comparison: Changes, allowed: tuple[float, str] | None) -> list[int]:
+    """Numbers of the traces that ran out of memory where the baseline did not: their peaks are no measure."""
+    baseline, *others = comparison.moments
+    if allowed is None or baseline.ran_out_at is not None:
+        return []
+    return [i for i, moment in enumerate(others, 1) if moment.ran_out_at is not None]
+
+
+def _say_ran_out(comparison: Changes, ran_out: Sequence[int]) -> None:
+    for i in ran_out:
+        moment, baseline = comparison.moments[i], comparison.moments[0]
+        event = count_text(moment.ran_out_at or 0)
+        words = f"{moment.source} ran out of memory at event {event}, and {baseline.source} did not"
+        print(f"memviz: {words}", file=sys.stderr)
 
 
 def _say_grown(comparison: Changes, grown: Sequence[int]) -> None:
@@ -129,7 +150,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-growth",
         type=_allowed,
         metavar="5%|200MiB",
-        help="end with status 1 if a peak is higher than the first by more",
+        help="end with status 1 if a peak is higher than the first by more, or if a later one alone ran out of memory",
     )
     add_json(parser)
     parser.add_argument("--markdown", action="store_true", help="write a comment for a pull request")
@@ -150,8 +171,10 @@ def _run(args: argparse.Namespace) -> int:
         print(markdown(sides, comparison, grown=grown, link=args.link))
     else:
         _print(sides, comparison, top)
+    ran_out = _newly_ran_out(comparison, args.max_growth)
     _say_grown(comparison, grown)
-    return GREW if grown else 0
+    _say_ran_out(comparison, ran_out)
+    return GREW if grown or ran_out else 0
 
 
 COMMAND = Command(_add_arguments, _run)

@@ -26,25 +26,29 @@ _TABLES: dict[str, Callable[[Trace, TextIO], None]] = {
     "stacks": write_stacks,
 }
 
+_USUAL_TABLE = "allocations"
 
-def export(
-    trace: Trace, path: str | os.PathLike[str], *, format: str | None = None, table: str = "allocations"
-) -> None:
+
+def export(trace: Trace, path: str | os.PathLike[str], *, format: str | None = None, table: str | None = None) -> None:
     """Writes a pickle that PyTorch's own viewer opens, JSON of the same shape, or one of the tables as CSV.
 
     Args:
         path: Its ending says the format, and `.gz` behind it packs the file.
         format: pickle, json or csv, where the ending does not say it.
-        table: Of a CSV: allocations, events or stacks.
+        table: Of a CSV: allocations (the default), events or stacks.
     """
     path = Path(path)
     kind = format or _format_of(path)
+    if table is not None and kind != "csv":
+        raise UsageError(
+            f"A table is written as CSV, and {path.name} would be {kind}. Leave the table away, or name a .csv."
+        )
     with replacing(path) as file:
         if kind == "pickle":
             write_pickle(trace, file)
             return
         text = cast(TextIO, _Utf8(file))
-        write_json(trace, text) if kind == "json" else _TABLES[table](trace, text)
+        write_json(trace, text) if kind == "json" else _TABLES[table or _USUAL_TABLE](trace, text)
 
 
 class _Utf8:
@@ -72,7 +76,7 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format", choices=sorted(set(_FORMATS.values())), help="where the file's ending does not say it"
     )
-    parser.add_argument("--table", choices=list(_TABLES), default="allocations", help="of a CSV (default: %(default)s)")
+    parser.add_argument("--table", choices=list(_TABLES), help=f"of a CSV (default: {_USUAL_TABLE})")
     parser.add_argument("--strip-paths", action="store_true", help="for sharing: leave no folder of yours in it")
     add_device(parser, "all")
 

@@ -19,6 +19,7 @@ from memviz.commands.command import (
     printable,
 )
 from memviz.commands.terminal import progress
+from memviz.errors import UsageError
 from memviz.units import bytes_text, count_text, duration_text
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from memviz.runner.fit.front import TriedWay
     from memviz.runner.fit.measured_ways import Gpu, MeasuredWay
     from memviz.runner.fit.predictions import Predictor
+    from memviz.runner.fit.search import Searched
     from memviz.runner.plan import Plan
     from memviz.runner.request import Request
 
@@ -100,9 +102,18 @@ def _run(args: argparse.Namespace) -> int:
         progress("")
     if args.json:
         print_json({**fit_json(answer), "measured": None if measured is None else _measured_json(measured)})
-    else:
+    elif answer.searched.ways:
         _print(answer, measured)
+    if not answer.searched.ways:
+        raise UsageError(_all_refused(answer.searched.refused))
     return 0
+
+
+def _all_refused(reasons: tuple[str, ...]) -> str:
+    """A search in which nothing ran says nothing about memory."""
+    many = len(reasons)
+    ways = "The only way that was tried" if many == 1 else f"None of the {count_text(many)} ways that were tried"
+    return f"{ways} could {'not ' if many == 1 else ''}be predicted. {reasons[0]}"
 
 
 @contextmanager
@@ -214,7 +225,7 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
     _print_grid(answer)
     print()
     _print_front(answer, plan.unit)
-    print(f"\nPredicted {count_text(answer.searched.tried)} of {count_text(answer.searched.of)} ways that go together.")
+    print(f"\n{printable(_tried_words(answer.searched))}")
     print(f"Seconds are an estimate from the work of a {plan.unit} and the card's data sheet, and no measurement.")
     if measured is not None:
         _print_measured(measured, plan)
@@ -222,6 +233,15 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
         print(f"\n{printable(chosen.prediction.command)}\n")
         for line in chosen.prediction.code.splitlines():
             print(printable(line))
+
+
+def _tried_words(searched: Searched) -> str:
+    refused = len(searched.refused)
+    predicted = f"Predicted {count_text(searched.tried - refused)} of {count_text(searched.of)} ways that go together"
+    if not refused:
+        return f"{predicted}."
+    are = "1 was" if refused == 1 else f"{count_text(refused)} were"
+    return f"{predicted}; {are} refused{'' if refused == 1 else ', the first'}: {searched.refused[0]}"
 
 
 def _kept(way: TriedWay) -> str:
@@ -233,11 +253,12 @@ def _kept(way: TriedWay) -> str:
 
 
 def _print_largest(answer: FitAnswer) -> None:
-    if answer.largest is None:
-        return
-    knob, largest = answer.largest
-    after = f"{count_text(largest.value + 1)} does not fit" if largest.next_fails else "nothing larger was refused"
-    print(f"The largest {knob} this way is {count_text(largest.value)}; {after}.")
+    from memviz.headlines.fit import largest_words
+    from memviz.runner.fit.fit import largest_json
+
+    largest = largest_json(answer)
+    if largest is not None:
+        print(printable(largest_words(largest)))
 
 
 def _print_grid(answer: FitAnswer) -> None:

@@ -9,10 +9,20 @@ from memviz.collector import set_aside, without_collection
 from memviz.commands.command import Command, add_file, open_trace
 from memviz.ranks.gather import Gathering, gathered
 
+_MOST_PORTS = 1 << 16
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) >= _MOST_PORTS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no port: those are 0 to {_MOST_PORTS - 1}")
+    return int(text)
+
 
 def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file(parser, many="*")
-    parser.add_argument("--port", type=int, help="where the page answers (default: 7860 or the next that is free)")
+    parser.add_argument(
+        "--port", type=_port, metavar="PORT", help="where the page answers (default: 7860 or the next that is free)"
+    )
     parser.add_argument(
         "--program", type=Path, action="append", default=[], metavar="FILE.py",
         help="a Python file of yours whose functions Run offers, each returning a model and its inputs; everybody who "

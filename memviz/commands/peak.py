@@ -9,7 +9,6 @@ from memviz.analysis.as_json import live_json
 from memviz.analysis.groups import GROUPINGS
 from memviz.analysis.peak import LiveSet
 from memviz.analysis.peak import peak as peak_of
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
     Command,
@@ -24,6 +23,7 @@ from memviz.commands.command import (
 )
 from memviz.headlines.names import ran_out_elsewhere
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.units import bytes_text, count_text, percent_text
 
 

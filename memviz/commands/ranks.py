@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES, overhead_on
+from memviz.allocator.what_if import CardMemory, check_room
 from memviz.commands.command import (
     Command,
     add_device,
@@ -47,7 +48,7 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
     print(f"{printable(str(headlines.ranks(job, card)))}\n")
     _print_ranks(job, top)
     if len(job.groups) > 1:
-        print("\nGroups of ranks that need the same:")
+        print(f"\nGroups of ranks that {'reached' if job.ran_out else 'need'} the same:")
         for group in job.groups[: top or None]:
             print(f"  {_group_text(group)}")
         _print_rest(len(job.groups), top, "group")
@@ -75,7 +76,7 @@ def _print_ranks(job: Ranks, top: int) -> None:
     for rank in in_order[: top or None]:
         row = rank.row
         most = row.categories[0] if row.categories else None
-        kind = f"{percent_text(most.bytes, row.peak_bytes)} {most.kind}" if most else ""
+        kind = f"{percent_text(most.bytes, row.peak_bytes)} {most.words}" if most else ""
         site = f"{bytes_text(row.sites[0].bytes)} {row.sites[0].label}" if row.sites else ""
         ran_out = f" (out of memory: {bytes_text(row.ran_out[-1].requested_bytes)} asked)" if row.ran_out else ""
         reserved = reserved_text(row.peak_bytes, row.reserved_peak_bytes)
@@ -125,7 +126,13 @@ def _print_differences(rows: Sequence[NamedDelta]) -> None:
 
 
 def _card(text: str, overhead: int | None) -> Smaller:
-    """By name, or any size."""
+    """By name, or any size; refused before a file is read where nothing of it is left."""
+    card = _named_card(text, overhead)
+    check_room(CardMemory(card.card_bytes, card.overhead_bytes))
+    return card
+
+
+def _named_card(text: str, overhead: int | None) -> Smaller:
     try:
         size = parse_bytes(text)
     except ValueError:

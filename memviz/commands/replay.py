@@ -12,11 +12,12 @@ from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.as_json import environment
 from memviz.allocator.context import OVERHEAD_BYTES, UNKNOWN
 from memviz.allocator.question import ReplayAnswer, ReplayQuestion, replay_answer
+from memviz.allocator.releases import known_release
 from memviz.allocator.replayed import Replayed
 from memviz.allocator.replayer import Progress
 from memviz.allocator.search import Search
 from memviz.allocator.settings import parse_settings
-from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.settings_text import NEWEST, OLDEST, Release
 from memviz.allocator.what_if import CardMemory, WhatIf
 from memviz.analysis.which_device import chosen_device
 from memviz.commands.command import (
@@ -112,7 +113,8 @@ def _print_beside(outcome: WhatIf) -> None:
     """The recording, and the recorded settings as they were replayed, where these are not one."""
     if not (outcome.parted or outcome.why_not_as_recorded):
         return
-    print(f"  recording  {bytes_text(outcome.recorded_peak_bytes)} reserved at its peak")
+    recorded = f"{bytes_text(outcome.recorded_peak_bytes)} reserved at its peak"
+    print(f"  recording  {recorded if outcome.knows_recorded_peak else 'what it reserves is not in the file'}")
     if outcome.rival is not outcome.replayed:
         words = "until it stops" if outcome.rival.oom else "at its peak"
         print(f"  recorded settings, replayed alike: {bytes_text(outcome.rival.peak_reserved_bytes)} reserved {words}")
@@ -194,10 +196,10 @@ def _size(text: str) -> int:
 
 
 def _release(text: str) -> Release:
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and minor.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a release; write for example 2.8")
-    return int(major), int(minor)
+    try:
+        return known_release(text, OLDEST, NEWEST)
+    except UsageError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def _run(args: argparse.Namespace) -> int:

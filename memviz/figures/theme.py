@@ -10,7 +10,7 @@ The page, the command line and reports use the colours alone, so plotly is impor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import TYPE_CHECKING, Any
 
 from memviz.trace.model import Category
@@ -130,6 +130,7 @@ def luminance(colour: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
+@lru_cache(4096)
 def mixed(colour: str, other: str, share: float) -> str:
     """`share` of the other colour in the first."""
     pairs = zip(_rgb(colour), _rgb(other), strict=True)

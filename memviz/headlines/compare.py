@@ -10,7 +10,7 @@ from memviz.analysis.comparing.changes import Change, Changes, Telling
 from memviz.analysis.purpose.kinds import SAYS_NOTHING
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import device_name, is_plural, kind_name, number, short, told_apart, trace_name
-from memviz.units import bytes_text
+from memviz.units import bytes_text, count_text
 
 _ALSO_SHARE = 0.15
 _ENOUGH = 0.4
@@ -33,15 +33,27 @@ def compare(told: Telling, names: Sequence[str] = ()) -> Headline:
     called = _called(comparison, names)
     peaks = [moment.live_bytes for moment in comparison.moments]
     still = [name for name, moment in zip(called, comparison.moments, strict=True) if not moment.event_count]
+    also = f"{_ran_out(called, comparison)} {_only_ends(still)}".strip()
     verb = "stand" if still else "peak"
     if len(peaks) > 2:
-        return _many(called, peaks, verb).and_also(_only_ends(still))
+        return _many(called, peaks, verb).and_also(also)
     change = peaks[1] - peaks[0]
     if not change:
-        return Headline(f"Both {verb} at {bytes_text(peaks[0])}.", _balanced(comparison)).and_also(_only_ends(still))
+        return Headline(f"Both {verb} at {bytes_text(peaks[0])}.", _balanced(comparison)).and_also(also)
     how = "higher" if change > 0 else "lower"
     answer = f"{called[1]} {verb}s {bytes_text(abs(change))} {how} than {called[0]}."
-    return Headline(answer, _sentence(comparison, _most_telling(told, change), change)).and_also(_only_ends(still))
+    return Headline(answer, _sentence(comparison, _most_telling(told, change), change)).and_also(also)
+
+
+def _ran_out(called: Sequence[str], comparison: Changes) -> str:
+    """A peak is without what was refused, so a lower one may be no gain."""
+    pairs = [(name, moment.ran_out_at) for name, moment in zip(called, comparison.moments, strict=True)]
+    refused = [(name, event) for name, event in pairs if event is not None]
+    if not refused:
+        return ""
+    whose = "its peak is" if len(refused) == 1 else "their peaks are"
+    when = f" at event {count_text(refused[0][1])}" if len(refused) == 1 else ""
+    return f"{_together([name for name, _ in refused])} ran out of memory{when}; {whose} without what was refused."
 
 
 def _only_ends(still: Sequence[str]) -> str:

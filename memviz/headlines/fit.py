@@ -130,7 +130,13 @@ def _largest(status: SearchStatus) -> str:
     largest = (status.answer or {}).get("largest")
     if not largest:
         return ""
-    after = (
-        f"{count_text(largest['value'] + 1)} does not fit" if largest["next_fails"] else "nothing larger was refused"
-    )
-    return f"The largest {largest['knob']} this way is {count_text(largest['value'])}; {after}. "
+    return f"{largest_words(largest)} "
+
+
+def largest_words(largest: Mapping[str, Any]) -> str:
+    """As `fit --json` has it."""
+    after, refused = "nothing larger was refused", largest.get("next_refused")
+    if largest["next_fails"]:
+        following = count_text(largest["value"] + 1)
+        after = f"{following} is refused: {refused.rstrip('.')}" if refused else f"{following} does not fit"
+    return f"The largest {largest['knob']} this way is {count_text(largest['value'])}; {after}."

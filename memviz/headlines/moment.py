@@ -19,9 +19,12 @@ def live_then(live: LiveSet, which: Which, event_count: int) -> Headline:
     return Headline(answer, f"{bytes_text(live.reserved_bytes)} are reserved then.")
 
 
-def segments_then(found: SegmentsAt, which: Which, event_count: int) -> Headline:
+def segments_then(found: SegmentsAt, which: Which, event_count: int, *, is_known: bool) -> Headline:
+    """`is_known`: the recording tells what was reserved."""
     reserved, segments = found.reserved_bytes, counted(len(found.segments), "segment")
     where = f"{_where(which)}{_when(found.event, event_count)}"
+    if not is_known:
+        return Headline(f"What is reserved{where} is not in the file.")
     if not reserved:
         return Headline(f"Nothing is reserved{where}.")
     free = int(found.tiles.size[found.tiles.kind == TileKind.FREE].sum())

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.analysis.comparing.letters import letter
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.which_device import Which, others_out_of_memory
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.units import bytes_text, count_text
 
 LONGEST = 60

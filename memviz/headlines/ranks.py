@@ -28,13 +28,15 @@ def _likeness(job: Ranks) -> str:
     if len(job.ranks) == 1:
         return ""
     out, largest = len(job.outliers), len(job.groups[0].ranks)
+    # Where some ran out nobody knows what they need: a peak is only how far they came.
+    need, does = ("reached", "did") if job.ran_out else ("need", "does")
     if len(job.groups) == 1:
-        return "They all need the same." if job.imbalance.bytes == 0 else "They all need nearly the same."
+        return f"They all {need} {'' if job.imbalance.bytes == 0 else 'nearly '}the same."
     if out:
         rest = len(job.ranks) - out
-        group = "need the same" if rest == largest else "need what their group does"
+        group = f"{need} the same" if rest == largest else f"{need} what their group {does}"
         return f"{count_text(rest)} {group}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
-    return f"They are {counted(len(job.groups), 'group')}; {count_text(largest)} of them need the same."
+    return f"They are {counted(len(job.groups), 'group')}; {count_text(largest)} of them {need} the same."
 
 
 def _most_out_of_line(job: Ranks) -> str:
@@ -61,24 +63,29 @@ def _failed(job: Ranks) -> str:
 
 
 def on_card(answer: OnCard) -> str:
-    where = f"On {answer.card.name} ({bytes_text(answer.card.card_bytes)})"
+    # A card that is known by its size alone has it for a name.
+    size = bytes_text(answer.card.card_bytes)
+    where = f"On {answer.card.name}" if answer.card.name.endswith(size) else f"On {answer.card.name} ({size})"
     if answer.first is None:
         many = len(answer.replayed)
         by_replay = (
             f", {counted(many, 'rank')} by a replay of {'its' if many == 1 else 'their'} requests" if many else ""
         )
         return f"{where} all of them fit{by_replay}."
-    if answer.first_step is None:
+    if not answer.runs_out:
+        if not answer.lacks_bytes and answer.cut_short:
+            unknown = f"{_numbers(answer.cut_short)} ran out when recorded, and what was still to come is not known"
+            return f"{where} it is close for {_numbers(answer.close)}: {unknown}."
         if not answer.lacks_bytes:
             return f"{where} it is close for {_numbers(answer.close)}: what they reserve is not in their files."
         least = f"by {bytes_text(answer.lacks_bytes)} of reserved memory"
         return f"{where} it is close for {_numbers(answer.close)}: rank {answer.first} is over {least}."
-    step = f"in step {count_text(answer.first_step)}"
+    step = "" if answer.first_step is None else f", {answer.first_step.words}"
     rank = f"{where} rank {answer.first} runs out first"
     would = f"{counted(len(answer.runs_out), 'rank')} would."
     if answer.first in answer.replayed:
-        return f"{rank} by a replay of its requests, {step}; {would}"
-    return f"{rank}, {step}, {bytes_text(answer.lacks_bytes)} short; {would}"
+        return f"{rank} by a replay of its requests{step}; {would}"
+    return f"{rank}{step}, {bytes_text(answer.lacks_bytes)} short; {would}"
 
 
 def _numbers(numbers: list[int] | tuple[int, ...]) -> str:

@@ -23,9 +23,9 @@ def what_if(outcome: WhatIf, searched: Search | None = None) -> Headline:
 
 def _said(outcome: WhatIf, searched: Search | None) -> Headline:
     if not addresses(outcome.recorded):
-        return Headline(
-            "There is nothing to replay.", "The file holds no history of allocations, only the state at its end."
-        )
+        only_state = "The file holds no history of allocations, only the state at its end."
+        why = "None of its events is an allocation." if outcome.events else only_state
+        return Headline("There is nothing to replay.", why)
     if outcome.card is None:
         return _without_limit(outcome, searched)
     return _close(outcome, _on_card(outcome, searched))
@@ -57,7 +57,11 @@ def in_words(settings: Settings) -> str:
 def recording(outcome: WhatIf) -> str:
     """What is recorded, where what stands beside it is a replay that does something else; else nothing."""
     why = outcome.why_not_as_recorded
-    return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}." if why else ""
+    if not why:
+        return ""
+    if not outcome.knows_recorded_peak:
+        return f"What the recording reserves is not in the file: {why}."
+    return f"The recording reserves {bytes_text(outcome.recorded_peak_bytes)}: {why}."
 
 
 def at_event(oom: RanOut) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.which_device import chosen_device, which
@@ -66,7 +67,7 @@ class SegmentMap(Result):
     @property
     def headline(self) -> Headline:
         device = chosen_device(self.trace, self.device)
-        return segments_then(self.found, which(self.trace, device), len(device.events))
+        return segments_then(self.found, which(self.trace, device), len(device.events), is_known=tells_reserved(device))
 
     def as_json(self) -> dict[str, Any]:
         names = self.columns()
@@ -74,6 +75,7 @@ class SegmentMap(Result):
             "device": self.device,
             "event": self.event,
             "reserved_bytes": self.reserved_bytes,
+            "reserved_is_known": tells_reserved(chosen_device(self.trace, self.device)),
             "free_bytes": self.free_bytes,
             "outside_bytes": self.found.outside_bytes,
             "segments": [dict(zip(names, row, strict=True)) for row in zip(*names.values(), strict=True)],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.mesh import mesh_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.smaller_card import OnCard
 from memviz.ranks.together import Ranks
+from memviz.trace.reserved_bytes import is_reserved_known
 
 TOP_SITES = 10
 
@@ -62,12 +62,16 @@ def card_json(answer: OnCard) -> dict[str, Any]:
         "card_bytes": answer.card.card_bytes,
         "overhead_bytes": answer.card.overhead_bytes,
         "replayed": list(answer.replayed),
-        "first": None if answer.first is None else {"rank": answer.first, "step": answer.first_step},
+        "first": None if answer.first is None else {"rank": answer.first, "step": _step_number(answer)},
         "lacks_bytes": answer.lacks_bytes,
         "runs_out": list(answer.runs_out),
         "close": list(answer.close),
         "fits": list(answer.fits),
     }
+
+
+def _step_number(answer: OnCard) -> int | None:
+    return None if answer.first_step is None else answer.first_step.number
 
 
 def rank_json(rank: Rank, group: int) -> dict[str, Any]:
@@ -89,7 +93,10 @@ def rank_json(rank: Rank, group: int) -> dict[str, Any]:
         "reserved_end_bytes": row.reserved_end_bytes,
         "reserved_is_known": is_reserved_known(row.peak_bytes, row.reserved_peak_bytes),
         "group": group,
-        "categories": [{"category": part.kind, "bytes": part.bytes} for part in row.categories],
+        "categories": [
+            {"category": part.kind, "bytes": part.bytes, "probable_bytes": part.probable_bytes}
+            for part in row.categories
+        ],
         "sites": [{"site": site.label, "bytes": site.bytes} for site in sites],
         "other_sites_bytes": row.peak_bytes - sum(site.bytes for site in sites),
         "oom": [

@@ -55,7 +55,7 @@ def _row(row: dict[str, Any]) -> Reduced:
         end_bytes=_whole(row["end_bytes"]),
         reserved_peak_bytes=_whole(row["reserved_peak_bytes"]),
         reserved_end_bytes=_whole(row["reserved_end_bytes"]),
-        categories=tuple(KindBytes(_text(one["kind"]), _whole(one["bytes"])) for one in _few(row, "categories")),
+        categories=tuple(map(_category, _few(row, "categories"))),
         sites=tuple(
             SiteBytes(_text(one["key"]), _text(one["label"]), _whole(one["bytes"])) for one in _few(row, "sites")
         ),
@@ -75,6 +75,11 @@ def _few(row: dict[str, Any], name: str) -> Sequence[dict[str, Any]]:
     if type(values) is not list or len(values) > _MOST_OF[name]:
         raise NoRow(f"a rank has more {name} than are written")
     return values
+
+
+def _category(one: dict[str, Any]) -> KindBytes:
+    size = _whole(one["bytes"])
+    return KindBytes(_text(one["kind"]), size, _whole(one["probable_bytes"], size))
 
 
 def _ran_out(one: dict[str, Any]) -> RankRanOut:

@@ -19,7 +19,7 @@ from memviz.ranks.row import Curve, FailedFile, KindBytes, RankRanOut, RankRow, 
 from memviz.trace.formats.replacing import replacing
 
 ENDING = ".parquet"
-_VERSION = "1"
+_VERSION, _READ = "2", ("1", "2")
 _KEY, _DEVICE, _MESH = b"memviz.ranks", b"memviz.device", b"memviz.mesh"
 _REMEDY = "pip install pyarrow"
 _LISTS = ("categories", "sites", "ran_out")
@@ -84,7 +84,7 @@ def read_table(path: Path, *, most_rows: int | None = None, most_bytes: int | No
     try:
         file = arrow.parquet.ParquetFile(path)
         said = file.schema_arrow.metadata or {}
-        if said.get(_KEY) != _VERSION.encode():
+        if said.get(_KEY, b"").decode("utf-8", "replace") not in _READ:
             raise UsageError(f"{path.name} is a table, but not of ranks as this version of memviz writes them.")
         if most_rows is not None and file.metadata.num_rows > most_rows:
             raise UsageError(f"{path.name} has {file.metadata.num_rows:,} rows, more than {most_rows:,}.")
@@ -111,7 +111,7 @@ def _schema(device: str | None, mesh: str) -> Any:
     arrow = _arrow()
     text, whole = arrow.string(), arrow.int64()
     lists = {
-        "categories": {"kind": text, "bytes": whole},
+        "categories": {"kind": text, "bytes": whole, "probable_bytes": whole},
         "sites": {"key": text, "label": text, "bytes": whole},
         "ran_out": {
             "event": whole,

@@ -6,6 +6,7 @@ import io
 import os
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from typing import IO
 
@@ -13,7 +14,10 @@ import numpy as np
 
 from memviz.analysis.callstacks.sites import NO_SITE, sites
 from memviz.analysis.health import history
+from memviz.analysis.live import live_rows
 from memviz.analysis.peak import peak
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.purpose.told import told
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import chosen_device
 from memviz.c_memory import large_blocks_kept
@@ -121,13 +125,21 @@ def row_of(trace: Trace, place: Place, device: str | None = None) -> RankRow:
         end_bytes=line.end_bytes,
         reserved_peak_bytes=line.reserved_peak_bytes,
         reserved_end_bytes=int(line.reserved[-1]),
-        categories=tuple(KindBytes(group.label, group.bytes) for group in peak(trace, chosen, "category").live.groups),
+        categories=_categories(trace, chosen),
         sites=kept,
         other_sites_bytes=rest,
         ran_out=tuple(_ran_out(trace, chosen, int(event)) for event in failed[-_MOST_RAN_OUT:]),
         ran_out_count=len(failed),
         curve=curve(trace, chosen),
     )
+
+
+def _categories(trace: Trace, device: DeviceTrace) -> tuple[KindBytes, ...]:
+    probable: Counter[str] = Counter()
+    for part in told(trace, device, live_rows(device, timeline(device).peak_event)):
+        probable[part.kind] += part.bytes if part.certainty == Certainty.PROBABLE else 0
+    groups = peak(trace, device, "category").live.groups
+    return tuple(KindBytes(group.label, group.bytes, probable[group.label]) for group in groups)
 
 
 def _sites(trace: Trace, device: DeviceTrace) -> tuple[tuple[SiteBytes, ...], int]:

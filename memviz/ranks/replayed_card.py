@@ -15,7 +15,7 @@ from memviz.errors import MemvizError
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place, is_remote, places_of
 from memviz.ranks.reduce_rank import trace_at
-from memviz.ranks.smaller_card import OnCard, Smaller, when
+from memviz.ranks.smaller_card import OnCard, Smaller, asked_bytes, moment_of, step_of, when
 from memviz.trace.model import Trace
 
 MOST = 8
@@ -57,9 +57,7 @@ def _end(trace: Trace, rank: Rank, card: Smaller) -> _When | None:
     out = figures_on(source_of(trace, device), None, CardMemory(card.card_bytes, card.overhead_bytes)).oom
     if out is None:
         return None
-    parts = rank.row.curve.parts
-    part = next((part for part in parts if out.event <= part.last_event), parts[-1])
-    return part.number, (out.event - part.first_event) / max(part.last_event - part.first_event + 1, 1)
+    return moment_of(rank.row, out.event)
 
 
 def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) -> OnCard:
@@ -76,9 +74,10 @@ def _with(found: OnCard, ranks: dict[int, Rank], told: dict[int, _When | None]) 
         close=close,
         runs_out=in_order,
         first=first,
-        first_step=times[first][0] if in_order and first is not None else None,
+        first_step=step_of(ranks[in_order[0]].row, times[in_order[0]][0]) if in_order else None,
         lacks_bytes=_lacks(found.card, ranks, first, by_replay=first in ends or not in_order),
         replayed=tuple(sorted(told)),
+        cut_short=tuple(number for number in found.cut_short if number in close),
     )
 
 
@@ -87,4 +86,4 @@ def _lacks(card: Smaller, ranks: dict[int, Rank], first: int | None, *, by_repla
     if first is None:
         return 0
     row = ranks[first].row
-    return max((row.reserved_peak_bytes if by_replay else row.peak_bytes) - card.usable_bytes, 0)
+    return max((row.reserved_peak_bytes if by_replay else asked_bytes(row)) - card.usable_bytes, 0)

@@ -21,6 +21,13 @@ class KindBytes:
 
     kind: str
     bytes: int
+    probable_bytes: int = 0
+    """Of these, that are no more than probably of this kind. Tables of version 1 do not say it."""
+
+    @property
+    def words(self) -> str:
+        """'probably parameter', where most of it is no more than that."""
+        return f"probably {self.kind}" if 2 * self.probable_bytes > self.bytes else self.kind
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,8 @@ T = TypeVar("T")
 
 _YES = {"true", "yes", "on", "1"}
 _NO = {"false", "no", "off", "0"}
+_MOST = 1 << 40
+"""Of a whole number: what is larger overflows within torch, whose words for it name no knob."""
 _BETWEEN_SIDES = re.compile(r"\s*[x×]\s*", re.IGNORECASE)
 
 
@@ -216,6 +218,8 @@ class _Accepted:
         if self.optional and text.lower() in ("none", ""):
             return None
         value = read_value(self.kind, text)
+        if self.kind is int and abs(value) > _MOST:
+            raise ValueError(f"is {text}; the most is {_MOST:,}.")
         if self.choices and value not in self.choices:
             raise ValueError(f"cannot be {text}.{nearest(text, self.choices)}")
         return value

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal, get_args
 
+from memviz.allocator.releases import known_release
 from memviz.errors import UsageError
 
 On = Literal["auto", "predict", "cuda"]
 Optimizer = Literal["none", "sgd", "adamw", "adamw-fused", "adamw-for-loop"]
 Conversion = Literal["before", "measured", "on-host"]
 
-_RELEASE = re.compile(r"[0-9]{1,2}\.[0-9]{1,2}")
+_OLDEST, _NEWEST = (2, 0), (2, 13)
+"""Whose choices of kernels are known: PyTorch's sources were read so far."""
 DEFAULT_CARD = "RTX 4090"
 
 
 def release_of(text: str) -> tuple[int, int] | None:
     """'2.6' as (2, 6); nothing is the installed one."""
-    if text and not _RELEASE.fullmatch(text):
-        raise UsageError(f"torch is a release such as 2.6, or nothing for the installed one; not {text}.")
-    major, _, minor = text.partition(".")
-    return (int(major), int(minor)) if text else None
+    return known_release(text, _OLDEST, _NEWEST) if text else None
 
 
 @dataclass(frozen=True)

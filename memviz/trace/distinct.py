@@ -29,6 +29,24 @@ def distinct(numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return different
 
 
+def first_of_each(hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.int64]:
+    """For each the first row that has the same.
+
+    By a table of their highest bits; those that share a place there with others are sorted.
+    """
+    rows, bits = np.arange(len(hashes)), (4 * len(hashes)).bit_length()
+    place = (hashes >> np.uint64(64 - bits)).astype(np.int64) if bits else rows
+    table = np.empty(1 << bits, dtype=np.int64)
+    # The last to be written stays, so the first comes last.
+    table[place[::-1]] = rows[::-1]
+    first: npt.NDArray[np.int64] = table[place]
+    others = np.flatnonzero(hashes[first] != hashes)
+    if len(others):
+        _, firsts, group = np.unique(hashes[others], return_index=True, return_inverse=True)
+        first[others] = others[firsts[group]]
+    return first
+
+
 def is_among(numbers: npt.NDArray[Any], wanted: npt.ArrayLike) -> npt.NDArray[np.bool_]:
     """What `np.isin` gives for integers. That calls `np.unique` where they lie far apart, as sizes do, or are few."""
     known = distinct(np.asarray(wanted))

@@ -219,6 +219,37 @@ class Labels(Columns):
     phase: Bytes1
 
 
+@dataclass(frozen=True, eq=False)
+class Purposes(Columns):
+    """What an analysis found of each event's tensor, or of each final block's."""
+
+    category: Bytes1
+    certainty: Bytes1
+    """How sure that is: a Certainty of `analysis.purpose`."""
+    phase: Bytes1
+    is_known: Bools
+    """False where it had no tensor to look at, as of a request that failed."""
+
+
+@dataclass(frozen=True, eq=False)
+class Spans(Columns):
+    """Phases one after the other."""
+
+    phase: Bytes1
+    step: Ints4
+    first: Ints8
+    """Event."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """What was found of a recording, and holds for its requests where they were edited: there, stacks mislead."""
+
+    events: Purposes
+    blocks: Purposes
+    spans: Spans
+
+
 @dataclass(frozen=True)
 class DeviceTrace:
     """One device's history and its state at the end."""
@@ -232,6 +263,7 @@ class DeviceTrace:
     annotations: Annotations
     event_labels: Labels | None = None
     block_labels: Labels | None = None
+    taken_over: TakenOver | None = None
     is_timed: bool = True
     """False where no clock ran: the times of a prediction count its events, and say nothing but their order."""
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.blocks import Block
 from starlette.middleware import Middleware
 
 from memviz.ranks.together import Ranks
@@ -26,6 +27,7 @@ from memviz.ui.explore import tab as explore
 from memviz.ui.explore.downloads import EXPORTS, export_file
 from memviz.ui.explore.estimates import with_estimate
 from memviz.ui.html.markup import joined
+from memviz.ui.known_signatures import know_signatures
 from memviz.ui.page_files import beginning, script, style
 from memviz.ui.ranks import tab as ranks
 from memviz.ui.run import programs as run_programs
@@ -52,6 +54,7 @@ from memviz.ui.shell.page_frame import (
 )
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.programs import ExplainingBlocks
+from memviz.ui.shell.quick_blocks import QuickBlocks
 from memviz.ui.shell.same_for_all import Handout, SameForAll
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.store import TraceStore
@@ -78,6 +81,7 @@ def build_app(
     traces_given: Sequence[Trace] = (), programs: Sequence[Path] = (), ranks_given: Ranks | None = None
 ) -> gr.Blocks:
     """What is given is open from the start, for everybody who sees the page; Run offers what is in `programs`."""
+    know_signatures(Block)
     context = Context(TraceStore(), tuple(map(str, programs)), ranks_given)
     given = Session()
     for trace in traces_given:
@@ -97,7 +101,7 @@ def build_app(
     return page
 
 
-class PageBlocks(ExplainingBlocks):
+class PageBlocks(QuickBlocks, ExplainingBlocks):
     """What routes and the doorway find by Gradio's application."""
 
     store: TraceStore
@@ -206,9 +210,7 @@ class _Page:
         saving: dict[str, Any] = {"api_visibility": "private", "trigger_mode": "always_last", **IN_TURN}
         self.actions.click(in_turn(self._export), [self.session], self.saved, **saving).then(None, js=_SAVE)
         begun = [*outputs, self.compare.state, self.what_if.state, self.browser_name]
-        begins = page.load(
-            self._begin, [self.browser, self.browser_name], begun, api_visibility="private", **NO_PROGRESS
-        )
+        begins = page.load(self._begin, [self.browser, self.browser_name], begun, **PRIVATE)
         begins.then(None, js=IS_KNOWN)
 
     def _shown(self, current: Session, *, state: dict[str, Any] | None = None, tab: str | None = None) -> list[Any]:
@@ -362,6 +364,8 @@ def launch_options() -> dict[str, Any]:
         "ssr_mode": False,
         # Or else Gradio asks its own page, and ends it where a busy machine takes more than three seconds to answer.
         "_frontend": False,
+        # A page about its visitors, for which Gradio would keep records of all events.
+        "enable_monitoring": False,
         # Of all events together. Whoever follows a run keeps one, and a thread is made only when it is needed.
         "max_threads": 2 * run_programs.MOST_WAITING,
         "max_file_size": routes.most_bytes(),

@@ -18,6 +18,7 @@ from memviz.trace.model import Action
 from tests.allocator.driver import MiB
 from tests.allocator.programs import programs, take
 from tests.allocator.recording import Recorder
+from tests.house.repository import ROOT
 from tests.real import real_files, requires_real
 
 
@@ -67,6 +68,21 @@ def test_a_recording_that_ran_out_is_as_recorded_up_to_there() -> None:
     trace = run.trace()
     assert what_if(trace, card=CardMemory(100 * MiB, 0)).parted == ""
     assert what_if(trace).parted == "it ran out of memory at event 2, which without a limit it does not"
+
+
+def test_what_the_cache_serves_is_held_against_the_recording_too() -> None:
+    run = Recorder(card=100 * MiB)
+    for _ in range(3):
+        run.malloc(MiB // 4)
+    run.malloc(30 * MiB)
+    with pytest.raises(Exception, match="Tried to allocate"):
+        run.malloc(80 * MiB)
+    assert what_if(run.trace(), card=CardMemory(100 * MiB, 0)).parted == ""
+
+
+def test_the_sample_that_runs_out_is_as_recorded_in_its_own_memory() -> None:
+    trace = load_trace(ROOT / "sample_traces" / "out-of-memory.pickle.gz")
+    assert what_if(trace, card=CardMemory(2400 * MiB, 0)).parted == ""
 
 
 @settings(max_examples=60, deadline=None)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 
+from memviz.allocator.as_recorded import replay_as_recorded
 from memviz.allocator.replay import source_of
 from memviz.allocator.search import search, settings_to_try
 from memviz.allocator.settings import parse_settings
 from memviz.allocator.tried import Tried
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.what_if import CardMemory, what_if
+from memviz.ui.what_if.ranked_rows import rows
 from tests.allocator.driver import GiB, MiB
 from tests.allocator.recording import Recorder
+from tests.traces import alloc, block, event, frame, free, read, segment, snapshot
 
 
 def recorded(*mebibytes: int, settings: str = "") -> Recorder:
@@ -96,3 +99,31 @@ def test_progress_covers_all_of_it_and_may_end_it():
 
     with pytest.raises(KeyboardInterrupt):
         search(source, progress=stop)
+
+
+def test_what_gave_memory_back_as_no_settings_would_is_not_called_as_recorded():
+    """A segment goes back while a free waits for another stream: emptying the cache would have ended that first."""
+    kept, waiting = 2 * MiB, 9 * MiB + 512 * 1024
+    (first, second, third, fourth), step = (n << 30 for n in range(1, 5)), [frame("step")]
+    root = snapshot(
+        [
+            *(event("segment_alloc", first, 20 * MiB), alloc(first, waiting), alloc(first + waiting, kept)),
+            event("free_requested", first, waiting),
+            *(event("segment_alloc", second, 40 * MiB), alloc(second, 40 * MiB), *free(second, 40 * MiB)),
+            event("segment_free", second, 40 * MiB, frames=[frame("empty")]),
+            *(event("segment_alloc", third, 60 * MiB, frames=step), alloc(third, 60 * MiB, frames=step)),
+            *(event("segment_alloc", fourth, 20 * MiB), alloc(fourth, 9 * MiB)),
+            event("free_completed", first, waiting),
+        ],
+        [
+            segment(first, 20 * MiB, [block(first + waiting, kept)]),
+            segment(third, 60 * MiB, [block(third, 60 * MiB)]),
+            segment(fourth, 20 * MiB, [block(fourth, 9 * MiB)]),
+        ],
+    )
+    source = source_of(read(root))
+    found = search(source)
+    assert replay_as_recorded(source).exact
+    assert (found.recorded.peak_reserved_bytes, found.recorded.is_as_recorded) == (80 * MiB, False)
+    listed = next(iter(rows(what_if(source.trace), found)))
+    assert (listed.called, listed.reserved) == ("PyTorch's default settings, the recording", "100 MiB")

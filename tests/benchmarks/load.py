@@ -39,10 +39,15 @@ STEPS = {
     "page": "the page",
     "open": "a file sent, read and drawn",
     "shown": "its words in the page",
+    "offered": "what could be done, worked out once nobody waits for anything else",
     "look": "another moment looked at",
     "replay": "replayed, with its answer",
     "compare": "two compared",
 }
+_LATER = "offer"
+"""The server answers it last of all, and nobody waits for it."""
+_TOO_MANY = 429
+_CONFIG = "window.gradio_config = "
 KEEP_SECONDS = 20
 _SETTLED_SECONDS = 90
 _RESTING_SECONDS = 180
@@ -80,11 +85,16 @@ class Visitor:
         self._session = f"visitor{number}x{os.getpid()}"
         self._seconds = seconds
         self._config: dict[str, Any] = {}
+        self._to_come: list[asyncio.Task[None]] = []
+        self._answers: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self._waiting = 0
+        self._line: asyncio.Task[None] | None = None
 
     async def comes(self) -> None:
         begun = time.monotonic()
-        (await self._client.get("/")).raise_for_status()
-        self._config = (await self._client.get("/config")).json()
+        page = (await self._client.get("/")).raise_for_status().text
+        # The rest of the page follows it in the same line.
+        self._config = json.JSONDecoder().raw_decode(page.partition(_CONFIG)[2])[0]
         await self._event("load", None, None)
         self._seconds["page"].append(time.monotonic() - begun)
 
@@ -98,7 +108,8 @@ class Visitor:
     async def opens(self, file: File) -> str:
         begun = time.monotonic()
         said = {"name": file.name, "size": file.size, "packed": True}
-        answer = await self._client.post("/gradio_api/memviz/readings", json=said)
+        while (answer := await self._client.post("/gradio_api/memviz/readings", json=said)).status_code == _TOO_MANY:
+            await asyncio.sleep(1)
         answer.raise_for_status()
         own = f"/gradio_api/memviz/readings/{answer.json()['ticket']}"
         _, heard = await asyncio.gather(self._sends(own, file), self._client.get(own))
@@ -112,6 +123,11 @@ class Visitor:
             part, last = file.packed[at : at + _PART], at + _PART >= len(file.packed)
             headers = {"memviz-part": str(number), "memviz-last": str(int(last))}
             (await self._client.post(own, content=part, headers=headers)).raise_for_status()
+
+    async def looks_on(self) -> None:
+        """Until all that follows by itself is there."""
+        while self._to_come:
+            await self._to_come.pop()
 
     async def looks(self, key: str, event: int) -> None:
         await self._timed("look", "select", "timeline", {"key": key, "at": event})
@@ -132,15 +148,24 @@ class Visitor:
         return next(each["id"] for each in self._config["components"] if each["props"].get("elem_id") == element)
 
     async def _event(self, event: str, id: int | None, data: Any) -> None:
-        """One event, and what follows in the page from the states that it changed."""
+        """One event, and what follows in the page from the states that it changed: all at once, as a browser asks."""
         wanted = [
             each
             for each in self._config["dependencies"]
             if each["backend_fn"] and any(kind == event and id in (None, target) for target, kind in each["targets"])
         ]
-        for each in wanted:
-            for changed in await self._asks(each, id, data):
-                await self._event("change", changed, None)
+        later = [each for each in wanted if each["api_name"] == _LATER]
+        self._to_come += [asyncio.create_task(self._offered(each, id, data)) for each in later]
+        await asyncio.gather(*(self._follows(each, id, data) for each in wanted if each not in later))
+
+    async def _follows(self, what: dict[str, Any], id: int | None, data: Any) -> None:
+        for changed in await self._asks(what, id, data):
+            await self._event("change", changed, None)
+
+    async def _offered(self, what: dict[str, Any], id: int | None, data: Any) -> None:
+        begun = time.monotonic()
+        await self._follows(what, id, data)
+        self._seconds["offered"].append(time.monotonic() - begun)
 
     async def _asks(self, what: dict[str, Any], id: int | None, data: Any) -> list[int]:
         body = {
@@ -150,21 +175,39 @@ class Visitor:
             "trigger_id": id,
             "event_data": data,
         }
+        if not what["queue"]:
+            (await self._client.post("/gradio_api/run/predict", json=body)).raise_for_status()
+            return []
         begun = await self._client.post("/gradio_api/queue/join", json=body)
         begun.raise_for_status()
-        event, changed = begun.json()["event_id"], []
+        answer = self._answer(begun.json()["event_id"])
+        self._waiting += 1
+        if self._line is None or self._line.done():
+            self._line = asyncio.create_task(self._listens())
+        said = await answer
+        self._waiting -= 1
+        if not said["success"]:
+            raise SystemExit(f"{what['api_name']} failed: {said['output']}")
+        return list(said["output"].get("changed_state_ids") or [])
+
+    def _answer(self, event: str) -> asyncio.Future[dict[str, Any]]:
+        """It may come before the number of its question does."""
+        return self._answers.setdefault(event, asyncio.get_running_loop().create_future())
+
+    async def _listens(self) -> None:
+        """One line for all that a visitor has asked, which the server closes when all of it is answered."""
         address = f"/gradio_api/queue/data?session_hash={self._session}"
-        async with self._client.stream("GET", address) as messages:
-            async for line in messages.aiter_lines():
-                said = json.loads(line.removeprefix("data: ")) if line else {}
-                if said.get("event_id") != event or said["msg"] not in ("process_generating", "process_completed"):
-                    continue
-                if not said["success"]:
-                    raise SystemExit(f"{what['api_name']} failed: {said['output']}")
-                changed = said["output"].get("changed_state_ids") or changed
-                if said["msg"] == "process_completed":
-                    return list(changed)
-        raise SystemExit(f"{what['api_name']} was not answered.")
+        try:
+            while self._waiting:
+                async with self._client.stream("GET", address) as messages:
+                    async for line in messages.aiter_lines():
+                        said = json.loads(line.removeprefix("data: ")) if line else {}
+                        if said.get("msg") == "process_completed":
+                            self._answer(said["event_id"]).set_result(said)
+        except httpx.HTTPError as fault:
+            for answer in self._answers.values():
+                if not answer.done():
+                    answer.set_exception(fault)
 
 
 def _message(raw: bytes, kind: str) -> dict[str, Any]:
@@ -183,11 +226,12 @@ async def _one(
     await turn(visitor.comes())
     keys = [await turn(visitor.opens(file)) for file in files]
     if len(files) == 1:
-        return
+        return await visitor.looks_on()
     for i in range(3):
         await turn(visitor.looks(keys[-1], events * (i + 1) // 5))
     await turn(visitor.replays())
     await turn(visitor.compares())
+    await visitor.looks_on()
 
 
 async def _all(

@@ -6,6 +6,7 @@ import base64
 import pickle
 import random
 import re
+import threading
 import urllib.error
 import urllib.request
 import zlib
@@ -147,6 +148,22 @@ def test_where_our_way_does_not_answer_gradio_takes_the_file(page: Any, server: 
     page.locator("#verdict .mv-verdict").wait_for()
     page.locator("#timeline .mvt[data-drawn]").wait_for()
     assert any("/upload" in each for each in asked)
+
+
+def test_where_too_many_are_read_a_file_waits_for_its_place(page: Any, server: str, large: Path) -> None:
+    started(page, server)
+    may_go = threading.Event()
+    full = {"reason": "Too many files are being read here right now. Open it again in a moment."}
+    page.route(
+        "**/memviz/readings",
+        lambda route: route.continue_() if may_go.is_set() else route.fulfill(status=429, json=full),
+    )
+    page.set_input_files("#first-files input[type=file]", large)
+    page.locator(".mv-arrival").get_by_text("waiting for a place").wait_for()
+    assert page.get_by_text("Open it again in a moment").count() == 0
+    may_go.set()
+    page.locator("#timeline .mvt[data-drawn]").wait_for()
+    assert page.locator("[data-refused]").count() == 0
 
 
 def test_the_total_stands_where_the_colours_will(page: Any, server: str, large: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.browser.conftest import at_home, new_visitor
+from tests.browser.conftest import at_home, new_visitor, playwright
 from tests.traces import MiB, alloc, block, event, frame, free, segment, snapshot
 
 EVIL = "<img src=x onerror=\"document.title='pwned'\">${document.title='pwned'}{{value}}</script><b>"
@@ -204,6 +204,28 @@ def test_on_a_narrow_screen_the_pinned_allocation_is_a_sheet_with_a_handle(page,
     run.mouse.move(place["x"] + 50, place["y"] + 90, steps=3)
     run.mouse.up()
     handle.wait_for(state="detached")
+
+
+def test_a_menu_closes_with_escape_with_a_click_elsewhere_with_another_and_with_a_choice(run):
+    share, export = run.get_by_text("Share", exact=True), run.get_by_text("Export", exact=True)
+    opened = run.locator("details.mv-menu[open]")
+    share.click()
+    export.click()
+    playwright.expect(opened).to_have_text(re.compile("^Export"))
+    run.keyboard.press("Escape")
+    playwright.expect(opened).to_have_count(0)
+    playwright.expect(export).to_be_focused()
+    share.press("Enter")
+    playwright.expect(opened).to_have_count(1)
+    export.press("Enter")
+    playwright.expect(opened).to_have_count(1)
+    playwright.expect(opened).to_have_text(re.compile("^Export"))
+    run.get_by_role("heading", name="Event").first.click()
+    playwright.expect(opened).to_have_count(0)
+    export.click()
+    with run.expect_download():
+        run.get_by_role("button", name="Timeline as SVG").click()
+    playwright.expect(opened).to_have_count(0)
 
 
 def test_what_is_sent_to_somebody_else_has_the_trace_inside(run, watched, browser, tmp_path):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.browser.conftest import new_visitor
 from tests.browser.mounting import load
 
 DRAWER = """() => {
@@ -17,12 +19,16 @@ OPEN = "document.querySelector('.sidebar').classList.toggle('open', true)"
 
 
 @pytest.fixture
-def narrow(page: Any) -> Any:
+def narrow(browser: Any, watched: Callable[[Any], Any]) -> Iterator[Any]:
+    """Of a visitor of its own: an installed clock runs for all later pages too, and turns messages round there."""
+    visitor = new_visitor(browser)
+    page = watched(visitor)
     page.set_viewport_size({"width": 390, "height": 844})
     page.clock.install()
     page.set_content("<body></body>")
     load(page, "../shell/narrow.js")
-    return page
+    yield page
+    visitor.close()
 
 
 def is_open(page: Any) -> bool:

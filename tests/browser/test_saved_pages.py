@@ -74,12 +74,15 @@ def test_a_report_is_zoomed_pointed_at_and_pinned_as_the_page_is(opened: Any) ->
     page = opened(report_page([sample("training")]))
     plot = page.locator("#timeline .mvt-plot")
     expect(page.locator("#timeline .mvt")).to_have_attribute("data-drawn", re.compile(".+"))
+    # A view that glides hides what is said of what is pointed at, until it rests.
+    page.emulate_media(reduced_motion="reduce")
     whole = the_view(page)
     plot.focus()
     page.keyboard.press("+")
-    narrower = "(most) => document.querySelector('#timeline .mvt-window').offsetWidth < most"
-    page.wait_for_function(narrower, arg=(whole[1] - whole[0]) * 0.8)
+    width = "document.querySelector('#timeline .mvt-window').offsetWidth"
+    page.wait_for_function(f"(most) => {width} < most", arg=(whole[1] - whole[0]) * 0.8)
     page.keyboard.press("0")
+    page.wait_for_function(f"(least) => {width} > least", arg=(whole[1] - whole[0]) * 0.99)
     point_at_an_allocation(page)
     tip = page.locator("#timeline .mvt-tip")
     expect(tip).to_be_visible()

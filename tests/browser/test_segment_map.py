@@ -317,6 +317,15 @@ def test_texts_from_a_file_are_texts(page):
 
 
 def test_nothing_reserved_is_no_fault(page):
+    segments = [segment(0, 2 * MiB, [block(0, 512)])]
+    made = shown(page, trace_of([event("segment_alloc", 0, 2 * MiB), alloc(0, 512)], segments), at=-1)
+    assert page.inner_text(".mvs-title") == "before the first event · 0 segments · 0 B reserved, 0 B free inside"
+    assert made.errors == []
+
+
+def test_a_file_without_segments_is_no_fault(page):
+    """What was reserved is not told by it, and a zero would be."""
     made = shown(page, trace_of([alloc(0, 5)]), at=0)
-    assert page.inner_text(".mvs-title") == "event 0 · 0 segments · 0 B reserved, 0 B free inside"
+    assert page.inner_text(".mvs-title") == "event 0 · no segments in the file"
+    assert "what is reserved is not known" in page.inner_text(".mvs")
     assert made.errors == []

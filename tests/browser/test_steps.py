@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from tests.browser.conftest import at_home
+from tests.browser.conftest import at_home, reload
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
 
@@ -111,3 +112,27 @@ def test_another_trace_is_a_step(opened: Any) -> None:
     back(opened, first)
     assert opened.locator("#traces .mv-chosen b").inner_text() == "training"
     back(opened, second, forward=True)
+
+
+def test_the_address_names_the_trace_that_is_shown_and_nothing_of_another_one(opened: Any) -> None:
+    opened.locator("#timeline .mvt-plot").focus()
+    for key in ("ArrowRight", "ArrowRight"):
+        opened.keyboard.press(key)
+    opened.wait_for_function("location.search.includes('at=')")
+    first = link_in(opened.url)
+    open_sample(opened, "late-start")
+    opened.wait_for_function("(first) => !location.search.includes(first)", arg=first)
+    second = link_in(opened.url)
+    assert "at=" not in opened.url, "the moment was chosen in the other trace"
+    opened.locator("#traces [title^='training']").first.click()
+    opened.wait_for_function("(first) => location.search.includes(first)", arg=first)
+    opened.wait_for_timeout(RESTS_MS)
+    assert link_in(opened.url) == first and "at=" not in opened.url
+    opened.locator("#traces [title^='late-start']").first.click()
+    opened.wait_for_function("(second) => location.search.includes(second)", arg=second)
+    reload(opened)
+    opened.locator("#traces .mv-chosen [title^='late-start']").first.wait_for()
+
+
+def link_in(address: str) -> str:
+    return parse_qs(urlsplit(address).query)["trace"][0]

@@ -54,3 +54,13 @@ def test_an_event_axis_names_the_column_of_each_event(drawn: Any) -> None:
     drawn.locator("#timeline .mvt-pilltext", has_text="event 3").wait_for()
     line = float(drawn.locator("#timeline .mvt-svg line.mvt-moment").get_attribute("x1"))
     assert left + 3 * column < line < left + 4 * column
+
+
+@pytest.mark.parametrize("strip", [".mvt-events", ".mvt-overview"])
+def test_a_click_on_the_axis_or_the_overview_chooses_that_moment(drawn: Any, strip: str) -> None:
+    box = drawn.locator(f"#timeline {strip}").bounding_box()
+    # Row 0 is before the first event.
+    for event_number in (4, 1):
+        drawn.mouse.click(box["x"] + box["width"] * (event_number + 1.5) / 7, box["y"] + box["height"] / 2)
+        drawn.locator("#timeline .mvt-pilltext", has_text=f"event {event_number}").wait_for()
+    drawn.get_by_role("heading", name="Event 1", exact=True).wait_for()

@@ -11,47 +11,18 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from memviz.commands import COMMANDS
 from memviz.trace.load import load_trace
 from memviz.units import delta_text
-from tests.real import FOLDER, expected, real_files, requires_real
+from tests.commands.answers import answer, written
+from tests.real import expected, real_files, requires_real
 from tests.second_process import memviz
 from tests.traces import alloc, block, event, frame, free, segment, snapshot
 
 ROOT = Path(__file__).parents[2]
-EVENTS = [
-    alloc(0, 1000, time_us=10, frames=[frame("build", "/home/ada/model.py", 3)]),
-    alloc(4096, 3000, time_us=20, frames=[frame("forward", "/home/ada/model.py", 9)]),
-    *free(4096, 3000, time_us=30),
-    alloc(8192, 500, time_us=40, frames=[frame("forward", "/home/ada/model.py", 9)]),
-]
-
-
-def answer(*arguments: object) -> Any:
-    done = memviz(*arguments, "--json")
-    assert (done.returncode, done.stderr) == (0, "")
-    return json.loads(done.stdout)
-
-
-def written(tmp_path: Path, name: str, events: list[Any], **more: Any) -> Path:
-    path = tmp_path / name
-    path.write_bytes(pickle.dumps(snapshot(events, **more)))
-    return path
-
-
-@pytest.fixture
-def small(tmp_path: Path) -> Path:
-    return written(tmp_path, "small.pickle", EVENTS)
-
-
-@pytest.fixture
-def larger(tmp_path: Path) -> Path:
-    grown = [{**each, "size": 2 * each["size"]} if each["addr"] == 4096 else each for each in EVENTS]
-    return written(tmp_path, "larger.pickle", grown)
 
 
 def test_summary_as_json(small: Path) -> None:
@@ -168,40 +139,16 @@ def test_at_an_event_and_at_a_time(small: Path) -> None:
     assert "Device 0, after event 3: 1000 B live" in memviz("at", small, "--event", 3).stdout
 
 
-def test_diff_as_json(small: Path, larger: Path) -> None:
-    found = answer("diff", small, larger)
-    assert (found["a"]["file"], found["b"]["peak_bytes"], found["delta_bytes"]) == ("small.pickle", 7000, 3000)
-    assert [(each["site"], each["a_bytes"], each["b_bytes"], each["delta_bytes"]) for each in found["rows"]] == [
-        ("model.py:9 forward", 3000, 6000, 3000),
-        ("model.py:3 build", 1000, 1000, 0),
-    ]
-    assert found["rest_bytes"] == 0
-
-
-def test_diff_names_settings_that_are_known_to_differ_and_no_others(tmp_path: Path) -> None:
-    older = written(tmp_path, "older.pickle", EVENTS, allocator_settings={"expandable_segments": False})
-    newer = {"expandable_segments": True, "only_newer_files_say": False}
-    done = memviz("diff", older, written(tmp_path, "newer.pickle", EVENTS, allocator_settings=newer))
-    assert "expandable_segments: False, True" in done.stdout
-    assert "only_newer_files_say" not in done.stdout
-
-
-def test_diff_of_three(small: Path, larger: Path) -> None:
-    found = answer("diff", small, larger, small)["comparisons"]
-    assert [each["delta_bytes"] for each in found] == [3000, 0]
-
-
-@pytest.mark.parametrize(
-    ("allowed", "status"), [("5%", 1), ("75%", 0), ("3000", 0), ("2999", 1), ("2KiB", 1), ("1MiB", 0)]
-)
-def test_growth_beyond_what_is_allowed_is_the_exit_status(small: Path, larger: Path, allowed: str, status: int) -> None:
-    done = memviz("diff", small, larger, "--max-growth", allowed)
-    assert done.returncode == status
-    assert ("larger.pickle grew by +2.93 KiB (75 %)" in done.stderr) == bool(status)
-
-
-def test_shrinking_is_never_growth(small: Path, larger: Path) -> None:
-    assert memviz("diff", larger, small, "--max-growth", "0%").returncode == 0
+def test_a_summary_of_one_device_has_no_notes_of_another(tmp_path: Path) -> None:
+    both = tmp_path / "both.pickle"
+    traces = [[alloc(0, 512)], [*free(512, 512), *free(4096, 512)]]
+    both.write_bytes(pickle.dumps({"segments": [], "device_traces": traces}))
+    every, first, second = (
+        [note["text"] for note in answer("summary", both, *chosen)["notes"]]
+        for chosen in ((), ("--device", "0"), ("--device", "1"))
+    )
+    assert set(first) < set(every) > set(second)
+    assert any("Device 1" in text for text in second) and not any("Device 1" in text for text in first)
 
 
 def test_a_report_of_more_than_it_can_show_says_so_and_writes_nothing(small: Path, tmp_path: Path) -> None:
@@ -210,6 +157,33 @@ def test_a_report_of_more_than_it_can_show_says_so_and_writes_nothing(small: Pat
     assert done.returncode == 2
     assert "A report shows at most 8 snapshots side by side, not 9." in done.stderr
     assert not page.exists()
+
+
+def test_a_report_never_takes_the_place_of_a_recording(small: Path, tmp_path: Path) -> None:
+    before = small.read_bytes()
+    plain = tmp_path / "plain"
+    plain.write_bytes(before)
+    for recording, place, why in (
+        (small, small, "small.pickle is the recording itself. Name another file, such as report.html."),
+        (plain, plain, "plain is the recording itself. Name another file, such as report.html."),
+        (small, tmp_path / "other.pickle.gz", "other.pickle.gz: a report is a page. Name it .html."),
+    ):
+        done = memviz("report", recording, "-o", place)
+        assert (done.returncode, why in done.stderr) == (2, True)
+    assert small.read_bytes() == plain.read_bytes() == before
+
+
+def test_a_table_is_no_snapshot(small: Path, tmp_path: Path) -> None:
+    done = memviz("export", small, "-o", tmp_path / "x.pickle", "--table", "stacks")
+    assert (done.returncode, (tmp_path / "x.pickle").exists()) == (2, False)
+    assert "A table is written as CSV, and x.pickle would be pickle." in done.stderr
+
+
+@pytest.mark.parametrize("port", ["-1", "65536", "http"])
+def test_a_port_that_is_none_is_refused(small: Path, port: str) -> None:
+    done = memviz("open", small, f"--port={port}")
+    assert done.returncode == 2
+    assert f"'{port}' is no port: those are 0 to 65535" in done.stderr
 
 
 def test_report_is_one_page_without_network(small: Path, larger: Path, tmp_path: Path) -> None:
@@ -335,13 +309,6 @@ def test_every_command_has_help() -> None:
     for name, words in COMMANDS.items():
         assert name in top
         assert words in " ".join(memviz(name, "--help").stdout.split())
-
-
-@requires_real
-def test_a_real_pair_adds_up_to_the_byte() -> None:
-    found = answer("diff", FOLDER / "train-complete.pickle", FOLDER / "train-mixed-precision.pickle", "--top", 5)
-    assert found["delta_bytes"] == 977167528 - 682735240
-    assert sum(each["delta_bytes"] for each in found["rows"]) + found["rest_bytes"] == found["delta_bytes"]
 
 
 def test_what_the_driver_had_free_may_not_be_known(tmp_path: Path) -> None:

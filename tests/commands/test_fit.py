@@ -95,6 +95,50 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert "`--keep training` lets more be changed." in words
 
 
+BROKEN = """
+from torch import nn, randn
+
+class Broken(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        raise ValueError("broken here")
+
+def make():
+    return Broken(), randn(2, 8)
+"""
+
+
+def test_where_no_way_runs_it_is_an_error_with_the_reason_and_nothing_about_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN)
+    asked = ["fit", f"{tmp_path / 'broken.py'}:make", "--card", "T4", "--processes", "1"]
+    assert main(asked) == FAILED
+    said = capsys.readouterr()
+    assert said.out == "" and "could be predicted. broken here" in said.err
+    assert main([*asked, "--json"]) == FAILED
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["refused"]["count"] == answer["tried"] and answer["refused"]["reasons"][0] == "broken here"
+
+
+def test_a_value_that_the_model_refuses_is_not_said_to_need_memory(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    monkeypatch.setattr(space, "OPTIMIZATIONS", ())
+    asked = ["fit", "gpt2", "--largest", "sequence", "--card", "H200", "--processes", "1"]
+    for knob in ("layers=1", "batch=1", "mode=inference"):
+        asked += ["--set", knob]
+    assert main(asked) == 0
+    assert "is 1,024; 1,025 is refused: sequence is 1025; GPT-2 knows 1024 positions.\n" in capsys.readouterr().out
+    assert main([*asked, "--json"]) == 0
+    largest = json.loads(capsys.readouterr().out)["largest"]
+    assert largest["next_fails"] and largest["next_refused"] == "sequence is 1025; GPT-2 knows 1024 positions."
+
+
 def test_gpus_are_parted_in_every_way_and_the_command_makes_the_same_run(
     fit: Asked, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

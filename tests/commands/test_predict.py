@@ -301,7 +301,9 @@ def test_an_option_of_ours_that_went_to_the_script_is_said(tmp_path: Path) -> No
     assert "--card stands after train.py and went to it" in done.stderr and "T4" not in said(done)["card"]
 
 
-@pytest.mark.parametrize("wrong", [("--card", "no such"), ("--torch", "nine"), ("--steps", "0"), ("missing.py",)])
+@pytest.mark.parametrize(
+    "wrong", [("--card", "no such"), ("--torch", "nine"), ("--torch", "0.1"), ("--steps", "0"), ("missing.py",)]
+)
 def test_what_is_asked_wrongly_is_said_before_anything_runs(tmp_path: Path, wrong: tuple[str, ...]) -> None:
     done = predict(tmp_path, "print('never')", *wrong)
     assert done.returncode == 2 and "never" not in done.stdout and "Traceback" not in done.stderr

@@ -77,8 +77,16 @@ def test_a_smaller_card_names_who_runs_out_first(job: Path) -> None:
     assert (card["first"], card["runs_out"], card["lacks_bytes"]) == ({"rank": 5, "step": 1}, [5], 6 * MiB)
     assert answer(job, "--card", "136MiB", "--overhead", 0)["card"]["first"] is None
     words = memviz("ranks", job, "--card", "130MiB", "--overhead", "0").stdout
-    assert "On a card of 130 MiB (130 MiB) rank 5 runs out first, in step 1, 6.00 MiB short; 1 rank would." in words
-    assert answer(job, "--card", "rtx 4090")["card"]["name"] == "NVIDIA GeForce RTX 4090"
+    assert "On a card of 130 MiB rank 5 runs out first, in step 1, 6.00 MiB short; 1 rank would." in words
+    named = answer(job, "--card", "rtx 4090")
+    assert named["card"]["name"] == "NVIDIA GeForce RTX 4090"
+    assert "On NVIDIA GeForce RTX 4090 (23.64 GiB) all of them fit" in named["headline"]["reason"]
+
+
+def test_a_card_of_which_nothing_is_left_is_refused_as_replay_refuses_it(job: Path) -> None:
+    done = memviz("ranks", job, "--card", "24GiB", "--overhead", "999GiB")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "A card of 24.00 GiB has nothing left once 999.00 GiB is set aside" in done.stderr
 
 
 def test_files_globs_and_processes_give_the_same(job: Path) -> None:
@@ -133,3 +141,20 @@ def test_a_rank_that_cannot_be_opened_is_named(job: Path, tmp_path: Path) -> Non
     os.symlink("nowhere", tmp_path / "job" / "run.rank20.pickle")
     found = answer(tmp_path / "job")
     assert [Path(one["place"]).name for one in found["failed"]] == ["run.rank9.pickle", "run.rank20.pickle"]
+
+
+def test_what_is_only_probable_is_called_so(tmp_path: Path) -> None:
+    named = alloc(0, 7 * MiB, frames=[frame("load_weights", "/p/engine.py", 9)])
+    (tmp_path / "rank0.pickle").write_bytes(pickle.dumps(snapshot([named])))
+    (only,) = answer(tmp_path)["ranks"][0]["categories"]
+    assert only == {"category": "parameter", "bytes": 7 * MiB, "probable_bytes": 7 * MiB}
+    assert " 100 % probably parameter " in memviz("ranks", tmp_path).stdout
+
+
+def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks(tmp_path: Path) -> None:
+    for number in range(2):
+        shutil.copy("sample_traces/out-of-memory.pickle.gz", tmp_path / f"rank{number}.pickle.gz")
+    asked = (tmp_path, "--card", "2400MiB", "--overhead", 0)
+    card = answer(*asked)["card"]
+    assert (card["fits"], card["runs_out"], card["replayed"]) == ([], [0, 1], [0, 1])
+    assert "rank 0 runs out first by a replay of its requests" in answer(*asked)["headline"]["reason"]

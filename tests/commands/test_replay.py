@@ -15,8 +15,9 @@ from memviz.commands.replay import replay
 from memviz.trace.load import load_trace
 from tests.allocator.driver import MiB
 from tests.allocator.recording import Recorder
-from tests.commands.test_commands import answer, memviz
+from tests.commands.answers import answer
 from tests.real import real_files, requires_real
+from tests.second_process import memviz
 from tests.traces import alloc, block, event, segment, snapshot, trace_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
@@ -210,6 +211,9 @@ def test_or_as_a_page_to_send(tmp_path):
         (["--settings", "max_split_size_mb:2"], "CachingAllocator option max_split_size_mb too small, must be >= 20"),
         (["--settings", "nonsense:1"], "Unrecognized key 'nonsense' in CUDA allocator config."),
         (["--settings", "nonsense:1", "--release", "2.8"], "Unrecognized CachingAllocator option: nonsense"),
+        (["--release", "1.0"], "No rules of torch 1.0 are known here; they are from 2.0 to 2.15."),
+        (["--release", "2.99"], "No rules of torch 2.99 are known here"),
+        (["--release", "2.\u00b2"], "is not a release; write for example 2.8."),
         (["--settings", "expandable_segments:yes"], "Expected 'True' or 'False'"),
         (["--settings", "per_process_memory_fraction:0.5"], "say how large the card is"),
         (["--memory", "200MiB"], "has nothing left once 512 MiB is set aside"),
@@ -236,3 +240,30 @@ def test_pinned_memory_has_another_allocator():
     trace = trace_of([], host_traces=[[alloc(0, 4096)]], host_segments=[])
     with pytest.raises(Exception, match="only a GPU's history can be replayed"):
         replay(trace, "host0")
+
+
+def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure(capsys, tmp_path):
+    """The same bytes as `summary`, and words where there are none."""
+    made = [alloc(512 * i, 512) for i in range(4)]
+    grown = [event("segment_alloc", 0, 2 * MiB), *made]
+    for events, peak in ((made, None), (grown, 2 * MiB)):
+        trace = trace_of(events)
+        assert replay(trace)["recorded_peak_reserved_bytes"] == peak
+        file = tmp_path / "no-segments.pickle"
+        file.write_bytes(pickle.dumps(snapshot(events)))
+        main(["replay", str(file)])
+        said = capsys.readouterr().out
+        assert ("The recording reserves 0 B" in said, "recording  0 B" in said) == (False, False)
+        assert ("What the recording reserves is not in the file" in said) == (peak is None)
+
+
+def test_where_there_is_nothing_to_replay_json_says_nothing_of_how_it_ends():
+    state = trace_of([], [segment(1 << 30, 8 << 30, [block(1 << 30, 8 << 30)])])
+    only_frees = trace_of([event("free_completed", 512, 512)], [segment(0, 2 * MiB, [])])
+    for trace, why in ((state, "only the state at its end"), (only_frees, "None of its events is an allocation.")):
+        found = replay(trace, memory=4 << 30, search=True)
+        assert why in found["verdict"]
+        assert [found[key] for key in ("fit", "oom", "as_recorded", "smallest_card_bytes")] == [None] * 4
+        assert "advice" not in found
+    assert replay(state, memory=4 << 30)["peak_reserved_bytes"] is None
+    assert replay(state)["peak_reserved_bytes"] == 8 << 30

@@ -94,7 +94,9 @@ def check_size(words: str, count: int, what: str) -> None:
 def check_share(words: str, part: int, whole: int, what: str) -> None:
     number = words.removesuffix(" %")
     exact, told = 100 * part / whole if whole else 0.0, float(number.replace(",", ""))
-    least = 0.05 if "." in number else 0.5
+    # What is not all is never said to be, however little is wanting.
+    assert told != 100 or part >= whole, f"{what} is not all"
+    least = 0.1 if told == 99.9 else 0.05 if "." in number else 0.5
     assert abs(told - exact) <= least + 1e-9, f"{what} is said to be {words}; it is {exact} %"
 
 

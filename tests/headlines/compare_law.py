@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
+
 from memviz.analysis.callstacks.sites import NO_SITE
 from memviz.analysis.comparing.changes import Change, changes
 from memviz.analysis.comparing.letters import letter
 from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.timeline import timeline
 from memviz.headlines.headline import Headline
+from memviz.trace.model import Action
 from tests.headlines.claims import (
     COUNT,
     NUMBERS,
@@ -72,7 +75,8 @@ def check_compare(sides: Sequence[Pair], said: Headline, names: Sequence[str]) -
         said.reason.rpartition("Of ") if said.reason.endswith(_ONLY_ENDS) else (said.reason, "", "")
     )
     _check_ends(sides, names, still.removesuffix(_ONLY_ENDS) if only_ends else "")
-    holds(told.rstrip(), REASONS, lambda claims: _reason(sides, claims, names))
+    told = _without_refusals(sides, names, told.rstrip())
+    holds(told, REASONS, lambda claims: _reason(sides, claims, names))
     check_english(str(said).replace("…", ""))
 
 
@@ -81,6 +85,27 @@ def _check_ends(sides: Sequence[Pair], names: Sequence[str], told: str) -> None:
     words = NUMBERS[len(still) - 1] if still else ""
     expected = f"{still[0]} and {words} others" if len(still) > 2 else " and ".join(still)
     assert told == expected, f"only the end of {still} is known"
+
+
+def _without_refusals(sides: Sequence[Pair], names: Sequence[str], told: str) -> str:
+    """What is left of it besides the sentence on those that ran out of memory, which is there for them alone."""
+    refused = {
+        name: int(np.flatnonzero(device.events.action == Action.OOM)[-1])
+        for name, (_, device) in zip(names, sides, strict=True)
+        if (device.events.action == Action.OOM).any()
+    }
+    assert ("ran out of memory" in told) == bool(refused), f"{list(refused)} ran out of memory"
+    if not refused:
+        return told
+    ends = {
+        1: "{} ran out of memory at event {:,}; its peak is without what was refused.",
+        2: "{} and {} ran out of memory; their peaks are without what was refused.",
+    }.get(len(refused), "{} and {} others ran out of memory; their peaks are without what was refused.")
+    (first, event), *others = refused.items()
+    second = event if not others else others[0][0] if len(others) == 1 else NUMBERS[len(others)]
+    expected = ends.format(first, second)
+    assert told.endswith(expected), expected
+    return told.removesuffix(expected).rstrip()
 
 
 def _answer(sides: Sequence[Pair], claims: Read, names: Sequence[str]) -> None:

@@ -73,6 +73,10 @@ def test_each_moment_has_its_sentence() -> None:
         "It fits with Split feed forward: 20.00 GiB reserved. Its outputs stay as they are, to the bit or to rounding. "
         "The largest batch this way is 36; 37 does not fit."
     )
+    answer["largest"] |= {"next_refused": "sequence is 37; GPT-2 knows 36 positions."}
+    assert str(fit(status(ways=(good,), answer=answer))).endswith(
+        "37 is refused: sequence is 37; GPT-2 knows 36 positions."
+    )
     assert str(fit(status(ways=(told(way(1, GiB), "baseline"),), answer={}))).startswith("It fits as it is: 1,024 MiB")
     assert str(fit(status(ways=(bad,), answer={}))) == (
         "Nothing that was tried fits. The least is Split feed forward: 30.00 GiB. Let training change too."

@@ -157,6 +157,14 @@ def test_a_moment_is_one_sentence(two_devices):
     assert str(trace.live_at(event=-1)).startswith("0 B are live on device 1 before the first event.")
 
 
+def test_what_a_file_without_segments_had_reserved_is_no_zero():
+    trace = memviz.open(trace_of([alloc(0, 512), alloc(1024, 512)], segments=[]))
+    for event, when in ((1, "after event 1"), (-1, "before the first event")):
+        found = trace.segments_at(event=event)
+        assert str(found) == f"What is reserved {when} is not in the file."
+        assert found.as_json()["reserved_is_known"] is False
+
+
 def test_a_state_without_a_history_answers_too():
     trace = memviz.open(trace_of([], [segment(0, 20 * MiB, [block(0, 4 * MiB)])]))
     assert str(trace.live_at(event=-1)).startswith("4.00 MiB are live at the end, 100 % of it ")

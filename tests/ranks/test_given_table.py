@@ -57,6 +57,7 @@ def test_a_table_says_what_was_told_when_it_was_written(job: tuple[Path, Ranks])
         ({"live": None}, "curve"),
         ({"sites": None}, "more sites"),
         ({"categories": [{"kind": "parameter"}]}, "not those of ranks"),
+        ({"categories": [{"kind": "parameter", "bytes": 7, "probable_bytes": 8}]}, "a number"),
         ({"parts": [{}] * 999}, "more parts"),
         ({"said_rank": True}, "a number"),
         ({"failed": 3}, "a text"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from memviz.ranks.parquet import RankTable, read_table, write_rows
 from memviz.ranks.places import Place, places_of
 from memviz.ranks.pool import reduced_here
 from memviz.ranks.reduce_rank import reduce_rank
-from memviz.ranks.row import FailedFile, Reduced
+from memviz.ranks.row import FailedFile, RankRow, Reduced
 from memviz.ranks.row_file import RowFile
 from tests.ranks.files import write_ranks, written
 from tests.second_process import memviz
@@ -53,6 +54,22 @@ def test_rows_come_back_as_they_went(job: Path) -> None:
     rows = list(reduced_here(places_of([str(job)]), processes=1))
     write_rows(job.parent / "ranks.parquet", rows, "0")
     assert read_table(job.parent / "ranks.parquet") == RankTable(rows, "0")
+
+
+def test_a_table_of_version_1_is_read_as_well(job: Path) -> None:
+    """It does not say what is only probable."""
+    import pyarrow
+
+    path = job.parent / "ranks.parquet"
+    rows = [row for row in reduced_here(places_of([str(job)]), processes=1) if isinstance(row, RankRow)]
+    write_rows(path, rows, "0")
+    table = parquet.read_table(path)
+    pairs = [[{"kind": one["kind"], "bytes": one["bytes"]} for one in row] for row in table["categories"].to_pylist()]
+    place = table.schema.get_field_index("categories")
+    old = table.set_column(place, "categories", pyarrow.array(pairs))
+    parquet.write_table(old.replace_schema_metadata({**table.schema.metadata, b"memviz.ranks": b"1"}), path)
+    sure = [replace(row, categories=tuple(replace(one, probable_bytes=0) for one in row.categories)) for row in rows]
+    assert read_table(path).rows == sure
 
 
 def test_other_programs_can_read_the_table(job: Path) -> None:

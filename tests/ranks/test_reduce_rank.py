@@ -53,6 +53,13 @@ def test_the_peak_is_that_of_summary_and_all_adds_up(path: Path) -> None:
     assert row.ran_out_count == len(told["oom"])
 
 
+def test_a_kind_that_is_no_more_than_probable_is_called_so() -> None:
+    named = [alloc(0, 7 * MiB, frames=[frame("load_weights", "/p/engine.py", 9)])]
+    row = row_of(trace_of(named), Place("here"))
+    assert row.categories == (KindBytes("parameter", 7 * MiB, 7 * MiB),)
+    assert [KindBytes("gradient", 10, sure).words for sure in (5, 6)] == ["gradient", "probably gradient"]
+
+
 @requires_real
 def test_there_are_real_recordings_to_hold_it_to() -> None:
     assert len(real_files()) > 10

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from memviz.headlines.ranks import on_card as words
+from memviz.headlines.ranks import ranks as headline
 from memviz.ranks.numbers import Rank
 from memviz.ranks.replayed_card import replayed
-from memviz.ranks.smaller_card import OnCard, Smaller, on_card
+from memviz.ranks.row import StepPart
+from memviz.ranks.smaller_card import OnCard, Smaller, on_card, step_of
 from tests.ranks.files import read
 from tests.traces import MiB, alloc, event, free, segment, snapshot
 
@@ -84,3 +86,45 @@ def read_ranks_without_segments(folder: Path) -> tuple[Rank, ...]:
     for number in range(2):
         (folder / f"run.rank{number}.pickle").write_bytes(pickle.dumps(snapshot([alloc(FIRST, 20 * MiB)], [])))
     return read(folder).ranks
+
+
+def ran_out(folder: Path, asked: int, count: int = 2) -> tuple[Rank, ...]:
+    """20 MiB that are kept, and then so much that is asked for in vain."""
+    made = [event("segment_alloc", FIRST, 20 * MiB), alloc(FIRST, 20 * MiB), event("oom", 0, asked)]
+    value = snapshot([{**one, "time_us": number} for number, one in enumerate(made)])
+    value["segments"] = [segment(FIRST, 20 * MiB, [{"address": FIRST, **_used(20 * MiB)}])]
+    for number in range(count):
+        (folder / f"run.rank{number}.pickle").write_bytes(pickle.dumps(value))
+    return read(folder).ranks
+
+
+def test_a_peak_that_running_out_cut_short_fits_nowhere_without_a_replay(tmp_path: Path) -> None:
+    short = ran_out(tmp_path, 12 * MiB)
+    found = on_card(short, Smaller("a card", 32 * MiB, 0))
+    assert (found.fits, found.close, found.cut_short) == ((), (0, 1), (0, 1))
+    assert words(found).endswith(
+        "it is close for ranks 0 and 1: ranks 0 and 1 ran out when recorded, and what was still to come is not known."
+    )
+    told = replayed(short, found)
+    assert (told.fits, told.replayed, told.cut_short) == ((0, 1), (0, 1), ())
+
+
+def test_what_was_asked_for_in_vain_needs_its_room_too(tmp_path: Path) -> None:
+    found = on_card(ran_out(tmp_path, 12 * MiB), CARD)
+    assert (found.fits, found.close, found.runs_out, found.lacks_bytes) == ((), (), (0, 1), 4 * MiB)
+
+
+def test_of_ranks_that_ran_out_nobody_says_what_they_need(tmp_path: Path) -> None:
+    ran_out(tmp_path, 12 * MiB)
+    said = headline(read(tmp_path))
+    assert "They all reached the same." in str(said) and "need" not in str(said)
+
+
+def test_a_step_is_named_where_the_recording_has_one(tmp_path: Path) -> None:
+    found = on_card(ran_out(tmp_path, 12 * MiB), Smaller("a card", 16 * MiB, 0))
+    assert found.first_step is None and "rank 0 runs out first, 16.0 MiB short; 2 ranks would." in words(found)
+    row = read(tmp_path).ranks[0].row
+    parts = (StepPart(2, "", -1, 9), StepPart(3, "step 3", 10, 19), StepPart(4, "", 20, 29))
+    row = replace(row, curve=replace(row.curve, parts=parts))
+    said = [step_of(row, number) for number in (2, 3, 4)]
+    assert [one.words for one in said if one is not None] == ["before step 3", "in step 3", "after step 3"]

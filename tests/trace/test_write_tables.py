@@ -9,9 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.write_allocations import write_allocations
 from memviz.trace.formats.write_tables import safe, write_events, write_stacks
-from memviz.trace.model import Trace
+from memviz.trace.model import Category, Trace
 from tests.traces import alloc, block, frame, free, read, segment, snapshot, trace_of
 
 
@@ -87,10 +89,26 @@ def test_labels_of_our_own_runs_are_in_the_table_of_allocations() -> None:
     device = {"kind": "gpu", "device": 0, "events": labels, "blocks": blocks}
     own = {"version": 1, "modules": ["", "=layer"], "devices": [device]}
     found = rows(write_allocations, trace_of([alloc(1, 1)], [{**segment(512, 512, [block(512, 512)])}], memviz=own))
-    assert [(row["category"], row["module"], row["phase"]) for row in found] == [
-        ("workspace", "", ""),
-        ("parameter", "'=layer", "backward"),
+    assert [(row["category"], row["certainty"], row["module"], row["phase"]) for row in found] == [
+        ("workspace", "stated", "", ""),
+        ("parameter", "stated", "'=layer", "backward"),
     ]
+
+
+def test_what_is_inferred_stands_in_the_table_with_how_sure_it_is() -> None:
+    linear = [frame("_call_impl", "/torch/nn/modules/module.py"), frame("train", "train.py")]
+    backward = [frame("torch::autograd::Engine::thread_main", "??")]
+    trace = trace_of([alloc(0, 9, frames=linear), alloc(512, 9, frames=backward), alloc(1024, 9)])
+    said = categories(trace, trace.devices[0])
+    found = rows(write_allocations, trace)
+    assert [row["certainty"] for row in found] == [
+        Certainty(code).word if code else "" for code in said.certainty.tolist()
+    ]
+    assert [(row["category"], row["phase"]) for row in found] == [
+        (Category(code).label if code else "", phase)
+        for code, phase in zip(said.category.tolist(), ("forward", "backward", ""), strict=True)
+    ]
+    assert found[0]["category"]
 
 
 @pytest.mark.parametrize("write", [write_events, write_allocations, write_stacks])

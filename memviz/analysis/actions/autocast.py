@@ -52,7 +52,8 @@ def autocast(facts: Facts) -> Proposal | None:
     halved = np.flatnonzero(computed & (_is_product(names) | np.isin(names, _FOLLOW))[_place(facts)])
     if not len(halved):
         return None
-    trace = edited(facts.trace, facts.device, Edit(halved=halved, again=_copies_of_weights(facts, names)))
+    copies = Edit(halved=halved, again=_copies_of_weights(facts, names), again_as=Category.ACTIVATION)
+    trace = edited(facts.trace, facts.device, copies)
     return Proposal(ActionKind.AUTOCAST, "autocast to bfloat16", ASSUMPTIONS, trace)
 
 

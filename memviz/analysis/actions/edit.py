@@ -1,7 +1,8 @@
 """The same requests with some changed: allocations that end earlier, shrink, or are made a second time.
 
 What comes of it is a history of requests to put to the allocator, no recording: its addresses only name blocks, and its
-segments are those of the recording.
+segments are those of the recording. What was found of the recording holds for it: of what an allocation is for, an edit
+changes nothing, and what is made again is what it was, in the phase that makes it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,27 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from memviz.analysis.actions.found import found
 from memviz.analysis.lifetimes import Lifetimes, lifetimes
-from memviz.trace.model import Action, Blocks, Bools, Bytes1, Columns, DeviceTrace, Events, Ints8, State, Trace
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.trace.model import (
+    Action,
+    Blocks,
+    Bools,
+    Bytes1,
+    Category,
+    Columns,
+    DeviceTrace,
+    Events,
+    Ints8,
+    Labels,
+    Purposes,
+    Spans,
+    State,
+    TakenOver,
+    Trace,
+)
+from memviz.trace.picked import first_or_second, picked
 
 _GROWS_OR_SHRINKS = (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE, Action.SEGMENT_MAP, Action.SEGMENT_UNMAP)
 
@@ -48,6 +68,8 @@ class Edit:
 
     earlier: Earlier = field(default_factory=lambda: Earlier(_none(), _none()))
     again: Again = field(default_factory=lambda: Again(*[_none()] * 6))
+    again_as: Category | None = None
+    """What all that is made again is for; None where each is what it was."""
     halved: Ints8 = field(default_factory=_none)
     """Rows of which half is asked for."""
 
@@ -63,6 +85,13 @@ class _Entries(Columns):
     action: Bytes1
     address: Ints8
     size: Ints8
+    belongs: Ints8
+    """The recorded event in whose phase it is; -1 for a free that was put in, which begins none."""
+
+    @property
+    def is_made(self) -> Bools:
+        """An allocation that was not recorded."""
+        return np.asarray((self.order != _LAST) & (self.action == Action.ALLOC))
 
 
 _LAST = np.iinfo(np.int64).max
@@ -79,16 +108,47 @@ def edited(trace: Trace, device: DeviceTrace, edit: Edit) -> Trace:
         *_made_again(device, rows, sizes, edit.again, starts),
     )
     entries = _Entries(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in vars(parts[0])})
-    ordered = np.lexsort((entries.order, entries.place))
-    source = entries.source[ordered]
-    columns = {name: column[source] for name, column in device.events.columns()}
-    columns |= {name: getattr(entries, name)[ordered] for name in ("action", "address", "size")}
-    columns["time_us"] = device.events.time_us[np.minimum(entries.place[ordered], len(device.events) - 1)]
-    labels = device.event_labels
-    if labels is not None:
-        labels = replace(labels, **{name: column[source] for name, column in labels.columns()})
-    changed = replace(device, events=Events(**columns), event_labels=labels, blocks=_blocks(device, rows, sizes, edit))
+    entries = picked(entries, np.lexsort((entries.order, entries.place)))
+    changed = replace(
+        device,
+        events=_events(device.events, entries),
+        event_labels=_labels(device.event_labels, entries),
+        blocks=_blocks(device, rows, sizes, edit),
+        taken_over=_taken_over(found(trace, device), entries, edit.again_as),
+    )
     return replace(trace, devices=(changed,))
+
+
+def _events(recorded: Events, entries: _Entries) -> Events:
+    time_us = recorded.time_us[np.minimum(entries.place, len(recorded) - 1)]
+    alike = picked(recorded, entries.source)
+    return replace(alike, action=entries.action, address=entries.address, size=entries.size, time_us=time_us)
+
+
+def _labels(recorded: Labels | None, entries: _Entries) -> Labels | None:
+    """No run has said anything of what none has made, but for where its code stands."""
+    if recorded is None:
+        return None
+    alike, unsaid = picked(recorded, entries.source), np.uint8(0)
+    category, phase = (np.where(entries.is_made, unsaid, column) for column in (alike.category, alike.phase))
+    return replace(alike, category=category, phase=phase)
+
+
+def _taken_over(known: TakenOver, entries: _Entries, again_as: Category | None) -> TakenOver:
+    alike, is_made, spans = picked(known.events, entries.source), entries.is_made, known.spans
+    around = np.searchsorted(spans.first, entries.belongs, side="right") - 1
+    # What is made again was not stated of it, however sure it is.
+    changed = Purposes(
+        category=alike.category if again_as is None else np.full(len(entries), again_as, dtype=np.uint8),
+        certainty=np.minimum(alike.certainty, np.uint8(Certainty.SURE)),
+        phase=picked(spans, around).phase,
+        is_known=alike.is_known,
+    )
+    # Some that is put in comes before a new segment that the phase begins with.
+    first = np.searchsorted(np.maximum.accumulate(entries.belongs), spans.first)
+    stays = first < len(entries)
+    moved = Spans(spans.phase[stays], spans.step[stays], first[stays])
+    return TakenOver(first_or_second(is_made, changed, alike), known.blocks, moved)
 
 
 def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _Entries:
@@ -102,7 +162,8 @@ def _kept(device: DeviceTrace, rows: Lifetimes, sizes: Ints8, ended: Ints8) -> _
     for column in (rows.free_requested[ended], rows.end[ended]):
         stays[column[(column >= 0) & (column < count)]] = False
     kept = np.flatnonzero(stays)
-    return _Entries(kept, kept, np.full(len(kept), _LAST), events.action[kept], events.address[kept], size[kept])
+    order = np.full(len(kept), _LAST)
+    return _Entries(kept, kept, order, events.action[kept], events.address[kept], size[kept], kept)
 
 
 def _ended(rows: Lifetimes, sizes: Ints8, earlier: Earlier, starts: Ints8) -> _Entries:
@@ -122,7 +183,7 @@ def _made_again(
     address, size = _unused(device.events.address, len(again)), sizes[row] // again.divisor
     # Frees that follow from what was recorded come before anything that is made at the same place.
     freed_at = np.where(begin == end, again.end_order, np.arange(len(again)) - len(again))
-    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, size)
+    made = _Entries(rows.start[row], begin, again.order, _all(Action.ALLOC, len(again)), address, size, again.begin)
     return made, _freed(rows.start[row], end, freed_at, address, size)
 
 
@@ -130,7 +191,8 @@ def _freed(source: Ints8, place: Ints8, order: Ints8, address: Ints8, size: Ints
     """Asked for and complete at once, so two events each."""
     twice = np.repeat(np.arange(len(source)), 2)
     actions = np.tile(np.array([Action.FREE_REQUESTED, Action.FREE_COMPLETED], dtype=np.uint8), len(source))
-    return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice])
+    none = np.full(len(twice), -1)
+    return _Entries(source[twice], place[twice], order[twice], actions, address[twice], size[twice], none)
 
 
 def _all(action: Action, count: int) -> Bytes1:

@@ -7,7 +7,7 @@ from typing import Any
 
 from memviz.analysis.comparing.changes import Change, Changes
 from memviz.analysis.comparing.setting_differences import Setting
-from memviz.analysis.reserved.known import is_reserved_known
+from memviz.trace.reserved_bytes import is_reserved_known
 
 
 def diff_json(comparison: Changes, settings: Sequence[Setting], *, top: int | None = None) -> dict[str, Any]:
@@ -50,4 +50,5 @@ def _side(comparison: Changes, number: int) -> dict[str, Any]:
         "reserved_peak_bytes": moment.reserved_peak_bytes,
         "reserved_is_known": is_reserved_known(moment.live_bytes, moment.reserved_peak_bytes),
         "events": moment.event_count,
+        "ran_out_at_event": moment.ran_out_at,
     }

@@ -20,7 +20,7 @@ from memviz.analysis.purpose.kinds import KINDS, SAYS_NOTHING, kinds
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import Which, which
-from memviz.trace.model import Ints8
+from memviz.trace.model import Action, Ints8
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ class Moment:
     live_bytes: int
     reserved_peak_bytes: int
     event_count: int
+    ran_out_at: int | None = None
+    """The last event at which it was refused memory; None where it never was."""
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ def changes(
 def _moment(side: Pair) -> Moment:
     trace, device = side
     line = timeline(device)
+    refused = np.flatnonzero(device.events.action == Action.OOM)
     return Moment(
         source=trace.about.source,
         which=which(trace, device),
@@ -107,6 +110,7 @@ def _moment(side: Pair) -> Moment:
         live_bytes=line.peak_bytes,
         reserved_peak_bytes=line.reserved_peak_bytes,
         event_count=len(device.events),
+        ran_out_at=int(refused[-1]) if len(refused) else None,
     )
 
 

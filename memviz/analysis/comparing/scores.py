@@ -12,10 +12,10 @@ from memviz.analysis.comparing.match_allocations import Pair
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times, live_rows
 from memviz.analysis.purpose.kinds import KINDS, kinds
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import sum_of_spans, timeline
 from memviz.trace.model import DeviceTrace, Trace
+from memviz.trace.reserved_bytes import is_reserved_known
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import live_rows
 from memviz.analysis.purpose.activity import Doing, stack_signs
-from memviz.analysis.purpose.reasons import Certainty
+from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.trace.model import Category, Ints8
 from memviz.units import bytes_text, count_text, percent_text
 
@@ -53,7 +53,9 @@ def activations(facts: Facts) -> Iterator[Finding]:
 def _remedy(facts: Facts, has_layers: bool) -> str:
     """What is not done already."""
     ways = []
-    if has_layers or not stack_signs(facts.trace).recomputes[facts.rows.stack].any():
+    # Stacks show it of what was recorded, and the reason of what an estimate makes again.
+    recomputes = stack_signs(facts.trace).recomputes[facts.rows.stack] | (facts.purposes.reason == Reason.RECOMPUTED)
+    if has_layers or not recomputes.any():
         ways.append("checkpoint layers, so that they are made again in the backward")
     if not is_mixed(facts):
         ways.append("work in half the precision")

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from memviz.analysis.cache import kept
+from memviz.analysis.lifetimes import lifetimes
+from memviz.analysis.purpose.activity import Doing, stack_signs
 from memviz.analysis.purpose.before_recording import say_before_recording
 from memviz.analysis.purpose.by_order import say_by_order
 from memviz.analysis.purpose.evidence import Evidence
@@ -21,8 +23,9 @@ from memviz.analysis.purpose.phases import label_of_rows
 from memviz.analysis.purpose.reasons import Certainty, Reason
 from memviz.analysis.purpose.replacements import agreed, freed_like
 from memviz.analysis.purpose.rules import LAST_RULES, RULES, Rule
+from memviz.analysis.purpose.taken_over import known_of_rows
 from memviz.trace.distinct import is_among
-from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Trace
+from memviz.trace.model import Bools, Bytes1, Category, Columns, DeviceTrace, Phase, Trace
 
 _CUT_OFF = (Reason.BACKWARD_CUT_OFF, Reason.STEP_CUT_OFF, Reason.FORWARD_ONLY_KEPT, Reason.FORWARD_OUTPUT)
 """What is said of blocks whose end the trace may not show."""
@@ -49,6 +52,7 @@ def _categorised(trace: Trace, device: DeviceTrace) -> Categories:
     evidence = Evidence(trace, device)
     findings = Findings(len(evidence.size))
     _say_recorded(findings, device)
+    _say_taken_over(findings, trace, device)
     say_metadata(findings, trace, device)
     if device.kind == "host":
         findings.say(findings.open, Category.HOST_COPY, Reason.HOST, Certainty.SURE)
@@ -68,6 +72,18 @@ def _say_recorded(findings: Findings, device: DeviceTrace) -> None:
     if recorded is not None:
         known = np.flatnonzero(recorded != Category.UNKNOWN)
         findings.say(known, recorded[known], Reason.RECORDED, Certainty.STATED)
+
+
+def _say_taken_over(findings: Findings, trace: Trace, device: DeviceTrace) -> None:
+    """Where nothing was found there, nothing is found here either."""
+    known = known_of_rows(device)
+    if known is None:
+        return
+    is_forward = stack_signs(trace).doing[lifetimes(device).stack] == Doing.FORWARD
+    is_again = is_forward & (known.phase == Phase.BACKWARD)
+    for chosen, reason in ((is_again, Reason.RECOMPUTED), (~is_again, Reason.TAKEN_OVER)):
+        rows = np.flatnonzero(findings.open & known.is_known & chosen)
+        findings.say(rows, known.category[rows], reason, known.certainty[rows])
 
 
 def _apply(rules: tuple[Rule, ...], findings: Findings, evidence: Evidence) -> None:

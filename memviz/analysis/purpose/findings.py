@@ -24,8 +24,8 @@ class Findings:
         """Of which nobody has spoken."""
         return np.asarray(self.reason == Reason.NONE)
 
-    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Certainty) -> None:
-        """`rows` are numbers or a mask; `category` is one for all, or one each."""
+    def say(self, rows: npt.NDArray[Any], category: Any, reason: Reason, certainty: Any) -> None:
+        """`rows` are numbers or a mask; `category` and `certainty`, a Certainty, are one for all, or one each."""
         self.category[rows] = category
         self.reason[rows] = reason
         self.certainty[rows] = certainty

@@ -14,9 +14,9 @@ from memviz.analysis.annotations import annotated
 from memviz.analysis.cache import kept
 from memviz.analysis.purpose.activity import Doing
 from memviz.analysis.purpose.forward_passes import forward_passes
-from memviz.analysis.purpose.phases import doing_of_allocs
+from memviz.analysis.purpose.phases import DOING, doing_of_allocs
 from memviz.trace.distinct import distinct, is_among
-from memviz.trace.model import Action, Bytes1, DeviceTrace, Ints8, Trace
+from memviz.trace.model import Action, Bytes1, DeviceTrace, Ints4, Ints8, Spans, Trace
 
 _WORK = (Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
 _NAMES = {Doing.FORWARD: "forward", Doing.BACKWARD: "backward", Doing.STEP: "optimizer step"}
@@ -61,6 +61,8 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
 
 
 def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
+    if device.taken_over is not None:
+        return _taken_over(device.taken_over.spans, len(device.events))
     at, doing = _work(trace, device)
     at, doing = _runs(*_without_blips(at, doing))
     is_training = bool(is_among(doing, (Doing.BACKWARD, Doing.STEP)).any())
@@ -68,9 +70,19 @@ def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
         at = forward_passes(trace, device).first
         doing = np.full(len(at), Doing.FORWARD, dtype=np.uint8)
     step = _numbers(doing) if is_training else np.arange(1, len(at) + 1)
-    last = np.append(at[1:] - 1, len(device.events) - 1)[: len(at)]
+    return _spans(doing, step, at, len(device.events))
+
+
+def _taken_over(spans: Spans, count: int) -> PhaseSpans:
+    """Those of the recording, where they begin now."""
+    return _spans(np.array(DOING, dtype=np.uint8)[spans.phase], spans.step, spans.first, count)
+
+
+def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSpans:
+    last = np.append(at[1:] - 1, count - 1)[: len(at)]
     columns = (column.tolist() for column in (doing, step, at, last))
-    return PhaseSpans(tuple(PhaseSpan(Doing(kind), *rest) for kind, *rest in zip(*columns, strict=True)), is_training)
+    spans = tuple(PhaseSpan(Doing(kind), *rest) for kind, *rest in zip(*columns, strict=True))
+    return PhaseSpans(spans, any(span.doing != Doing.FORWARD for span in spans))
 
 
 def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints8, Bytes1]:

@@ -10,10 +10,14 @@ import numpy.typing as npt
 from memviz.analysis.cache import kept
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.purpose.activity import Doing, stack_signs
-from memviz.trace.model import NO_STACK, Action, Bytes1, DeviceTrace, Ints4, Labels, Phase, Trace
+from memviz.analysis.purpose.taken_over import known_of_rows
+from memviz.trace.model import NO_STACK, Action, Bytes1, DeviceTrace, Ints4, Labels, Phase, Purposes, Trace
+from memviz.trace.picked import picked
 
 _PHASE = np.zeros(len(Doing), dtype=np.uint8)
 _PHASE[[Doing.FORWARD, Doing.BACKWARD, Doing.STEP]] = [Phase.FORWARD, Phase.BACKWARD, Phase.STEP]
+DOING = (Doing.NOTHING, Doing.FORWARD, Doing.BACKWARD, Doing.STEP)
+"""Of each Phase."""
 
 
 def phases(trace: Trace, device: DeviceTrace) -> Bytes1:
@@ -29,7 +33,7 @@ def doing_of_rows(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = stack_signs(trace).doing[rows.stack]
     begun = (rows.start >= 0) & (rows.stack == NO_STACK)
     doing[begun] = doing_of_allocs(trace, device)[rows.start[begun]]
-    return doing
+    return _as_known(doing, known_of_rows(device))
 
 
 def doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
@@ -46,13 +50,20 @@ def _doing_of_allocs(trace: Trace, device: DeviceTrace) -> Bytes1:
     doing = np.full(len(events), Doing.NOTHING, dtype=np.uint8)
     allocs = np.flatnonzero(events.action == Action.ALLOC)
     stack = events.stack[allocs]
-    doing_now = signs.doing[stack]
+    known = None if device.taken_over is None else picked(device.taken_over.events, allocs)
+    doing_now = _as_known(signs.doing[stack], known)
     if not signs.sees_engine:
         last_seen = np.maximum.accumulate(np.where(stack != NO_STACK, np.arange(len(allocs)), 0))
         follows = (stack == NO_STACK) & (doing_now[last_seen] == Doing.BACKWARD) if len(allocs) else stack == NO_STACK
-        doing_now[follows] = Doing.BACKWARD
+        doing_now[follows if known is None else follows & ~known.is_known] = Doing.BACKWARD
     doing[allocs] = doing_now
     return doing
+
+
+def _as_known(doing: Bytes1, known: Purposes | None) -> Bytes1:
+    if known is None:
+        return doing
+    return np.where(known.phase != Phase.UNKNOWN, np.array(DOING, dtype=np.uint8)[known.phase], doing).astype(np.uint8)
 
 
 def label_of_rows(device: DeviceTrace, column: str) -> Bytes1 | Ints4 | None:

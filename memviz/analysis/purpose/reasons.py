@@ -23,6 +23,7 @@ class Certainty(IntEnum):
 class Reason(IntEnum):
     NONE = 0
     RECORDED = auto()
+    TAKEN_OVER = auto()
     METADATA = auto()
     ANNOTATED = auto()
     HOST = auto()
@@ -81,6 +82,7 @@ class Reason(IntEnum):
 
 REASON_TEXTS: dict[Reason, str] = {
     Reason.RECORDED: "recorded by the run itself",
+    Reason.TAKEN_OVER: "what it was in the recording that this is estimated from",
     Reason.METADATA: "the program's own metadata says so",
     Reason.ANNOTATED: "made within a range that the program calls so",
     Reason.HOST: "pinned memory of the host",

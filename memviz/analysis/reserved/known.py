@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from memviz.analysis.timeline import timeline
+from memviz.trace.model import DeviceTrace
+from memviz.trace.reserved_bytes import is_reserved_known
 
-def is_reserved_known(live_bytes: int, reserved_bytes: int) -> bool:
-    """What is live lies in reserved bytes: none of these is none that the file knows of."""
-    return bool(reserved_bytes) or not live_bytes
+
+def tells_reserved(device: DeviceTrace) -> bool:
+    """Of the whole recording: a moment at which nothing is live says nothing of that."""
+    line = timeline(device)
+    return is_reserved_known(line.peak_bytes, line.reserved_peak_bytes)

@@ -22,6 +22,7 @@ from memviz.runner.request import Request
 from optimizations import Optimization
 
 LARGEST = ("batch", "sequence")
+_MOST_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -95,7 +96,7 @@ def _largest(
 ) -> Largest | None:
     predicted = asking(request, predictor)
 
-    def fits(value: int) -> tuple[bool, int] | None:
+    def fits(value: int) -> tuple[bool, int] | str:
         tell(value)
         return predicted({knob: value})
 
@@ -103,16 +104,16 @@ def _largest(
 
 
 def asking(request: Request, predictor: Predictor) -> Predicted:
-    """Whether the way fits with knobs of these values, and its peak without a limit; None where they are refused."""
+    """Whether the way fits with knobs of these values, and its peak without a limit; or why they are refused."""
 
-    def predicted(values: Mapping[str, int]) -> tuple[bool, int] | None:
+    def predicted(values: Mapping[str, int]) -> tuple[bool, int] | str:
         turned = replace(request, settings={**request.settings, **{knob: str(n) for knob, n in values.items()}})
         try:
             plan_of(turned)
-        except UsageError:
-            return None
+        except UsageError as error:
+            return str(error)
         prediction = predictor.one(turned)
-        return None if prediction.refused else (prediction.fits is True, prediction.peak_reserved_bytes)
+        return prediction.refused or (prediction.fits is True, prediction.peak_reserved_bytes)
 
     return predicted
 
@@ -137,6 +138,10 @@ def fit_json(answer: FitAnswer) -> dict[str, Any]:
         "fronts": {keep: [way_json(way) for way in answer.front(keep)] for keep in allowed(answer.keep)},
         "tried": answer.searched.tried,
         "of": answer.searched.of,
+        "refused": {
+            "count": len(answer.searched.refused),
+            "reasons": list(dict.fromkeys(answer.searched.refused))[:_MOST_REASONS],
+        },
         "largest": largest_json(answer),
         "grid": None if answer.grid is None else grid_json(answer.grid),
     }
@@ -195,5 +200,6 @@ def largest_json(answer: FitAnswer) -> dict[str, Any] | None:
         "knob": knob,
         "value": largest_value.value,
         "next_fails": largest_value.next_fails,
+        "next_refused": largest_value.refused.removeprefix(f"{answer.request.workload}: ") or None,
         "predictions": largest_value.predictions,
     }

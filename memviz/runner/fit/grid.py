@@ -8,8 +8,8 @@ from typing import Any
 
 from memviz.runner.fit.largest import largest_that_fits
 
-Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | None"]
-"""Whether these values fit, and the peak without a limit; None where they are refused."""
+Predicted = Callable[[Mapping[str, int]], "tuple[bool, int] | str"]
+"""Whether these values fit, and the peak without a limit; or why they are refused."""
 
 _LENGTHS = (1, 2, 4, 8, 16)
 """Quarters of the length that was asked for."""
@@ -56,10 +56,10 @@ def _row(predicted: Predicted, length: int, usable: int, first: int) -> Row | No
     peaks: dict[int, int] = {}
     is_taken = False
 
-    def fits(batch: int) -> tuple[bool, int] | None:
+    def fits(batch: int) -> tuple[bool, int] | str:
         nonlocal is_taken
         answer = predicted({"batch": batch, "sequence": length})
-        if answer is not None:
+        if not isinstance(answer, str):
             is_taken, peaks[batch] = True, answer[1]
         return answer
 
@@ -83,7 +83,10 @@ def _filled(predicted: Predicted, row: Row, batches: tuple[int, ...]) -> Row:
     beyond = next((batch for batch in batches if batch > row.largest), None)
     peaks = dict(row.peaks)
     for batch in (batch for batch in batches if batch <= row.largest or batch == beyond):
-        if batch not in peaks and (answer := predicted({"batch": batch, "sequence": row.sequence})) is not None:
+        if batch in peaks:
+            continue
+        answer = predicted({"batch": batch, "sequence": row.sequence})
+        if not isinstance(answer, str):
             peaks[batch] = answer[1]
     return Row(row.sequence, row.largest, row.is_exact, peaks)
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-Asked = Callable[[int], "tuple[bool, int] | None"]
-"""Whether a value fits, and the peak without a limit; None where the value itself is refused."""
+Asked = Callable[[int], "tuple[bool, int] | str"]
+"""Whether a value fits, and the peak without a limit; or why the value itself is refused."""
 
 Point = tuple[bool, int | None]
 
@@ -36,14 +36,20 @@ class Largest:
     next_fails: bool
     """False only where nothing was found that does not fit."""
     predictions: int
+    refused: str = ""
+    """Why the next is refused, where that is no matter of memory."""
 
 
 def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest | None:
     """None where not even 1 fits. `first` is where to begin."""
     points: dict[int, Point] = {}
+    refused: dict[int, str] = {}
 
     def fits(value: int) -> bool:
-        points[value] = ask(value) or (False, None)
+        answer = ask(value)
+        if isinstance(answer, str):
+            refused[value] = answer
+        points[value] = (False, None) if isinstance(answer, str) else answer
         return points[value][0]
 
     if not fits(max(first, 1)) and (1 in points or not fits(1)):
@@ -52,7 +58,7 @@ def largest_that_fits(ask: Asked, usable_bytes: int, first: int = 1) -> Largest 
     while len(points) < _MOST_PREDICTIONS:
         low, high = _border(points)
         if high == low + 1:
-            return Largest(low, True, len(points))
+            return Largest(low, True, len(points), refused.get(high, ""))
         if low >= _MOST:
             break
         line = _line(points, usable_bytes, low, high)

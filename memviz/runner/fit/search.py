@@ -46,11 +46,13 @@ class Searched:
     tried: int
     of: int
     """Combinations that go together, on this model."""
+    refused: tuple[str, ...] = ()
+    """Why the others of those that were tried could not run: the one with the fewest changes first."""
 
 
 def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of: None) -> Searched:
     candidates = space.candidates
-    plan, tried = plan_of(space.request), dict[Place, TriedWay | None]()
+    plan, tried, refused = plan_of(space.request), dict[Place, TriedWay | None](), dict[Place, str]()
     speed, count = speed_of(plan.card.name), trials_of(len(candidates))
     pending: dict[str, Place] = {}
     order = _Order(space, predictor.kept)
@@ -68,6 +70,8 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
         place = pending.pop(_name(request))
         way = _tried(candidates[place], prediction, speed)
         tried[place] = way
+        if way is None:
+            refused[place] = prediction.refused
         order.add(place)
         places.learn(place, None if way is None else (way.cost.rank, float(way.peak_reserved_bytes)))
         tell(way, len(tried), count)
@@ -81,7 +85,10 @@ def search(space: Space, predictor: Predictor, tell: Told = lambda way, done, of
 
     predictor.all(ask, hear, others)
     possible = sum(place in tried or not places.is_refused(place) for place in candidates)
-    return Searched(tuple(way for way in tried.values() if way is not None), len(tried), possible)
+    ways = tuple(way for way in tried.values() if way is not None)
+    # Whichever process answered first: what was asked for is refused before what was changed.
+    in_order = sorted(refused, key=lambda place: (len(_changes(place)), place))
+    return Searched(ways, len(tried), possible, tuple(refused[place] for place in in_order))
 
 
 class _Order:

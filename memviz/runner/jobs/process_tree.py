@@ -21,6 +21,8 @@ APART: dict[str, Any] = {
 }
 """For `Popen`: a tree of its own, which the signals of a terminal do not reach."""
 
+_BEHIND = 10
+"""How nice it is then: a tenth of a processor that others want as well."""
 _PROC = Path("/proc")
 _KIB = 1 << 10
 
@@ -30,6 +32,14 @@ class _Process(NamedTuple):
     parent: int
     session: int
     resident: int
+
+
+def step_behind(process: subprocess.Popen[Any]) -> None:
+    """What is worked out ahead of a question leaves the processor to what somebody waits for already."""
+    with contextlib.suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, process.pid, _BEHIND)
+        # Linux may share a processor between sessions first, and this process has one of its own.
+        (_PROC / str(process.pid) / "autogroup").write_text(str(_BEHIND), encoding="ascii")
 
 
 def resident_bytes(root: int) -> int:

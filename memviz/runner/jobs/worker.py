@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from memviz.collector import without_collection
-from memviz.errors import MemvizError
+from memviz.errors import MemvizError, without_frames
 from memviz.runner.jobs.bounds import most_bytes
 from memviz.runner.jobs.searched_runs import SearchedRuns
-from memviz.runner.measure.memory_errors import is_out_of_memory
+from memviz.runner.measure.memory_errors import host_is_full, is_out_of_memory
 from memviz.runner.request import Request
 from memviz.units import bytes_text
 
@@ -106,12 +106,13 @@ def _answered(number: int, send: Send, folder: Path, run: Callable[[], None]) ->
     except MemvizError as error:
         send("failed", number, what="refused", text=str(error))
     except ValueError as error:
-        send("failed", number, what="refused", text=str(error), where=_where(error))
+        send("failed", number, what="refused", text=without_frames(str(error)), where=_where(error))
     except MemoryError:
         send("failed", number, what="host memory", text="This machine has no memory left for the prediction itself.")
     except Exception as error:
-        text = " ".join([f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ())])
-        what = "out of memory" if is_out_of_memory(error) else "exception"
+        full = host_is_full(error)
+        text = full or " ".join([_words(error), *getattr(error, "__notes__", ())])
+        what = "host memory" if full else "out of memory" if is_out_of_memory(error) else "exception"
         send("failed", number, what=what, text=text, where=_where(error))
 
 
@@ -151,7 +152,7 @@ def _run(number: int, request: Request, folder: Path, send: Send, until: float) 
         except MemvizError as error:
             numerics = {"error": str(error)}
         except Exception as error:
-            numerics = {"error": f"{type(error).__name__}: {error} {warned.about(error)}".rstrip()}
+            numerics = {"error": f"{_words(error)} {warned.about(error)}".rstrip()}
     run = replace(done.run, numerics=numerics)
     send("done", number, run=run.as_json(), **_written(done.trace, run, path))
 
@@ -178,12 +179,20 @@ def _interrupted(number: int, ended: Any, folder: Path, send: Send) -> None:
         with suppress(MemvizError), replacing(folder / f"run-{number}-until-it-failed.pickle") as out:
             write_pickle(ended.trace, out)
             file = f"run-{number}-until-it-failed.pickle"
+    if full := host_is_full(cause):
+        send("failed", number, what="host memory", text=full, where=_where(cause), file=file)
+        return
     memory = is_out_of_memory(cause)
     refused = isinstance(cause, ValueError) and not memory
     what = "out of memory" if memory else "refused" if refused else "exception"
-    text = " ".join([str(cause) if refused else f"{type(cause).__name__}: {cause}", *getattr(ended, "__notes__", ())])
+    said = without_frames(str(cause)) if refused else _words(cause)
+    text = " ".join([said, *getattr(ended, "__notes__", ())])
     text += f" {bytes_text(ended.live_bytes)} were live then." if ended.live_bytes and not refused else ""
     send("failed", number, what=what, text=text, where=_where(cause), file=file)
+
+
+def _words(error: BaseException) -> str:
+    return without_frames(f"{type(error).__name__}: {error}")
 
 
 def _where(error: BaseException) -> str:

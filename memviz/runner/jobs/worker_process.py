@@ -20,7 +20,7 @@ from typing import IO, Any, Literal, Protocol
 
 from memviz.errors import MemvizError, needed_library
 from memviz.runner.jobs.bounds import MEMORY, SECONDS, TIMEOUT_SECONDS, most_bytes, most_seconds
-from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
+from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes, step_behind
 from memviz.runner.request import Request
 from memviz.runner.run import Run
 from memviz.units import bytes_text
@@ -76,8 +76,8 @@ def environment_of(request: Request) -> dict[str, str]:
 
 
 def listing(programs: Sequence[str] = ()) -> dict[str, Any]:
-    """What there is to run, without importing PyTorch into this process."""
-    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs)))
+    """What there is to run, without importing PyTorch into this process; a page asks before somebody wants to know."""
+    rows: dict[str, Any] = json.loads("".join(_lines_of("memviz.runner.listing", *programs, is_ahead=True)))
     return rows
 
 
@@ -93,10 +93,12 @@ def rows_of(seed: str) -> Iterator[dict[str, Any]]:
         yield json.loads(line)
 
 
-def _lines_of(module: str, *arguments: str) -> Iterator[str]:
+def _lines_of(module: str, *arguments: str, is_ahead: bool = False) -> Iterator[str]:
     """What it prints, line by line. It ends with whoever listens, and beyond the bounds of a run in any case."""
     with tempfile.TemporaryFile() as errors:
         process = start_python(["-W", "ignore", "-m", module, *arguments], stderr=errors, env=_environment({}))
+        if is_ahead:
+            step_behind(process)
         watch = _Watch(process)
         try:
             assert process.stdout is not None

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from memviz.units import bytes_text
+
 _WORDS = re.compile(
     r"(?:cu|hip|roc)[a-z]+_(?:status_)?alloc_failed"
     r"|_internal_error_device_allocation_failed"
@@ -19,6 +21,18 @@ _WORDS = re.compile(
     r"|out of (?:device )?memory"
 )
 _OF_THE_HOST = ("defaultcpuallocator", "host_allocation_failed", "cannot allocate memory in static tls")
+
+
+_ASKED_OF_THE_HOST = re.compile(r"DefaultCPUAllocator: .*?(\d+) bytes", re.DOTALL)
+
+
+def host_is_full(error: BaseException | None) -> str:
+    """What to say where torch had no memory of this machine's for what a run computes with; empty otherwise."""
+    asked = _ASKED_OF_THE_HOST.search(str(error)) if isinstance(error, RuntimeError) else None
+    if asked is None:
+        return ""
+    size = bytes_text(int(asked[1]))
+    return f"This machine has no memory for what the run computes with: {size} were asked for. Smaller knobs take less."
 
 
 def is_out_of_memory(error: BaseException) -> bool:

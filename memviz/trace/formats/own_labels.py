@@ -4,28 +4,29 @@
         "version": 1,
         "about": {"origin": "predicted", "on": "NVIDIA H200", "facts": {"model": "..."}},
         "modules": ["", "layers.0.mlp", ...],
-        "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS}, ...],
+        "devices": [{"kind": "gpu", "device": 0, "events": LABELS, "blocks": LABELS, "taken_over": TAKEN_OVER}, ...],
     }
     LABELS = {"category": text, "module": text, "phase": text}
+    TAKEN_OVER = {"events": FOUND, "blocks": FOUND, "spans": {"phase": text, "step": text, "first": text}}
+    FOUND = {"category": text, "certainty": text, "phase": text, "is_known": text}
 
 Each LABELS column is the base64 text of one little-endian array over the device's events (or final blocks):
 uint8, int32 into `modules`, uint8. Text, because JSON has no bytes and because the pickle reader inside
-PyTorch's own page stops at an opcode for bytes.
+PyTorch's own page stops at an opcode for bytes. What an estimate takes over of its recording is written so too: uint8,
+but for the spans' step (int32) and first event (int64).
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
 from dataclasses import replace
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from memviz.errors import TraceError
 from memviz.trace.collect import name_of
+from memviz.trace.formats.base64_columns import column_of, text_of
+from memviz.trace.formats.own_taken_over import dump_taken_over, read_taken_over
 from memviz.trace.intern import Interner
 from memviz.trace.model import About, Category, DeviceTrace, Ints4, Labels, Phase, Trace
 from memviz.trace.texts import bounded, sound
@@ -58,9 +59,7 @@ def apply(trace: Trace, value: Any, interner: Interner) -> Trace:
 
 def dump(trace: Trace) -> dict[str, Any] | None:
     """The value of KEY for this trace, or None where there is nothing to say."""
-    labelled = [
-        device for device in trace.devices if device.event_labels is not None or device.block_labels is not None
-    ]
+    labelled = [device for device in trace.devices if _both(device) or device.taken_over is not None]
     about = trace.about
     if not labelled and about.origin == "measured" and not about.on and not about.facts:
         return None
@@ -83,15 +82,13 @@ def _dump_device(device: DeviceTrace, used: Ints4) -> dict[str, Any]:
     for key, labels in (("events", device.event_labels), ("blocks", device.block_labels)):
         if labels is not None:
             row[key] = {
-                "category": _text(labels.category),
-                "module": _text(np.searchsorted(used, labels.module).astype("<i4")),
-                "phase": _text(labels.phase),
+                "category": text_of(labels.category),
+                "module": text_of(np.searchsorted(used, labels.module).astype("<i4")),
+                "phase": text_of(labels.phase),
             }
+    if device.taken_over is not None:
+        row["taken_over"] = dump_taken_over(device.taken_over)
     return row
-
-
-def _text(column: npt.NDArray[Any]) -> str:
-    return base64.b64encode(column.tobytes()).decode("ascii")
 
 
 def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
@@ -103,33 +100,17 @@ def _labelled(device: DeviceTrace, given: Any, modules: Any) -> DeviceTrace:
         device,
         event_labels=device.event_labels if events is None else events,
         block_labels=device.block_labels if blocks is None else blocks,
+        taken_over=read_taken_over(given.get("taken_over"), len(device.events), len(device.blocks)),
     )
 
 
 def _labels(value: Any, count: int, modules: Any) -> Labels | None:
     if type(value) is not dict:
         return None
-    category = _column(value.get("category"), np.uint8, count, len(Category))
-    module = _column(value.get("module"), np.dtype("<i4"), count, len(modules))
-    phase = _column(value.get("phase"), np.uint8, count, len(Phase))
+    category = column_of(value.get("category"), np.uint8, count, len(Category))
+    module = column_of(value.get("module"), np.dtype("<i4"), count, len(modules))
+    phase = column_of(value.get("phase"), np.uint8, count, len(Phase))
     return Labels(category, modules[module], phase)
-
-
-def _column(value: Any, dtype: Any, count: int, values: int) -> Any:
-    raw = _raw(value)
-    if len(raw) != count * np.dtype(dtype).itemsize:
-        raise TraceError("Its labels (under the key 'memviz') do not match its events.")
-    column = np.frombuffer(raw, dtype=dtype).astype(np.dtype(dtype).newbyteorder("="))
-    if count and (column.min() < 0 or column.max() >= values):
-        raise TraceError("Its labels (under the key 'memviz') name values we do not know.")
-    return column
-
-
-def _raw(value: Any) -> bytes:
-    try:
-        return base64.b64decode(value, validate=True)
-    except (TypeError, ValueError, binascii.Error):
-        raise TraceError("Its labels (under the key 'memviz') are not base64.") from None
 
 
 def _about(about: About, value: Any) -> About:

@@ -143,11 +143,24 @@ def kind_of(row: Mapping[str, Any]) -> RowKind | None:
     return None
 
 
+_FAR = 16
+"""Places of a table for each value: beyond that sorting is cheaper."""
+
+
 def translated(values: Ints8, translate: Callable[[int], int]) -> Ints8:
     """Each distinct value translated once; there are few of them, mostly one."""
     if not len(values):
         return values
     if (values == values[0]).all():
         return np.broadcast_to(np.int64(translate(int(values[0]))), len(values))
-    distinct, inverse = np.unique(values, return_inverse=True)
-    return np.array([translate(int(value)) for value in distinct], dtype=np.int64)[inverse]
+    lowest = int(values.min())
+    span = int(values.max()) - lowest + 1
+    if span > _FAR * len(values):
+        different, inverse = np.unique(values, return_inverse=True)
+        return np.array([translate(value) for value in different.tolist()], dtype=np.int64)[inverse]
+    above = values - lowest
+    table = np.zeros(span, dtype=np.int64)
+    table[above] = 1
+    found = np.flatnonzero(table)
+    table[found] = [translate(value) for value in (found + lowest).tolist()]
+    return table[above]

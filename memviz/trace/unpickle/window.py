@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from memviz.errors import TraceError
+from memviz.trace.distinct import first_of_each
 from memviz.trace.model import Bools, Ints8
 from memviz.trace.unpickle.rows import Kind
 from memviz.trace.unpickle.template import BEGUN_LIST, LIST, Template
@@ -139,9 +140,10 @@ class Window:
     def _skip(self, literal: bytes) -> None:
         for i in range(0, len(literal), 8):
             piece = literal[i : i + 8]
-            self._clamp((self._words[self._at] & _mask(len(piece))) == int.from_bytes(piece, "little"))
+            word = self._words[self._at]
+            here = word if len(piece) == 8 else word & _mask(len(piece))
             self._at = self._at + len(piece)
-            self._clamp(self._ok)
+            self._clamp(here == int.from_bytes(piece, "little"))
 
     def _memo_place(self) -> Ints8 | None:
         """Steps over what puts an object into the memo; its place where the file names it."""
@@ -198,9 +200,8 @@ class Window:
             value = np.where(here, _long(body, size_of), value)
             length = np.where(here, 2 + size_of, length)
             here &= size_of <= 8
-        self._clamp(here | (code == ord("K")) | (code == ord("M")) | (code == ord("J")))
         self._at = self._at + length
-        self._clamp(self._ok)
+        self._clamp(here | (code == ord("K")) | (code == ord("M")) | (code == ord("J")))
         return value
 
     def _object(self, kind: Kind, following: list[bytes], key_offset: Ints8 | None) -> Column:
@@ -353,8 +354,7 @@ class Window:
         )
         words: Word = every_place[start].view(np.uint64).reshape(-1, width // 8) & _inside(width)[size]
         sums = words @ _FACTORS[: width // 8] + size.astype(np.uint64)
-        _, first, group = np.unique(sums, return_index=True, return_inverse=True)
-        leaders = first[group]
+        leaders = first_of_each(sums)
         same = (size == size[leaders]) & (words == words[leaders]).all(axis=1)
         return np.where(same, leaders, np.arange(len(start)))
 

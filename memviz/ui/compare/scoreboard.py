@@ -32,7 +32,9 @@ class Board:
 
 def scoreboard_html(board: Board) -> Html:
     facts = [(key, head) for key, head in FACT_COLUMNS if any(key in side.trace.about.facts for side in board.sides)]
-    timed = any(score.duration_us is not None for score in board.scores)
+    timed = any(
+        score.duration_us is not None and _ran(side) for score, side in zip(board.scores, board.sides, strict=True)
+    )
     head = [
         tag("th", "Trace", scope="col"),
         tag("th", "Peak, live by category, then cached up to reserved", scope="col", class_="mv-scorebar"),
@@ -92,7 +94,7 @@ def _name(board: Board, number: int) -> Html:
         draggable="true",
     )
     where = f"{side.trace.about.label}, {'cuda' if side.device.kind == 'gpu' else 'host'}:{side.device.device}"
-    return tag("th", tag("div", badge, name, tag("small", where), class_="mv-who"), scope="row")
+    return tag("th", tag("div", badge, name, tag("small", where, title=where), class_="mv-who"), scope="row")
 
 
 def _button(text: str, act: str, side: Side, **attributes: str) -> Html:
@@ -156,9 +158,14 @@ def _against(delta: int, number: int) -> tuple[str | Html, ...]:
 
 
 def _duration(score: Score, side: Side) -> Html:
-    if score.duration_us is not None:
-        return _cell(duration_text(score.duration_us))
-    return _cell(NOT_IN_FILE if side.device.is_timed else "no clock ran", soft=True)
+    if not _ran(side):
+        return _cell("no clock ran", soft=True)
+    return _cell(duration_text(score.duration_us)) if score.duration_us is not None else _cell(NOT_IN_FILE, soft=True)
+
+
+def _ran(side: Side) -> bool:
+    """A replay and an estimate have the times of their events from the recording, and took none of their own."""
+    return side.device.is_timed and side.trace.about.origin != "replayed"
 
 
 def _cell(*children: object, soft: bool = False) -> Html:

@@ -213,6 +213,9 @@ def _moment_facts(moment: EventState) -> Iterable[tuple[str, object]]:
     yield "Live", exact(_live(moment))
     if parts.waiting:
         yield "· waiting", joined(exact(parts.waiting), _soft("freed, but another stream may still use it"))
+    if not moment.is_reserved_known:
+        yield "Reserved", "not in the file"
+        return
     if parts.outside:
         yield "· not placed", joined(exact(parts.outside), _soft("in no segment that is known"))
     yield "Rounding", joined(exact(parts.rounding), _soft("beyond what was asked"))
@@ -238,13 +241,16 @@ def _around_html(moment: EventState) -> Html:
     return tag("section", tag("h3", "Events around"), tag("ol", *rows, class_="mv-around"), class_="mv-stack")
 
 
+_FREES = ("free", "free_requested", "free_completed")
+
+
 def _happened(event: EventSummary, *, is_now: bool) -> Html:
     number = tag("button", count_text(event.event), type="button", class_="mv-link", data_mv_at=event.event)
     size = bytes_text(event.bytes) if event.bytes else ""
     words = f" {event.action.replace('_', ' ')} {size} "
-    return tag(
-        "li", number, words, tag("span", cut(event.site, 60), class_="mv-soft"), aria_current="true" if is_now else None
-    )
+    # The list of all events says of a free where its block was made; the file says here where it was freed.
+    where = f"freed in {cut(event.site, 60)}" if event.site and event.action in _FREES else cut(event.site, 60)
+    return tag("li", number, words, tag("span", where, class_="mv-soft"), aria_current="true" if is_now else None)
 
 
 def _facts(rows: Iterable[tuple[str, object]]) -> Html:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from memviz.analysis.health import health, history
 from memviz.analysis.overview import overview
 from memviz.analysis.reserved.fragmentation import fragmentation_at
-from memviz.analysis.reserved.known import is_reserved_known
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import others_out_of_memory
 from memviz.headlines.explore import explore
@@ -39,7 +39,6 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     # Of a state alone nothing is known to be a peak.
     peak, at_the_peak = ("peak ", " at the peak") if len(device.events) else ("", "")
     # A profile of the host has allocations, and nothing that is reserved for them.
-    is_known = is_reserved_known(line.peak_bytes, line.reserved_peak_bytes)
     reserved = [
         (f"{peak}reserved", bytes_text(line.reserved_peak_bytes)),
         (f"cached and unused{at_the_peak}", bytes_text(unused.cached)),
@@ -47,7 +46,7 @@ def facts(trace: Trace, device: DeviceTrace) -> list[tuple[str, str]]:
     pairs = [
         ("", trace.about.label),
         (f"{peak}live", bytes_text(line.peak_bytes)),
-        *(reserved if is_known else [("reserved", "not in the file")]),
+        *(reserved if tells_reserved(device) else [("reserved", "not in the file")]),
         ("history", _HISTORY[history(device)]),
         ("", counted(len(device.events), "event")),
     ]

@@ -13,6 +13,7 @@ from memviz.analysis.callstacks.sites import sites
 from memviz.analysis.lifetimes import lifetimes
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.reserved.fragmentation import Fragmentation, fragmentation_at
+from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.reserved.segments import SegmentsAt, TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
@@ -72,12 +73,16 @@ def segment_view(
     trace: Trace, device: DeviceTrace, event: int, *, meaning: str = "category", with_table: bool = False
 ) -> SegmentView:
     moment = segments_at(trace, device, event)
+    drawing = packed_map(trace, device, moment, meaning=meaning)
+    if not tells_reserved(device):
+        words = tag("p", "The file says nothing of segments: what is reserved is not known.", class_="mv-soft")
+        return SegmentView(f"{when(event)} · no segments in the file", words, Html(""), drawing)
     parts = fragmentation_at(trace, device, event)
     return SegmentView(
         title=title(moment, parts),
         figures=joined(figures_html(free_space(moment)), fragmentation_html(parts)),
         table=table_html(trace, moment) if with_table else Html(""),
-        drawing=packed_map(trace, device, moment, meaning=meaning),
+        drawing=drawing,
     )
 
 

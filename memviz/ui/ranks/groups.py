@@ -22,7 +22,8 @@ def groups_html(job: Ranks) -> Html:
     out = {one.rank for one in job.outliers}
     usual = [group for group in job.groups if not out.issuperset(group.ranks)]
     rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
-    head = tag("h2", "Groups of ranks that need the same ", tag("span", count_text(len(usual))))
+    need = "reached" if job.ran_out else "need"
+    head = tag("h2", f"Groups of ranks that {need} the same ", tag("span", count_text(len(usual))))
     return tag("section", head, _table(("", "Ranks", "Peak", ""), rows), _more(len(usual), "groups"))
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from memviz.analysis.reserved.known import is_reserved_known
 from memviz.ranks.differences import by_category, by_site
 from memviz.ranks.mesh import mesh_of, mesh_text
 from memviz.ranks.numbers import Rank
 from memviz.ranks.together import Ranks
+from memviz.trace.reserved_bytes import is_reserved_known
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import cut, rounded
 from memviz.ui.ranks.sparkline import sparkline
@@ -50,7 +50,7 @@ def _facts(rank: Rank) -> Html:
         ("peak", rounded(row.peak_bytes)),
         ("reserved at most", rounded(row.reserved_peak_bytes) if is_known else "not in the file"),
         ("events", count_text(row.event_count)),
-        *((part.kind, rounded(part.bytes)) for part in row.categories[:4]),
+        *((part.words, rounded(part.bytes)) for part in row.categories[:4]),
     ]
     if row.ran_out:
         last = row.ran_out[-1]

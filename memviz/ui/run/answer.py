@@ -39,8 +39,9 @@ _MOST_CHOSEN = 512
 
 
 _BETWEEN_PICTURES = 0.7
-_LOOKS_AHEAD_SECONDS = 2.0
-"""The page that was asked for comes first."""
+_LOOKS_AHEAD_SECONDS = 4.0
+"""The page that was asked for comes first, and the file that is dropped on it."""
+_LOOK_SECONDS = 0.5
 
 
 def refused(requests: RunRequests, variant: Variant) -> RunRequests:
@@ -77,9 +78,14 @@ class RunAnswers:
         folder: Path | None = None,
         limits: RunLimits | None = None,
         programs: Sequence[str] = (),
+        is_busy: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`programs` are Python files of whoever started the page; nobody who looks at it can add one."""
+        """`programs` are Python files of whoever started the page; nobody who looks at it can add one.
+
+        While the page `is_busy`, nothing is worked out ahead.
+        """
         self.store = store
+        self._is_busy = is_busy
         self.programs = tuple(programs)
         self.limits = limits or run_limits()
         known = self.limits
@@ -102,7 +108,10 @@ class RunAnswers:
         self._folder = folder or default_folder()
         self._listing: dict[str, Any] | None = None
         self._looks_ahead: threading.Timer | None = None
+        self._closed = threading.Event()
         self._lock = threading.Lock()
+        self._lists = threading.Lock()
+        """Held for seconds; nobody waits for it who does not ask for the list."""
         self._chosen: OrderedDict[str, int] = OrderedDict()
 
     def look_ahead(self) -> None:
@@ -114,11 +123,15 @@ class RunAnswers:
                 self._looks_ahead.start()
 
     def _list(self) -> None:
+        while self._is_busy():
+            if self._closed.wait(_LOOK_SECONDS):
+                return
         # Who comes to the tab asks again, and is told.
         with suppress(MemvizError, OSError):
             self.listing()
 
     def close(self) -> None:
+        self._closed.set()
         with self._lock:
             if self._looks_ahead is not None:
                 self._looks_ahead.cancel()
@@ -128,7 +141,7 @@ class RunAnswers:
 
     def listing(self) -> dict[str, Any]:
         """What there is to run is the same for everybody, and does not change while the page is up."""
-        with self._lock:
+        with self._lists:
             if self._listing is None:
                 listed = listing(self.programs)
                 self._listing = {**listed, "device": LENT_DEVICE} if is_zero_gpu() else listed

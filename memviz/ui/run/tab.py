@@ -63,7 +63,7 @@ class RunTab:
 
 
 def build(context: Context, tab: gr.Tab) -> RunTab:
-    answers = RunAnswers(context.store, programs=context.programs)
+    answers = RunAnswers(context.store, programs=context.programs, is_busy=context.reading.is_used)
     head = Panel(elem_id="run-head")
     with gr.Row(elem_classes="mv-what-if mv-run"):
         with gr.Column(elem_classes="mv-what-if-form", scale=0, min_width=264):

@@ -2,7 +2,7 @@
 // The address is a link to what is seen; steps.js makes entries of it that the back button comes to: to the one trace that is explored, or to what a tab
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
 import { onSaid } from "../components/base.js";
-import { noteTab } from "./steps.js";
+import { noteAddress, noteTab } from "./steps.js";
 
 const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
 const OURS = [
@@ -12,32 +12,40 @@ const OURS = [
 ];
 const COMPARE = "Compare";
 /** What Gradio draws anew that the address or a tab's number depends on. */
-const WATCHED = "#traces, #compare-place, #what-if-form, .tab-container";
+const WATCHED = "#traces, #actions, #compare-place, #what-if-form, .tab-container";
 const QUIET_MS = 120;
 const JOINED_MS = 50;
 
-/** What the explored timeline has said last.
- * @type {Record<string, string> | null} */
-let explored = null;
+/** Of the trace that is explored: its timeline's key, and what that has said last; null where it says nothing yet.
+ * @type {{ key: string, said: Record<string, string> | null }} */
+let explored = { key: "", said: null };
 
 /** @param {boolean} [isAsked] by somebody who wants to share what is seen */
 export function followView(isAsked = false) {
   const tabs = /** @type {NodeListOf<HTMLElement>} */ (document.querySelectorAll("[data-mv-query]"));
   const seen = [...tabs].find((tab) => tab.parentElement?.offsetParent);
-  const link = /** @type {HTMLElement | null} */ (document.querySelector("[data-mv-link]"))?.dataset.mvLink;
+  const { mvLink: link, mvExplored: key } = /** @type {HTMLElement | null} */ (document.querySelector("[data-mv-link]"))?.dataset || {};
   const query = new URLSearchParams(location.search);
-  // Untouched, the address stays as it was typed; but it never speaks of another tab than the one that is seen.
-  if (!seen && !(link && (isAsked || explored || query.has("tab")))) return;
+  const named = query.get("trace");
+  const saidOfIt = explored.key === key ? explored.said : null;
+  // Untouched, the address stays as it was typed; but it never speaks of another tab or trace than what is seen.
+  if (!seen && !(link && (isAsked || saidOfIt || query.has("tab") || (named && named !== link)))) return;
   for (const key of OURS) query.delete(key);
-  const said = new URLSearchParams(seen ? seen.dataset.mvQuery : explored || {});
+  const said = new URLSearchParams(seen ? seen.dataset.mvQuery : saidOfIt || {});
   if (link && !said.has("traces")) query.set("trace", link);
   for (const [key, value] of said) query.set(key, value);
   history.replaceState(history.state, "", `${location.pathname}?${query}`);
+  if (named !== query.get("trace")) noteAddress();
 }
+
+onSaid("memviz:begun", ({ key }) => {
+  explored = { key, said: null };
+  followView();
+});
 
 onSaid("memviz:state", (state) => {
   const isSaid = (/** @type {string} */ key) => state[key] !== undefined && state[key] !== null && !(key === "pin" && state.pin < 0);
-  explored = Object.fromEntries(OF_THE_TIMELINE.filter(isSaid).map((key) => [key, String(state[key])]));
+  explored = { key: state.key, said: Object.fromEntries(OF_THE_TIMELINE.filter(isSaid).map((key) => [key, String(state[key])])) };
   followView();
 });
 

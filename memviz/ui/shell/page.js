@@ -5,11 +5,12 @@
 //   [data-mv-picture]  a click saves the timeline as "png" or "svg"
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
-// address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, and what a
-// narrow screen does otherwise in narrow.js.
+// address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
+// and what a narrow screen does otherwise in narrow.js.
 import { isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
 import { listenToRows } from "./ahead.js";
+import { listenToMenus } from "./menus.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
 import { listenToSteps } from "./steps.js";
 
@@ -77,8 +78,6 @@ async function copy(button, text) {
 /** @param {HTMLElement} button */
 function press(button) {
   const { mvPicture, mvCopy, mvShare, mvDark, mvKeys } = button.dataset;
-  // What is copied says so on its button.
-  if (mvShare === undefined) button.closest("details.mv-menu")?.removeAttribute("open");
   if (mvPicture !== undefined) say("memviz:export", { kind: mvPicture });
   else if (mvCopy !== undefined) copy(button, mvCopy);
   else if (mvShare !== undefined) {
@@ -134,6 +133,7 @@ if (document.body) startDark();
 else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
+listenToMenus();
 listenToRows();
 listenToSteps();
 listenToWidth();

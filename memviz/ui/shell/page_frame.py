@@ -77,7 +77,7 @@ def foot_html() -> Html:
 def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     """What can be taken away: `exports` are its words, by kind.
 
-    The first element tells the page's script which trace the address names.
+    The first element tells the page's script which trace the address names, and by which name its timeline goes.
     """
     current = session.current
     if current is None or session.home:
@@ -87,7 +87,8 @@ def actions_html(session: Session, exports: Mapping[str, str]) -> Html:
     ]
     files = [tag("button", words, type="button", data_act="export", data_kind=kind) for kind, words in exports.items()]
     menu = tag("details", tag("summary", "Export"), tag("div", *pictures, *files), class_="mv-menu")
-    return tag("div", _share(current), menu, class_="mv-actions", data_mv_link=link_name(current))
+    link, timeline_of_it = link_name(current), timeline_key(current)
+    return tag("div", _share(current), menu, class_="mv-actions", data_mv_link=link, data_mv_explored=timeline_of_it)
 
 
 def _share(current: Opened) -> Html:

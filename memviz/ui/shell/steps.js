@@ -80,6 +80,11 @@ export function noteTab() {
   keep({ view: here.view, tab, address: location.href }, here.tab !== "");
 }
 
+/** The trace that is seen has got its address. */
+export function noteAddress() {
+  here.address = location.href;
+}
+
 export function listenToSteps() {
   onSaid("memviz:begun", begin);
   onSaid("memviz:state", (view) => {

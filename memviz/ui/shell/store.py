@@ -32,6 +32,12 @@ class _Kept:
     used: float = field(default_factory=time.monotonic)
     rested: float = -1.0
     """When it had been used last, the last time that what was computed for it was let go."""
+    measured: float = -1.0
+    """When its bytes were last counted."""
+
+    def may_have_grown(self) -> bool:
+        """What is computed for a view is kept on the trace; soon after it was asked for, as a rule."""
+        return self.measured < self.used + _LEAST_REST
 
     def rests(self, now: float) -> bool:
         events = sum(len(device.events) for device in self.trace.devices)
@@ -86,17 +92,18 @@ class TraceStore:
         And what was computed for views of a trace that rests. Whether that made anything free.
         """
         now = time.monotonic()
-        # What is computed for a view is kept on the trace, so traces grow while they are looked at.
         with self._lock:
             kept_now = dict(self._kept)
         resting = [key for key, kept in kept_now.items() if kept.rests(now)]
         for key in resting:
             kept_now[key].rested = kept_now[key].used
+            kept_now[key].measured = -1.0
             let_go(kept_now[key].trace)
             for listener in self._of_rest:
                 listener(key)
         for kept in kept_now.values():
-            kept.bytes = held_bytes(kept.trace)
+            if kept.may_have_grown():
+                kept.bytes, kept.measured = held_bytes(kept.trace), now
         with self._lock:
             gone = [
                 key

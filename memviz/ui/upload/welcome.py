@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from memviz.analysis.timeline import timeline
-from memviz.analysis.which_device import chosen_device
-from memviz.figures.thumbnail import data_address, thumbnail
-from memviz.trace.load import load_trace
+from memviz.figures.thumbnail import data_address
 from memviz.ui.html.markup import Html, tag
-from memviz.ui.upload.samples import OFFERED_SAMPLES, SAMPLES, OfferedSample
+from memviz.ui.upload.sample_cards import card_of
+from memviz.ui.upload.samples import OFFERED_SAMPLES, OfferedSample
 from memviz.units import bytes_text, delta_text
 
 RECORD = """# before the model is built
@@ -35,24 +31,18 @@ def samples_html() -> Html:
     return tag("section", tag("h2", "Or start with a sample"), tag("div", *cards, class_="mv-samples"))
 
 
-@cache
 def _card(sample: OfferedSample) -> Html:
-    """Pictures and figures come from the files themselves. The samples never change, so they are drawn once."""
-    traces = [load_trace(SAMPLES / name) for name in sample.files]
-    devices = [chosen_device(trace) for trace in traces]
-    peaks = [timeline(device).peak_bytes for device in devices]
-    width = 520 // len(traces)
-    pictures = [
-        tag("img", src=data_address(thumbnail(trace, device, width=width, height=300, top=max(peaks))), alt="")
-        for trace, device in zip(traces, devices, strict=True)
-    ]
-    change = f"{delta_text(peaks[-1] - peaks[0])}" if len(peaks) > 1 else f"{bytes_text(peaks[0])} peak"
+    card = card_of(sample)
+    pictures = [tag("img", src=data_address(picture), alt="") for picture in card.pictures]
+    first, last = card.peaks[0], card.peaks[-1]
+    change = f"{delta_text(last - first)}" if len(card.peaks) > 1 else f"{bytes_text(first)} peak"
+    tab = sample.tab.replace("-", " ").capitalize()
     return tag(
         "button",
         tag("span", *pictures, class_="mv-pictures"),
         tag("b", sample.title),
         tag("span", sample.text),
-        tag("small", f"{sample.tab.capitalize()} · {change} · predicted"),
+        tag("small", f"{tab} · {change} · predicted"),
         type="button",
         data_act="sample",
         data_sample=sample.name,

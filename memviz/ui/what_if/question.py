@@ -8,13 +8,13 @@ from typing import Any
 
 from memviz.allocator.context import OVERHEAD_BYTES
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.settings_text import NEWEST, Release
+from memviz.allocator.settings_text import NEWEST, OLDEST, Release
 from memviz.allocator.what_if import CardMemory, GiB
 from memviz.errors import UsageError
 from memviz.units import bytes_text, parse_bytes
 
 LONGEST = 400
-RELEASES = tuple((2, minor) for minor in range(NEWEST[1], -1, -1))
+RELEASES = tuple((2, minor) for minor in range(NEWEST[1], OLDEST[1] - 1, -1))
 ANY_CARD = ""
 """The memory is what was typed, not what a card leaves."""
 _KEYS = {

@@ -27,6 +27,8 @@ class RankedRow:
     """None where it is the recording, which ended as it did."""
     ends: str
     tried: Tried | None
+    knows_reserved: bool = True
+    """Not where the recording does not tell."""
 
     @property
     def name(self) -> str:
@@ -38,7 +40,7 @@ class RankedRow:
 
     @property
     def reserved(self) -> str:
-        return bytes_text(self.reserved_bytes)
+        return bytes_text(self.reserved_bytes) if self.knows_reserved else "not in file"
 
 
 def rows(outcome: WhatIf, searched: Search) -> Iterator[RankedRow]:
@@ -72,7 +74,7 @@ def _why(outcome: WhatIf, searched: Search) -> str:
     reason = outcome.parted or outcome.why_not_as_recorded
     if searched.is_placed_anew and not reason:
         return " The recording had besides what was cached before its first event."
-    return f" The recording differs: {reason}." if reason else ""
+    return f" The recording differs: {reason or 'by its settings alone the allocator would not have done what it did'}."
 
 
 def _remark(tried: Tried) -> str:
@@ -96,6 +98,7 @@ def _recording(outcome: WhatIf, is_late: bool) -> RankedRow:
         if on_card
         else (f"ran out {at_event(failed)}" if failed else "\N{EN DASH}"),
         tried=None,
+        knows_reserved=outcome.knows_recorded_peak,
     )
 
 

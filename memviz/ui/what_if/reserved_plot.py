@@ -11,6 +11,7 @@ from memviz.allocator.what_if import WhatIf
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.reserved import reserved_lines
 from memviz.analysis.reserved.reserved_lines import ReplayedBytes, ReservedLines
+from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import in_words
 from memviz.trace.model import DeviceTrace
 from memviz.units import bytes_text, count_text
@@ -34,7 +35,18 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
         "at": at,
         "names": [replay.name for replay in replays],
         "stops": _stops(outcome),
+        "ends": _ends(device, replays),
         "axes": axes,
+    }
+
+
+def _ends(device: DeviceTrace, replays: list[ReplayedBytes]) -> dict[str, Any]:
+    """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before."""
+    recorded = timeline(device)
+    return {
+        "live": recorded.end_bytes,
+        "recorded": int(recorded.reserved[-1]),
+        "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
     }
 
 

@@ -8,6 +8,7 @@ from memviz.allocator.agreement import addresses, exactness
 from memviz.allocator.replayed import RanOut, Replayed
 from memviz.allocator.search import Search
 from memviz.allocator.what_if import CardMemory, WhatIf
+from memviz.analysis.timeline import timeline
 from memviz.headlines.what_if import in_words, what_if
 from memviz.trace.model import DeviceTrace, Note
 from memviz.ui.html.markup import Html, joined, tag
@@ -180,7 +181,8 @@ def search_html(answer: Answer, known: Search | None) -> Html:
         words = " replays the settings that matter and ranks them."
         return tag("p", tag("b", "Find the best"), words, class_="mv-soft")
     live = max(candidate.peak_requested_bytes for candidate in known.tried)
-    floor = tag("small", f"the live peak, {bytes_text(live)}, is the floor of all")
+    refused = ", with what was refused," if live > timeline(answer.device).peak_bytes else ","
+    floor = tag("small", f"the live peak, {bytes_text(live)}{refused} is the floor of all")
     return joined(
         tag("h2", "Settings, by peak reserved", " ", floor, class_="mv-h2"),
         tag("p", known.advice, class_="mv-advice"),

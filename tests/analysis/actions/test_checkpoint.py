@@ -31,6 +31,10 @@ def address(layer: int, place: int) -> int:
 
 
 def network(*, steps: int = 1, upto: int | None = None) -> Trace:
+    return trace_of(network_events(steps)[:upto])
+
+
+def network_events(steps: int = 1) -> list[Any]:
     """Each layer keeps 10 and 40 MiB, throws 5 MiB away and hands 8 MiB on; the backward goes from the last to the
     first, and needs 3 MiB besides."""
     events: list[Any] = [alloc(WEIGHTS, 50 * MiB, frames=BUILD)]
@@ -46,7 +50,7 @@ def network(*, steps: int = 1, upto: int | None = None) -> Trace:
             events += [alloc(SCRATCH, 3 * MiB, frames=BACKWARD), *free(address(layer, 1), 40 * MiB)]
             events += [*free(address(layer, 0), 10 * MiB), *free(SCRATCH, 3 * MiB)]
         events += [alloc(GRADIENT, 50 * MiB, frames=ACCUMULATE), *free(GRADIENT, 50 * MiB)]
-    return trace_of(events[:upto])
+    return events
 
 
 def test_layers_are_seen_with_what_they_keep_and_hand_on():

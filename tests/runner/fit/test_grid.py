@@ -19,11 +19,11 @@ class Machine:
     def peak(self, batch: int, sequence: int) -> int:
         return 2 * GiB + batch * (sequence * (1 << 20) + sequence * sequence)
 
-    def __call__(self, values: Mapping[str, int]) -> tuple[bool, int] | None:
+    def __call__(self, values: Mapping[str, int]) -> tuple[bool, int] | str:
         batch, sequence = values["batch"], values["sequence"]
         self.asked.append((batch, sequence))
         if sequence > self.longest:
-            return None
+            return f"The longest is {self.longest}."
         return self.peak(batch, sequence) <= 24 * GiB, self.peak(batch, sequence)
 
 

@@ -25,11 +25,11 @@ class Machine:
         self.peak, self.usable, self.refused_from = peak, usable, refused_from
         self.asked: list[int] = []
 
-    def __call__(self, value: int) -> tuple[bool, int] | None:
+    def __call__(self, value: int) -> tuple[bool, int] | str:
         assert value not in self.asked, "asked twice"
         self.asked.append(value)
         if value >= self.refused_from:
-            return None
+            return f"{value} is too long."
         peak = self.peak(value)
         return peak <= self.usable, peak
 
@@ -116,7 +116,7 @@ def test_a_value_that_the_model_does_not_take_does_not_fit() -> None:
     machine = Machine(lambda value: value << 20, 24 * GiB, refused_from=1025)
     found = largest_that_fits(machine, machine.usable)
     assert found is not None
-    assert (found.value, found.next_fails) == (1024, True)
+    assert (found.value, found.next_fails, found.refused) == (1024, True, "1025 is too long.")
 
 
 def test_memory_that_does_not_grow_ends_without_a_border() -> None:

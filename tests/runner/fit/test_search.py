@@ -123,6 +123,18 @@ def test_the_same_search_asked_again_predicts_nothing_and_finds_the_same(tmp_pat
     assert made == [len(found[0]), 0]
 
 
+def test_what_is_refused_is_kept_apart_and_what_was_asked_for_comes_first(tmp_path: Path) -> None:
+    class Refusing(Teller):
+        def one(self, request: Request) -> Prediction:
+            names = [name for name, _ in request.optimizations]
+            return Prediction(1, 1) if names == ["allocator_settings"] else Prediction(refused=f"Not with {names}.")
+
+    space = space_of(Request("gpt2", {"layers": "2"}), "outputs")
+    searched = search(space, cast(Predictor, Refusing(KeptPredictions(tmp_path), 1)))
+    assert searched.ways and len(searched.refused) == searched.tried - len(searched.ways)
+    assert searched.refused[0] == "Not with []."
+
+
 def test_another_search_has_an_order_of_its_own(tmp_path: Path) -> None:
     kept = KeptPredictions(tmp_path)
     kept.add_to_order("one", (0, 1))

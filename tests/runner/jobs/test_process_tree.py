@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from memviz.runner.jobs import process_tree
-from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes
+from memviz.runner.jobs.process_tree import APART, end_tree, own_bytes, resident_bytes, step_behind
 from tests.runner.processes import is_there, wait_until
 
 MiB = 1 << 20
@@ -52,6 +52,17 @@ def test_memory_is_that_of_all_its_processes(monkeypatch: pytest.MonkeyPatch, tm
         assert abs(by_ps - whole) < 8 * MiB
     # What was killed holds its memory for a moment yet.
     wait_until(lambda: resident_bytes(process.pid) == 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "getpriority"), reason="this system has no such priorities")
+def test_what_is_worked_out_ahead_leaves_the_processor_to_others() -> None:
+    with family() as (process, _):
+        usual = os.getpriority(os.PRIO_PROCESS, process.pid)
+        step_behind(process)
+        assert os.getpriority(os.PRIO_PROCESS, process.pid) >= min(usual + 1, 10)
+        group = Path(f"/proc/{process.pid}/autogroup")
+        if group.exists():
+            assert group.read_text().endswith("nice 10\n")
 
 
 def test_a_file_that_is_mapped_could_be_taken_back(tmp_path: Path) -> None:

@@ -87,6 +87,17 @@ def test_what_is_refused_does_not_end_the_process(tmp_path: Path, own: Path) -> 
     assert "own.py" in second.text + second.where
 
 
+def test_memory_of_this_machine_that_is_not_there_is_no_matter_of_the_card_and_no_frames_are_said(
+    tmp_path: Path, real_workers: None
+) -> None:
+    huge = Request("gpt2", {"batch": f"{10**9}", "layers": "1"}, numerics=False)
+    beyond = Request("gpt2", {"batch": f"{10**12}", "sequence": "1024", "layers": "1"}, numerics=False)
+    with Worker(tmp_path) as worker:
+        full, overflow = last_of(worker, huge, beyond)
+    assert full.what == "host memory" and "GiB were asked for. Smaller knobs take less." in full.text
+    assert overflow.text and "frame #" not in overflow.text and "enforce fail" not in overflow.text
+
+
 @pytest.mark.parametrize(("function", "words"), [("killed", "SIGKILL"), ("aborts", "SIGABRT")])
 def test_a_process_that_dies_says_how(tmp_path: Path, own: Path, function: str, words: str) -> None:
     with Worker(tmp_path) as worker:

@@ -124,6 +124,12 @@ def test_a_row_per_trace_on_one_scale():
     assert hatched == ["width:16.667%", "width:25.000%"]
 
 
+def test_an_estimate_has_the_times_of_its_recording_and_took_none_itself():
+    estimate = replace(run(9), about=About("replayed", "checkpoint 2 layers, an estimate from the trace"))
+    assert [row[-2] for row in rows(board(run(6, reserved=8), estimate))] == ["Recorded", "2.00 ms", "no clock ran"]
+    assert "Recorded" not in words(board(estimate, estimate))
+
+
 def test_what_the_file_does_not_tell_of_reserved_memory_is_no_figure():
     text = board(run(6), run(9, reserved=12))
     assert [row[3:5] for row in rows(text)[1:]] == [["not in file", "not in file"], ["12.0 MiB", "25 %"]]

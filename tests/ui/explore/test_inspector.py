@@ -186,6 +186,14 @@ def test_the_moment_says_where_every_reserved_byte_is():
     }
 
 
+def test_what_the_file_does_not_tell_is_no_zero():
+    trace = trace_of([alloc(0, 512), alloc(1024, 512)], segments=[])
+    known = figures(moment_html(moment(trace, trace.devices[0], 1)))
+    assert known == {"Live": "1,024 B", "Reserved": "not in the file"}
+    # Nor is it one where nothing is live yet.
+    assert figures(moment_html(moment(trace, trace.devices[0], -1)))["Reserved"] == "not in the file"
+
+
 def test_a_moment_of_a_file_without_history_is_told():
     trace = trace_of([], segments=[segment(0, 2 * MiB, [block(0, 512, 500)])])
     html = moment_html(moment(trace, trace.devices[0], -1))
@@ -202,10 +210,15 @@ def test_out_of_memory_says_what_did_not_fit():
 
 
 def test_the_events_around_are_a_click_away():
-    around = (EventSummary(3, "segment_alloc", 2 * MiB, ""), EventSummary(4, "alloc", 5, "model.py:3 forward"))
+    around = (
+        EventSummary(3, "segment_alloc", 2 * MiB, ""),
+        EventSummary(4, "alloc", 5, "model.py:3 forward"),
+        EventSummary(5, "free_requested", 5, "autograd engine"),
+    )
     html = moment_html(some_moment(around=around))
-    assert "3 segment alloc 2.00 MiB 4 alloc 5 B model.py:3 forward" in words(html)
-    assert [element["data-mv-at"] for element in elements(html, "button")] == ["3", "4"]
+    listed = "3 segment alloc 2.00 MiB 4 alloc 5 B model.py:3 forward 5 free requested 5 B freed in autograd engine"
+    assert listed in words(html)
+    assert [element["data-mv-at"] for element in elements(html, "button")] == ["3", "4", "5"]
     assert len(elements(html, "li", aria_current="true")) == 1
 
 

@@ -30,6 +30,7 @@ from memviz.ui.shell.session import Opened, Session
 from memviz.ui.shell.store import TraceStore
 from tests.real import FOLDER, requires_real
 from tests.traces import MiB, alloc, block, event, frame, segment, trace_of
+from tests.ui.page import words
 
 
 def two_segments() -> Trace:
@@ -73,6 +74,15 @@ def test_the_title_says_moment_and_sums():
         == "event 3 · 2 segments · 22.0 MiB reserved, 18.0 MiB free inside"
     )
     assert segment_view(trace, trace.devices[0], -1).title.startswith("before the first event · 1 segment · 2.00 MiB")
+
+
+def test_of_a_file_without_segments_nothing_is_summed():
+    trace = trace_of([alloc(0, 512), alloc(1024, 512)], segments=[])
+    for at in (-1, 1):
+        view = segment_view(trace, trace.devices[0], at, with_table=True)
+        assert "no segments in the file" in view.title
+        assert words(view.figures) == "The file says nothing of segments: what is reserved is not known."
+        assert view.table == ""
 
 
 def test_the_map_has_every_tile_with_its_block_and_age():

@@ -15,7 +15,7 @@ from memviz.ranks.mesh import by_mesh, mesh_of
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
-from memviz.ranks.row import FailedFile, RankRow
+from memviz.ranks.row import FailedFile, RankRanOut, RankRow
 from memviz.ranks.together import Ranks, of_ranks
 from memviz.ui.payloads.rank_map_value import rank_map_value
 from memviz.ui.ranks.groups import groups_html, outliers_html, spans_text
@@ -106,6 +106,14 @@ def test_the_verdict_and_what_is_left_out(job: Ranks) -> None:
     said = words(ranks_verdict_html(job))
     assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")
     assert "Left out: 1 /job/rank9.pickle It is empty." in words(failed_html(job))
+
+
+def test_ranks_of_which_one_ran_out_are_not_said_to_need_what_they_reached(job: Ranks) -> None:
+    first, *others = job.ranks
+    short = replace(first, row=replace(first.row, ran_out=(RankRanOut(0, MiB, 0, 0, ""),), ran_out_count=1))
+    cut = of_ranks((short, *others))
+    assert "Groups of ranks that reached the same" in words(groups_html(cut))
+    assert "7 reached the same, 1 differs." in words(ranks_verdict_html(cut))
 
 
 def test_names_from_files_are_text_and_never_markup() -> None:

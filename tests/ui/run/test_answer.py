@@ -118,6 +118,47 @@ def test_what_there_is_to_run_is_looked_for_before_somebody_asks(monkeypatch: py
     answers.close()
 
 
+def test_what_is_read_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[str] = []
+    busy = iter([True, True, False])
+    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
+    monkeypatch.setattr(run_answers, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(run_answers, "listing", lambda programs: looked.append("listed") or {"workloads": []})
+
+    def is_busy() -> bool:
+        looked.append("busy?")
+        return next(busy)
+
+    answers = RunAnswers(TraceStore(), Path("unused"), is_busy=is_busy)
+    answers.look_ahead()
+    wait_until(lambda: "listed" in looked)
+    assert looked == ["busy?", "busy?", "busy?", "listed"]
+    answers.close()
+
+
+def test_a_page_begins_while_it_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+
+    def slow(programs: object) -> dict[str, Any]:
+        begun.set()
+        assert goes_on.wait(60)
+        return {"workloads": []}
+
+    monkeypatch.setattr(run_answers, "_LOOKS_AHEAD_SECONDS", 0)
+    monkeypatch.setattr(run_answers, "listing", slow)
+    answers = RunAnswers(TraceStore(), Path("unused"))
+    answers.look_ahead()
+    assert begun.wait(30)
+    another = threading.Thread(target=answers.look_ahead)
+    another.start()
+    another.join(30)
+    came_in = not another.is_alive()
+    goes_on.set()
+    assert came_in
+    assert answers.listing() == {"workloads": []}
+    answers.close()
+
+
 def test_where_it_cannot_be_said_whoever_asks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     def no_torch(programs: object) -> dict[str, Any]:
         failed.set()

@@ -16,6 +16,7 @@ from memviz.analysis.cache import kept
 from memviz.analysis.held import held_bytes
 from memviz.analysis.timeline import timeline
 from memviz.errors import UsageError
+from memviz.ui.shell import store as shell_store
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.exports import Exports, new_file
 from memviz.ui.shell.housekeeping import Housekeeping, keep_seconds
@@ -160,6 +161,18 @@ def test_the_store_charges_what_is_computed_later_too():
     trace.__dict__.setdefault("_kept", {})["a view"] = bytearray(1 << 20)
     store.forget(set(), 1000)
     assert charged.bytes >= before + (1 << 20)
+
+
+def test_a_trace_that_rests_is_not_counted_again_and_again(monkeypatch: pytest.MonkeyPatch):
+    counted: list[Any] = []
+    monkeypatch.setattr(shell_store, "held_bytes", lambda trace: counted.append(trace) or held_bytes(trace))
+    store, trace = TraceStore(), growing()
+    key = store.add(trace)
+    for seconds in (10, 80, 90, 100):
+        later(monkeypatch, seconds)
+        store.forget({key}, 1000)
+    # When it came, soon afterwards, when it came to rest; and no more.
+    assert counted == [trace] * 3
 
 
 def test_replays_rest_with_their_trace(context: Context, replays: Replays, key: str, monkeypatch: pytest.MonkeyPatch):

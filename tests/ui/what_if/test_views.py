@@ -243,6 +243,13 @@ def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key:
     assert max(columns["live"]) == 97 * MiB
     assert (max(columns["recorded"]), max(columns["lines"][0])) == (156 * MiB, 100 * MiB)
     assert [each["text"] for each in value["stops"]] == ["out of memory, event 18"]
+    at_the_end = timeline(shown.device)
+    ours = int(timeline(shown.what_if.replayed.trace.devices[0]).reserved[-1])
+    assert value["ends"] == {
+        "live": at_the_end.end_bytes,
+        "recorded": int(at_the_end.reserved[-1]),
+        "lines": [ours, None],
+    }
 
 
 def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:

@@ -87,6 +87,7 @@ class Arrival {
   hear(message) {
     /** @type {Record<string, () => void>} */
     const acts = {
+      waits: () => this.waits(),
       begun: () => (this.isBegun = true),
       reading: () => this.reading(message),
       curve: () => this.curve(message),
@@ -97,6 +98,11 @@ class Arrival {
       ended: () => this.failed(),
     };
     if (!this.isOver) acts[message.kind]?.();
+  }
+
+  waits() {
+    this.say("waiting for a place", 0);
+    this.draw({ live: [0], share: 0, words: `${this.file.name} waits for a place: many files are being read here.` });
   }
 
   /** @param {any} message */
@@ -123,7 +129,7 @@ class Arrival {
     document.body.classList.add("mv-first");
     const part = Math.round(100 * total.share);
     const words = total.reserved ? `${this.file.name}: the total. Its colours follow.` : `Reading ${this.file.name}, ${part} %. The total so far, without what was there before.`;
-    explored()?.reading.show({ peak_bytes: 0, ...total, words });
+    explored()?.reading.show({ peak_bytes: 0, words, ...total });
   }
 
   /** Gradio is told once the colours are on the screen: the words may take what the picture leaves of the machine.

@@ -13,8 +13,18 @@ const stopped = new AbortController();
 /** @param {any} message @param {Transferable[]} [owned] */
 const tell = (message, owned = []) => /** @type {any} */ (globalThis).postMessage(message, owned);
 
+const TOO_MANY = 429;
+const ASKED_AGAIN_MS = 1000;
+const PATIENCE_MS = 120_000;
+
 /** By the server, with a reason of ours. */
-class Refused extends Error {}
+class Refused extends Error {
+  /** @param {string} reason @param {number} status */
+  constructor(reason, status) {
+    super(reason);
+    this.status = status;
+  }
+}
 
 /** @param {string} address @param {RequestInit} options */
 async function ask(address, options) {
@@ -23,7 +33,25 @@ async function ask(address, options) {
   const said = await answer.json().catch(() => null);
   // Without a reason of ours nobody of ours answered: the page can still try the way of old.
   if (!said || !said.reason || answer.status === 401) throw new Error(`status ${answer.status}`);
-  throw new Refused(said.reason);
+  throw new Refused(said.reason, answer.status);
+}
+
+/** The server takes so many files at a time, and fewer of one address: a place is asked for until there is one. With how long
+ * the answer that gave it took.
+ * @param {string} address @param {RequestInit} options */
+async function place(address, options) {
+  const until = performance.now() + PATIENCE_MS;
+  for (;;) {
+    const asked = performance.now();
+    try {
+      const { ticket } = await (await ask(address, options)).json();
+      return { ticket, took: performance.now() - asked };
+    } catch (fault) {
+      if (!(fault instanceof Refused) || fault.status !== TOO_MANY || performance.now() > until) throw fault;
+    }
+    tell({ kind: "waits" });
+    await new Promise((next) => setTimeout(next, ASKED_AGAIN_MS));
+  }
 }
 
 /** @param {File} file @param {string} address */
@@ -31,10 +59,9 @@ async function receive(file, address) {
   const two = new DataView(await file.slice(0, 2).arrayBuffer());
   const mayPack = !(two.byteLength === 2 && two.getUint16(0) === GZIP);
   const wish = JSON.stringify({ name: file.name, size: file.size, packed: mayPack });
-  const asked = performance.now();
-  const begun = await ask(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
-  const line = new Line(performance.now() - asked);
-  const own = `${address}/${(await begun.json()).ticket}`;
+  const { ticket, took } = await place(address, { method: "POST", headers: { "content-type": "application/json" }, body: wish });
+  const line = new Line(took);
+  const own = `${address}/${ticket}`;
   stopped.signal.addEventListener("abort", () => fetch(own, { method: "DELETE", keepalive: true }).catch(() => {}));
   tell({ kind: "begun" });
   let isOver = false;

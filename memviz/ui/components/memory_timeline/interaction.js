@@ -11,7 +11,7 @@ const PAD_MOST = 40;
 const PAD_FASTER = 8;
 const FINGERS_APART = 24;
 /** As far a pointer may move in a click. */
-const STILL_PIXELS = 3;
+export const STILL_PIXELS = 3;
 
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
@@ -148,6 +148,7 @@ export class Interaction {
   hover(event) {
     const { data, canvas } = this.timeline;
     if (!data || !canvas.instants.length || this.isDragging || event.pointerType === "touch") return;
+    if (event.target === this.timeline.tools.eventsAxis) return this.leave();
     const at = this.local(event);
     this.timeline.sayRuler(this.viewport.bytesAt(at.y));
     const row = canvas.rowAt(at);

@@ -2,6 +2,7 @@
 // The whole trace in a low strip, and the window in it that the plot shows, which can be dragged and stretched.
 import { clamp, el, pixelRatio } from "../base.js";
 import { instantsOf } from "./canvas.js";
+import { STILL_PIXELS } from "./interaction.js";
 
 export const OVERVIEW = 30;
 /** Above the highest peak. */
@@ -70,7 +71,8 @@ export class Overview {
     return [clamp(at(viewport.top), 0, lower - LEAST_WINDOW), lower];
   }
 
-  /** An edge of the window stretches it, its inside moves it, and elsewhere it comes to where the pointer is.
+  /** An edge of the window stretches it, its inside moves it, and elsewhere it comes to where the pointer is. What is
+   * not moved is a click, which chooses the moment.
    * @param {PointerEvent} event */
   press(event) {
     const { timeline } = this;
@@ -87,7 +89,10 @@ export class Overview {
     const isInside = start > first && start < last && last - first < length * 0.999;
     if (!edge && !isInside) timeline.moves.to({ first: start - (last - first) / 2, last: start + (last - first) / 2 });
     const from = { first: timeline.viewport.first, last: timeline.viewport.last };
+    let isMoved = false;
     const move = (/** @type {PointerEvent} */ next) => {
+      isMoved = isMoved || Math.abs(next.clientX - event.clientX) > STILL_PIXELS;
+      if (!isMoved) return;
       const here = place(next);
       if (edge === "first") timeline.moves.to({ first: Math.min(here, last), last });
       else if (edge === "last") timeline.moves.to({ first, last: Math.max(here, first) });
@@ -96,8 +101,16 @@ export class Overview {
     const done = () => {
       window.removeEventListener("pointermove", move);
       window.removeEventListener("pointerup", done);
+      if (!isMoved) this.choose(start, length / box.width);
     };
     window.addEventListener("pointermove", move);
     window.addEventListener("pointerup", done);
+  }
+
+  /** The moment that the strip shows there.
+   * @param {number} place @param {number} pixel */
+  choose(place, pixel) {
+    const { data, viewport, choosing } = this.timeline;
+    if (data) choosing.setMoment(instantsOf(data.spans, viewport, { first: place - pixel / 2, last: place + pixel / 2, columns: 1 })[0]);
   }
 }

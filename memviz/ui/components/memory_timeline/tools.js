@@ -23,6 +23,7 @@ export class Tools {
     this.tool = "move";
     this.box = el("div", { class: "mvt-box", hidden: "", "aria-hidden": "true" });
     this.bytesAxis = el("div", { class: "mvt-bytes", "aria-hidden": "true", title: "Drag over the bytes to see, or turn the wheel; a double click shows all of them" });
+    this.eventsAxis = el("div", { class: "mvt-events", "aria-hidden": "true", title: "A click chooses that moment" });
     const words = "Show the full height (0 shows all)";
     this.fullHeight = el("button", { type: "button", class: "mvt-button mvt-full", hidden: "", title: words, "aria-label": words, onclick: () => timeline.moves.showFullHeight(true) }, "↕ Full height");
     this.buttons = Object.fromEntries(Object.entries(TOOLS).map(([tool, name]) => [tool, el("button", { type: "button", onclick: () => this.take(/** @type {Tool} */ (tool)) }, name)]));

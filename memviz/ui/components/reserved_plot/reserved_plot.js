@@ -17,7 +17,9 @@ const KEYS_HELP =
 /** @typedef {"event" | "time"} Axis */
 /** Per column its first event, how many it holds, and most bytes in it; a line that ends early ran out of memory.
  * @typedef {{ first: number[], count: number[], live: number[], recorded: number[], lines: number[][], span: number }} Columns */
-/** @typedef {{ axes: { event: Columns, time?: Columns }, events: number, at: number, label: string, names: string[], limit: number | null, stops: { event: number, text: string, reserved: number }[] }} Value */
+/** @typedef {{ axes: { event: Columns, time?: Columns }, events: number, at: number, label: string, names: string[], limit: number | null, stops: { event: number, text: string, reserved: number }[], ends: Ends }} Value */
+/** Bytes after the last event; of a line that ran out before, none.
+ * @typedef {{ live: number, recorded: number, lines: (number | null)[] }} Ends */
 
 class ReservedPlot extends Component {
   /** @type {Value | null} */
@@ -133,7 +135,7 @@ class ReservedPlot extends Component {
     for (const svg of [this.svg, this.over]) svg.setAttribute("viewBox", `0 0 ${this.width} ${this.height}`);
     const rules = byteRules(this.top, this, (bytes) => this.yOf(bytes));
     const ticks = this.axis === "event" ? this.eventTicks(value, columns) : this.timeTicks(columns);
-    this.svg.replaceChildren(...rules, groundLine(this), ...ticks, ...this.lines(value, columns), ...this.stops(value, columns), ...this.labels(value, columns));
+    this.svg.replaceChildren(...rules, groundLine(this), ...ticks, ...this.lines(value, columns), ...this.stops(value, columns), ...this.labels(value));
     this.drawRuler();
     this.root.dataset.drawn = String(Number(this.root.dataset.drawn || 0) + 1);
   }
@@ -176,14 +178,13 @@ class ReservedPlot extends Component {
     });
   }
 
-  /** @param {Value} value @param {Columns} columns */
-  labels({ limit }, { live, recorded, lines }) {
+  /** @param {Value} value */
+  labels({ limit, ends }) {
     const label = (/** @type {number} */ bytes, /** @type {string} */ words, look = "") => /** @type {import("../axes.js").Label} */ ([this.yOf(bytes), bytesText(bytes), words, look]);
-    const last = (/** @type {number[]} */ values) => values[values.length - 1];
-    const marks = [label(last(recorded), "recorded, end")];
+    const marks = [label(ends.recorded, "recorded, end")];
     if (limit !== null) marks.push(label(limit, "limit", " mvr-red"));
-    lines.forEach((values, i) => values.length === recorded.length && marks.push(label(last(values), i ? "compared, end" : "replayed, end")));
-    marks.push(label(last(live), "live, end"));
+    ends.lines.forEach((bytes, i) => bytes !== null && marks.push(label(bytes, i ? "compared, end" : "replayed, end")));
+    marks.push(label(ends.live, "live, end"));
     return sideLabels(marks, this, 11);
   }
 

@@ -1,0 +1,90 @@
+"""What an estimate takes over of its recording, in a file and back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from memviz.allocator.replay import replay
+from memviz.analysis.actions.checkpoint import checkpoint
+from memviz.analysis.findings.facts import Facts
+from memviz.analysis.purpose.categories import categories
+from memviz.analysis.purpose.phase_spans import phase_spans
+from memviz.analysis.purpose.reasons import Certainty
+from memviz.errors import TraceError
+from memviz.trace.formats.base64_columns import text_of
+from memviz.trace.formats.own_taken_over import CERTAINTIES
+from memviz.trace.formats.write_snapshot import snapshot_dict, write_pickle
+from memviz.trace.load import load_trace
+from memviz.trace.model import Trace
+from memviz.trace.strip import strip_paths
+from tests.analysis.actions.test_checkpoint import network
+from tests.traces import read
+
+
+def estimate() -> Trace:
+    trace = network()
+    made = checkpoint(Facts(trace, trace.devices[0]))
+    assert made is not None and made.trace is not None
+    return replay(made.trace).trace
+
+
+def test_an_estimate_that_is_written_and_read_means_what_it_meant(tmp_path: Path) -> None:
+    made = estimate()
+    path = tmp_path / "estimate.pickle"
+    with path.open("wb") as file:
+        write_pickle(strip_paths(made), file)
+    again = load_trace(path)
+    assert again.devices[0].taken_over == made.devices[0].taken_over is not None
+    assert phase_spans(again, again.devices[0]) == phase_spans(made, made.devices[0])
+    assert categories(again, again.devices[0]) == categories(made, made.devices[0])
+
+
+def test_a_recording_takes_over_nothing() -> None:
+    assert "memviz" not in snapshot_dict(network())
+
+
+def test_a_file_may_hold_each_certainty_and_no_other() -> None:
+    assert len(Certainty) == CERTAINTIES
+
+
+ONE, MANY = np.ones(1, np.uint8), np.ones(500, np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("part", "column", "value"),
+    [
+        ("events", "category", text_of(ONE)),
+        ("events", "certainty", None),
+        ("blocks", "phase", text_of(ONE)),
+        ("spans", "phase", text_of(np.zeros(2, np.uint8))),
+        ("spans", "phase", text_of(MANY)),
+        ("spans", "first", text_of(np.array([5, 1], "<i8"))),
+        ("spans", "first", text_of(np.array([1, 1 << 40], "<i8"))),
+        ("spans", "step", text_of(np.array([-1, 1], "<i4"))),
+        ("spans", "step", "no base64"),
+    ],
+)
+def test_what_cannot_be_is_refused(part: str, column: str, value: Any) -> None:
+    root = snapshot_dict(estimate())
+    root["memviz"]["devices"][0]["taken_over"][part][column] = value
+    with pytest.raises(TraceError, match="memviz"):
+        read(root)
+
+
+def test_more_phases_than_events_can_begin_are_refused() -> None:
+    root = snapshot_dict(estimate())
+    spans = root["memviz"]["devices"][0]["taken_over"]["spans"]
+    spans |= {"phase": text_of(MANY), "first": text_of(np.zeros(500, "<i8")), "step": text_of(np.ones(500, "<i4"))}
+    with pytest.raises(TraceError, match="do not follow one another"):
+        read(root)
+
+
+@pytest.mark.parametrize("part", ["events", "blocks", "spans"])
+def test_what_is_not_whole_is_left_out(part: str) -> None:
+    root = snapshot_dict(estimate())
+    del root["memviz"]["devices"][0]["taken_over"][part]
+    assert read(root).devices[0].taken_over is None
