@@ -31,7 +31,7 @@ from memviz.ui.run.stories import story_fields
 from memviz.ui.shell.context import Context
 from memviz.ui.shell.presence import presence
 from memviz.ui.shell.session import Session
-from memviz.ui.shell.wiring import IN_PARTS
+from memviz.ui.shell.wiring import IN_PARTS, in_parts
 
 ID = "run"
 LABEL = "Run"
@@ -82,8 +82,7 @@ def build(context: Context, tab: gr.Tab) -> RunTab:
 class _RunEvents:
     """Which event asks what. Answers that come in parts skip what did not change.
 
-    Each begins with a part, as Gradio empties the outputs of a generator that yields nothing; and each that may be
-    overtaken ends with an empty one, as Gradio sends the last part again when a generator ends.
+    Each begins with a part, as Gradio empties the outputs of a generator that yields nothing.
     """
 
     def __init__(self, parts: RunTab) -> None:
@@ -102,6 +101,7 @@ class _RunEvents:
         parts.table.click(self._table, [parts.state], parts.answer, **IN_PARTS)
         return parts.fit.click(self._way, inputs, parts.answer, **IN_PARTS)
 
+    @in_parts
     def _looked_at(self, state: RunState, visitor: str) -> Iterator[list[Any]]:
         """The first visit to the tab waits for PyTorch to say what there is; then a process is warmed up ahead."""
         secret = visitor or secrets.token_urlsafe(18)
@@ -127,9 +127,10 @@ class _RunEvents:
                 results=""
                 if state.search and status is None
                 else self._results(status, self.answers.chosen(state.order)),
-                kept=self._kept_value(secret),
             ),
         ]
+        # By itself: with the form it would take so long to be sent that a click could change the list meanwhile.
+        yield [gr.skip(), *_values(kept=self._kept_value(secret))]
         if state.search:
             for part in self._searched(state):
                 yield [gr.skip(), *part]
@@ -157,6 +158,7 @@ class _RunEvents:
 
     # -- the form
 
+    @in_parts
     def _changed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields, is_redrawn = changed(form_fields(event), state.fields, self.answers.listing())
         state = replace(state, fields=fields, drawn=state.drawn + is_redrawn)
@@ -169,8 +171,8 @@ class _RunEvents:
         yield _values(state=state, form=self._form(state))
         for estimate in self.answers.estimate(requests, visitor):
             yield _values(form=self._form(state, estimate_html(estimate)))
-        yield _values()
 
+    @in_parts
     def _pressed(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         fields = form_fields(event)
         act, story = fields.pop("act", ""), fields.pop("story", "")
@@ -216,7 +218,6 @@ class _RunEvents:
                 fit=fit_html(status, self._usable(status), state.way),
                 cancel="" if status.is_over else cancel_html(),
             )
-        yield _values()
 
     def _usable(self, status: SearchStatus) -> int:
         return self.answers.usable_bytes(status.order.request.card)
@@ -225,6 +226,7 @@ class _RunEvents:
         status = self.answers.searches.status(state.search) if state.search else None
         return Html("") if status is None else fit_html(status, self._usable(status), state.way, opening)
 
+    @in_parts
     def _way(self, state: RunState, visitor: str, event: gr.EventData) -> Iterator[list[Any]]:
         """A click on a point shows its code; its timeline is predicted anew, and then opened."""
         data = clicked(event)
@@ -278,7 +280,6 @@ class _RunEvents:
                 cancel="" if over else cancel_html(),
                 kept=self._kept_value(visitor) if over else gr.skip(),
             )
-        yield _values()
 
     def _chosen(self, state: RunState, event: gr.EventData) -> list[Any]:
         """Of another variant than the headline's."""
@@ -291,6 +292,7 @@ class _RunEvents:
 
     # -- what was published, and what was kept
 
+    @in_parts
     def _table(self, state: RunState) -> Iterator[list[Any]]:
         rows: list[dict[str, Any]] = []
         yield _values(table=table_html(state.story, rows, waiting=True))
@@ -299,7 +301,6 @@ class _RunEvents:
                 yield _values(table=table_html(state.story, rows, waiting=not is_all))
         except MemvizError as error:
             yield _values(table=table_html(state.story, rows, fault=str(error)))
-        yield _values()
 
     def _kept(self, state: RunState, visitor: str, event: gr.EventData) -> list[Any]:
         fields = form_fields(event)

@@ -25,7 +25,7 @@ from memviz.ui.shell.background import BackgroundStopped, BackgroundWork, Worksh
 from memviz.ui.shell.context import Context, timeline_key
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.visitors import visitor_of
-from memviz.ui.shell.wiring import IN_PARTS
+from memviz.ui.shell.wiring import IN_PARTS, in_parts
 from memviz.ui.what_if.answer import EMPTY, PARTS, WhatIfAnswers, first_question, terms_of
 from memviz.ui.what_if.kept_replays import Replays
 from memviz.ui.what_if.links import question_in
@@ -184,6 +184,7 @@ class _WhatIfEvents:
         parts.blocks.click(self._blocks, parts.state, parts.answer, **IN_PARTS)
         parts.save.click(self._save, parts.state, parts.saved, **IN_PARTS).then(None, js=_SAVE)
 
+    @in_parts
     def _follow(
         self, trace: FollowedTrace, state: WhatIfState, looked_at: bool, request: gr.Request
     ) -> Iterator[list[Any]]:
@@ -197,6 +198,7 @@ class _WhatIfEvents:
         else:
             yield [gr.skip(), *(_skipped() if trace.key == state.key else _emptied(state))]
 
+    @in_parts
     def _turn(
         self, trace: FollowedTrace, state: WhatIfState, event: gr.SelectData, request: gr.Request
     ) -> Iterator[list[Any]]:
@@ -214,12 +216,14 @@ class _WhatIfEvents:
             turned, is_first = state.turned_to(key)
             yield from self._answer(turned, request, is_first=is_first, is_another=True)
 
+    @in_parts
     def _changed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         question = question_of(form_fields(event))
         is_redrawn = question.card != state.question.card or question.overhead != state.question.overhead
         turned = replace(state, question=question, turn=state.turn + (is_redrawn and question.card.isdigit()))
         yield from self._answer(turned, request)
 
+    @in_parts
     def _pressed(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         form = form_fields(event)
         turned, finds_best = replace(state, question=question_of(form)), form.get("act") == "best"
@@ -235,6 +239,7 @@ class _WhatIfEvents:
             question = state.question.with_settings(searched.advised.settings)
             yield from self._answer(replace(state, question=question, turn=state.turn + 1), request, is_pressed=True)
 
+    @in_parts
     def _used(self, state: WhatIfState, event: gr.EventData, request: gr.Request) -> Iterator[list[Any]]:
         yield _skipped()
         try:
@@ -251,6 +256,7 @@ class _WhatIfEvents:
     def _save(self, state: WhatIfState, event: gr.EventData) -> str | None:
         return self.answers.file(state, clicked(event).get("act", ""))
 
+    @in_parts
     def _blocks(self, state: WhatIfState, request: gr.Request) -> Iterator[list[Any]]:
         yield from self._answer(replace(state, with_blocks=not state.with_blocks), request, is_pressed=True)
 
