@@ -37,8 +37,6 @@ class Intervals(Columns):
     """How many others were open when it began."""
     is_open: Bools
     """Its END was not recorded."""
-    peak_bytes: Ints8
-    """Most live bytes from its beginning to its end, what was live when it began included."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +105,6 @@ def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
     end_us = np.where(is_open, np.maximum(last_time, start_us), rows.time_us[end] if len(rows) else 0)
     start_event = np.searchsorted(times, start_us, side="left")
     end_event = np.searchsorted(times, end_us, side="right") - 1
-    live = timeline(device).live
     return Intervals(
         name=rows.name[start],
         start_us=start_us,
@@ -116,8 +113,15 @@ def _intervals(device: DeviceTrace, start: Ints8, end: Ints8) -> Intervals:
         end_event=end_event,
         depth=_depths(len(rows), start, end),
         is_open=is_open,
-        peak_bytes=max_of_ranges(live, start_event, np.maximum(end_event, start_event - 1) + 2),
     )
+
+
+@remembered
+def interval_peaks(device: DeviceTrace) -> Ints8:
+    """Most live bytes from the beginning of each interval to its end, what was live when it began included."""
+    intervals = annotated(device).intervals
+    last = np.maximum(intervals.end_event, intervals.start_event - 1)
+    return max_of_ranges(timeline(device).live, intervals.start_event, last + 2)
 
 
 def _depths(count: int, start: Ints8, end: Ints8) -> Ints4:

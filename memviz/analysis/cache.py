@@ -10,6 +10,7 @@ from functools import wraps
 from typing import TypeVar
 
 from memviz.analysis.held import held_bytes
+from memviz.trace.holes import give_back_after
 from memviz.trace.model import DeviceTrace, Trace
 
 _LARGE = 1 << 14
@@ -23,6 +24,7 @@ def kept(owner: Trace | DeviceTrace, key: Hashable, make: Callable[[], Result]) 
     results = owner.__dict__.setdefault("_kept", {})
     if key not in results:
         results[key] = make()
+        give_back_after(owner.event_count if isinstance(owner, Trace) else len(owner.events))
     result: Result = results[key]
     return result
 

@@ -311,12 +311,13 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 
 
 def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
-    times = device.events.time_us[device.events.time_us != 0]
+    times = device.events.time_us
+    times = times if times.all() else times[times != 0]
     if not device.is_timed:
         yield Note("no_times", "No clock runs on a predicted device: only the order of its events is known.")
     elif len(device.events) and not len(times):
         yield Note("no_times", "Its events have no times (torch before 2.2): only their order is known.")
-    back = int((np.diff(times) < 0).sum())
+    back = int(np.count_nonzero(times[1:] < times[:-1]))
     if back:
         text = f"The clock went back {_counted(back, 'time')}; events are shown in the order they were recorded."
         yield Note("times_out_of_order", text)

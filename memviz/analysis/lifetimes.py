@@ -77,7 +77,7 @@ def lifetimes(device: DeviceTrace) -> Lifetimes:
 @remembered
 def matched(device: DeviceTrace) -> Matched:
     events, count = device.events, len(device.events)
-    runs = _Runs.of(device)
+    runs = _Runs.of(device).by_start(count)
     blocks = _active_blocks(device)
     block = _block_of(runs, blocks, device)
 
@@ -100,9 +100,9 @@ def matched(device: DeviceTrace) -> Matched:
         requested[~started & (runs.completed < count) & (runs.requested == count)] = BEFORE
     rest_waits = device.blocks.state[rest] != State.ACTIVE_ALLOCATED
     rows = Lifetimes(
-        start=_with(runs.start, np.full(len(rest), BEFORE)),
-        free_requested=_with(requested, np.where(rest_waits, BEFORE, count)),
-        end=_with(end, np.full(len(rest), count)),
+        start=_with(runs.start.astype(np.int64), np.full(len(rest), BEFORE)),
+        free_requested=_with(requested.astype(np.int64), np.where(rest_waits, BEFORE, count)),
+        end=_with(end.astype(np.int64), np.full(len(rest), count)),
         size=_with(events.size[source], device.blocks.requested[rest]),
         address=_with(events.address[source], device.blocks.address[rest]),
         stack=_with(_stacks(device, started, source, block), device.blocks.stack[rest]),
@@ -121,13 +121,13 @@ def matched(device: DeviceTrace) -> Matched:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Events of one allocation each. The number of events stands for *never*."""
+    """Events of one allocation each, in four bytes. The number of events stands for *never*."""
 
-    first: Ints8
-    start: Ints8
-    requested: Ints8
-    completed: Ints8
-    next_start: Ints8
+    first: Ints4
+    start: Ints4
+    requested: Ints4
+    completed: Ints4
+    next_start: Ints4
     is_last: Bools
     """No later run at the same address."""
     stray_frees: int
@@ -138,6 +138,8 @@ class _Runs:
         index = np.flatnonzero(events.action <= Action.FREE_COMPLETED).astype(np.int32)
         order, new_address = _by_address(events.address[index])
         index = index[order]
+        # As large as all events; what follows does without it.
+        del order
         action = events.action[index]
 
         after_free = np.zeros(len(index), dtype=np.bool_)
@@ -153,19 +155,18 @@ class _Runs:
         requests = np.flatnonzero(action == Action.FREE_REQUESTED)[::-1]
         run_of = np.cumsum(opens, dtype=np.int32) - 1
         requested[run_of[requests]] = index[requests]
-        completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], never)[keep]
+        completed = np.where(action[last] == Action.FREE_COMPLETED, index[last], np.int32(never))[keep]
         address = np.cumsum(new_address, dtype=np.int32)[first[keep]]
-        first_event = index[first[keep]].astype(np.int64)
-        runs = _Runs(
+        first_event = index[first[keep]]
+        return _Runs(
             first=first_event,
-            start=np.where(is_alloc[first[keep]], first_event, BEFORE),
-            requested=requested[keep].astype(np.int64),
-            completed=completed.astype(np.int64),
-            next_start=np.append(first_event[1:], never),
+            start=np.where(is_alloc[first[keep]], first_event, np.int32(BEFORE)),
+            requested=requested[keep],
+            completed=completed,
+            next_start=np.append(first_event[1:], np.int32(never)),
             is_last=np.append(address[1:] != address[:-1], True)[: len(keep)],
             stray_frees=len(first) - len(keep),
         )
-        return runs.by_start(never)
 
     def by_start(self, count: int) -> _Runs:
         """First those of which no start is known. No two start at one event, so nothing is to be sorted."""

@@ -64,4 +64,4 @@ def sum_of_spans(start: Ints8, end: Ints8, size: Ints8, count: int) -> Ints8:
     delta[start[inside] + 1] = size[inside]
     ended = end < count
     delta[end[ended] + 1] -= size[ended]
-    return np.cumsum(delta)
+    return np.cumsum(delta, out=delta)

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import plotly.graph_objects as go
 
-from memviz.analysis.annotations import annotated
+from memviz.analysis.annotations import annotated, interval_peaks
 from memviz.analysis.callstacks.stacks import TreeOptions, stack_tree
 from memviz.analysis.comparing.changes import Changes, changes
 from memviz.analysis.decimate import by_event, by_time
@@ -61,6 +61,7 @@ def timeline(
     return plot_timeline(
         decimated,
         intervals=annotated(chosen).intervals,
+        interval_peaks=interval_peaks(chosen),
         strings=trace.strings,
         out_of_memory=out_of_memory(trace, chosen, top=1, chosen=slice(_MOST_FAILURES)),
         span_us=(int(times[0]), int(times[-1])) if over == "time" else None,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from memviz.analysis.overview import overview
+from memviz.analysis.purpose.categories import categories
 from memviz.analysis.summary import summary
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import headline_json
@@ -17,6 +18,9 @@ def summary_json(
 ) -> dict[str, Any]:
     """Of these devices, or of all; each with its headline, and with its findings where somebody wants them."""
     chosen = trace.devices if devices is None else tuple(devices)
+    for device in chosen:
+        # First, while little else is held: finding purposes takes more memory than anything here, and gives it back.
+        categories(trace, device)
     summed = summary(trace, chosen)
     for row, device in zip(summed["devices"], chosen, strict=True):
         row["headline"] = headline_json(explore(overview(trace, device)))

@@ -17,6 +17,7 @@ from memviz.errors import TraceError
 from memviz.trace.budget import Budget, IsWanted
 from memviz.trace.formats.profiler_trace import is_profile, read_profile
 from memviz.trace.formats.torch_snapshot import read_snapshot
+from memviz.trace.holes import give_back_after
 from memviz.trace.intern import Interner
 from memviz.trace.limits import Limits, MiB
 from memviz.trace.model import About, Trace
@@ -32,8 +33,6 @@ _LONG_JSON = 128 * MiB
 """Characters. In shorter ones long numbers may stand: looking at each takes a third more time."""
 _MOST_DIGITS = 150
 """Of a number, as in pickles."""
-_MANY_EVENTS = 2_000_000
-"""From here on the rows that columns were made of leave holes worth giving back: 480 MB of 800 after ten million."""
 _PACKED = {
     _GZIP: "gzip",
     b"\x28\xb5\x2f\xfd": "zstandard",
@@ -112,11 +111,7 @@ def read_trace(
         about = About("measured", source=name, format=format)
         trace = read_profile(root, about, interner) if is_profile(root) else read_snapshot(root, about, interner)
         del root, interner
-        if trace.event_count >= _MANY_EVENTS:
-            # Few files are so long, and every command would pay for importing ctypes and threads.
-            from memviz.c_memory import give_back_holes
-
-            give_back_holes()
+        give_back_after(trace.event_count)
         return trace
 
 

@@ -13,13 +13,15 @@ from memviz.trace.model import Action, DeviceTrace, Ints8
 def reserved_after(device: DeviceTrace) -> Ints8:
     """Row 0 is before the first event."""
     action, size = device.events.action, device.events.size
-    grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    change = np.where(grows, size, np.where(shrinks, -size, 0))
-    after = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(change)])
+    after = np.zeros(len(action) + 1, dtype=np.int64)
+    grows = np.flatnonzero((action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP))
+    after[grows + 1] = size[grows]
+    shrinks = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
+    after[shrinks + 1] = -size[shrinks]
+    np.cumsum(after, out=after)
     # Never less than nothing, even where a file has events but no final segments, or contradicts itself.
-    start = max(int(device.segments.size.sum() - after[-1]), -int(after.min()))
-    return np.asarray(after + start, dtype=np.int64)
+    after += max(int(device.segments.size.sum() - after[-1]), -int(after.min()))
+    return after
 
 
 def is_reserved_known(live_bytes: int, reserved_bytes: int) -> bool:

@@ -6,7 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memviz.analysis.annotations import NO_INTERVAL, Annotated, StepRange, annotated, annotation_of_events, steps
+from memviz.analysis.annotations import (
+    NO_INTERVAL,
+    Annotated,
+    StepRange,
+    annotated,
+    annotation_of_events,
+    interval_peaks,
+    steps,
+)
 from memviz.analysis.timeline import timeline
 from memviz.trace.model import DeviceTrace, Trace
 from tests.traces import alloc, free, trace_of
@@ -25,7 +33,7 @@ def brief(trace: Trace) -> list[tuple]:
     """Name, first and last event, depth, whether it is open, peak."""
     found = annotated(trace.devices[0]).intervals
     names = [trace.strings[code] for code in found.name]
-    columns = (found.start_event, found.end_event, found.depth, found.is_open, found.peak_bytes)
+    columns = (found.start_event, found.end_event, found.depth, found.is_open, interval_peaks(trace.devices[0]))
     return list(zip(names, *(column.tolist() for column in columns), strict=True))
 
 
@@ -123,7 +131,7 @@ def test_the_peak_of_each_interval_is_the_most_that_was_live_in_it(rows):
     device = numbered(rows).devices[0]
     found, live = annotated(device).intervals, timeline(device).live
     spans = zip(found.start_event, found.end_event, strict=True)
-    assert found.peak_bytes.tolist() == [int(live[start : max(end, start - 1) + 2].max()) for start, end in spans]
+    assert interval_peaks(device).tolist() == [int(live[start : max(end, start - 1) + 2].max()) for start, end in spans]
 
 
 @given(some_rows)

@@ -38,7 +38,7 @@ class Evidence:
         self._count = len(device.events)
         self._never = self._count + 1
         self._signs = stack_signs(trace)
-        self._allocs = np.flatnonzero(device.events.action == Action.ALLOC)
+        self._allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
         self._alloc_doing = doing_of_allocs(trace, device)[self._allocs]
         self._alloc_seen = device.events.stack[self._allocs] != NO_STACK
         self.size, self.address, self.stack = self._rows.size, self._rows.address, self._rows.stack
@@ -155,7 +155,7 @@ class Evidence:
     def freed_within_call(self) -> Bools:
         """Within the call that made it, as far as stacks tell."""
         # What a model made last and was freed nobody knows where may well have been its output.
-        last = np.append(forward_passes(self._trace, self._device).last, -1)[self.pass_of]
+        last = np.append(forward_passes(self._trace, self._device).last, -1).astype(np.int32)[self.pass_of]
         unclear = (self.start == last) & (self.free_stack == NO_STACK)
         within = np.flatnonzero(self.begun & self.freed_before(self._call_over) & ~unclear)
         is_within = np.zeros(len(self.size), dtype=np.bool_)
@@ -312,10 +312,10 @@ class Evidence:
         closed = self._optimizer_steps[~intervals.is_open[self._optimizer_steps]]
         return intervals.end_event[closed] + 1
 
-    def _next(self, *events: Ints8) -> Ints4:
+    def _next(self, *events: Ints4 | Ints8) -> Ints4:
         return _after(self._rows.start, np.sort(np.concatenate(events)), self._never)
 
 
-def _after(start: Ints4 | Ints8, events: Ints8, never: int) -> Ints4:
+def _after(start: Ints4 | Ints8, events: Ints4 | Ints8, never: int) -> Ints4:
     """For each start the first of these (sorted) events behind it, or `never`."""
     return np.append(events, never).astype(np.int32)[np.searchsorted(events, start, side="right")]

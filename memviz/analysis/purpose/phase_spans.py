@@ -63,8 +63,7 @@ def phase_spans(trace: Trace, device: DeviceTrace) -> PhaseSpans:
 def _found(trace: Trace, device: DeviceTrace) -> PhaseSpans:
     if device.taken_over is not None:
         return _taken_over(device.taken_over.spans, len(device.events))
-    at, doing = _work(trace, device)
-    at, doing = _runs(*_without_blips(at, doing))
+    at, doing = _runs(*_without_blips(*_work(trace, device)))
     is_training = bool(is_among(doing, (Doing.BACKWARD, Doing.STEP)).any())
     if not is_training:
         at = forward_passes(trace, device).first
@@ -85,9 +84,9 @@ def _spans(doing: Bytes1, step: Ints4 | Ints8, at: Ints8, count: int) -> PhaseSp
     return PhaseSpans(spans, any(span.doing != Doing.FORWARD for span in spans))
 
 
-def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints8, Bytes1]:
+def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints4, Bytes1]:
     """Events that tell, and what: allocations, and optimizer steps that torch itself noted."""
-    allocs = np.flatnonzero(device.events.action == Action.ALLOC)
+    allocs = np.flatnonzero(device.events.action == Action.ALLOC).astype(np.int32)
     doing = doing_of_allocs(trace, device)[allocs]
     tells = is_among(doing, _WORK)
     intervals = annotated(device).intervals
@@ -95,13 +94,13 @@ def _work(trace: Trace, device: DeviceTrace) -> tuple[Ints8, Bytes1]:
     # A fused optimizer allocates nothing.
     noted = intervals.start_event[is_among(intervals.name, codes)]
     noted = np.repeat(noted[noted < len(device.events)], _BLIP + 1)
-    at = np.concatenate([allocs[tells], noted])
+    at = np.concatenate([allocs[tells], noted.astype(np.int32)])
     what = np.concatenate([doing[tells], np.full(len(noted), Doing.STEP, dtype=np.uint8)])
     order = np.argsort(at, kind="stable")
     return at[order], what[order]
 
 
-def _without_blips(at: Ints8, doing: Bytes1) -> tuple[Ints8, Bytes1]:
+def _without_blips(at: Ints4, doing: Bytes1) -> tuple[Ints4, Bytes1]:
     begins = np.flatnonzero(doing != np.append(Doing.NOTHING, doing[:-1]))
     length = np.diff(np.append(begins, len(doing)))
     kind = doing[begins]
@@ -111,9 +110,9 @@ def _without_blips(at: Ints8, doing: Bytes1) -> tuple[Ints8, Bytes1]:
     return at[stays], doing[stays]
 
 
-def _runs(at: Ints8, doing: Bytes1) -> tuple[Ints8, Bytes1]:
+def _runs(at: Ints4, doing: Bytes1) -> tuple[Ints8, Bytes1]:
     begins = np.flatnonzero(doing != np.append(Doing.NOTHING, doing[:-1]))
-    return at[begins], doing[begins]
+    return at[begins].astype(np.int64), doing[begins]
 
 
 def _numbers(doing: Bytes1) -> Ints8:

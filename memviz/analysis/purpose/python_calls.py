@@ -45,7 +45,7 @@ class PythonStacks:
         depth_of = self.length - 1
         every = np.arange(len(self.length))
         whole = np.column_stack([self.prefix(every, self.length).view(np.int64), self.length])
-        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel()
+        self._python = np.unique(whole, axis=0, return_inverse=True)[1].ravel().astype(np.int32)
         """The same number for the same Python frames, whatever C++ there was below."""
         self.module_depth, self.model_depth = self._module_depths(stacks, module_calls(trace), depth_of)
         """Of the innermost and of the outermost call of a module, -1 for none. The module's function is behind it."""
@@ -159,7 +159,7 @@ def python_stacks(trace: Trace) -> PythonStacks:
     return kept(trace, python_stacks, lambda: PythonStacks(trace))
 
 
-def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
+def call_over(trace: Trace, allocs: Ints4 | Ints8, stack: Ints4, never: int, depths: Ints8 | None = None) -> Ints4:
     """Per alloc (an event, with its stack): the first later alloc that shows its call to be over, or `never`.
 
     The call is that of the innermost module; outside of modules that of the user's own function. `depths` says of each
@@ -168,19 +168,19 @@ def call_over(trace: Trace, allocs: Ints8, stack: Ints4, never: int, depths: Int
     known = python_stacks(trace)
     depths = known.call_depth if depths is None else depths
     over = np.full(len(allocs), never, dtype=np.int32)
-    seen = np.flatnonzero(stack != NO_STACK)
+    seen = np.flatnonzero(stack != NO_STACK).astype(np.int32)
     if not len(seen):
         return over
     of_seen = stack[seen]
+    is_repeated = known.is_repeated(of_seen)
     # Small numbers are compared faster, and no stack is that deep.
+    go_on = np.minimum(known.calls_that_go_on(of_seen[:-1], of_seen[1:]), _NEVER_OPEN).astype(np.int16) - is_repeated
     depth = np.minimum(depths, _NEVER_OPEN).astype(np.int16)[of_seen]
-    go_on = known.calls_that_go_on(of_seen[:-1], of_seen[1:])
-    go_on = np.minimum(go_on - known.is_repeated(of_seen), _NEVER_OPEN).astype(np.int16)
     later = np.append(allocs[seen[1:]], never).astype(np.int32)
     for wanted in distinct(depth).tolist():
-        rows = np.flatnonzero(depth == wanted)
-        ends = np.append(np.flatnonzero(go_on <= wanted), len(seen) - 1)
-        over[seen[rows]] = later[ends[np.searchsorted(ends, rows)]]
+        rows = np.flatnonzero(depth == wanted).astype(np.int32)
+        ends = np.append(np.flatnonzero(go_on <= wanted), len(seen) - 1).astype(np.int32)
+        over[seen[rows]] = later[ends][np.searchsorted(ends, rows)]
     return over
 
 

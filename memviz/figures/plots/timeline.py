@@ -13,6 +13,7 @@ from memviz.analysis.decimate import DecimatedTimeline
 from memviz.analysis.out_of_memory import OutOfMemory
 from memviz.figures.text import byte_axis, lines, moment, plain
 from memviz.figures.theme import Palette, figure, hatched, mixed, nothing_to_show, palette, text_on
+from memviz.trace.model import Ints8
 from memviz.units import bytes_text, count_text, duration_text
 
 MOST_BANDS = 200
@@ -22,6 +23,13 @@ DEEPEST_BAND = 2
 _HEIGHT = 400
 _BAND_HEIGHT = 0.085
 _HEADROOM = 1.08
+
+
+@dataclass(frozen=True, eq=False)
+class _Bands:
+    intervals: Intervals
+    peaks: Ints8 | None
+    strings: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -43,6 +51,7 @@ def plot_timeline(
     result: DecimatedTimeline,
     *,
     intervals: Intervals | None = None,
+    interval_peaks: Ints8 | None = None,
     strings: Sequence[str] = (),
     out_of_memory: Sequence[OutOfMemory] = (),
     span_us: tuple[int, int] | None = None,
@@ -61,7 +70,8 @@ def plot_timeline(
     _draw_bytes(drawing, result, axis, colours)
     _mark_peak(drawing, result, axis, colours)
     _mark_failures(drawing, out_of_memory, axis, colours)
-    drawn = _draw_bands(drawing, intervals, strings, axis=axis, colours=colours)
+    bands = None if intervals is None else _Bands(intervals, interval_peaks, strings)
+    drawn = _draw_bands(drawing, bands, axis=axis, colours=colours)
     y_axis = {**byte_axis(top), "range": [0, top * _HEADROOM], "domain": [0, 1 - _BAND_HEIGHT * drawn]}
     drawing.update_layout(yaxis=y_axis)
     return drawing
@@ -179,12 +189,11 @@ def _failure_text(failure: OutOfMemory) -> str:
     )
 
 
-def _draw_bands(
-    drawing: go.Figure, intervals: Intervals | None, strings: Sequence[str], *, axis: _Axis, colours: Palette
-) -> int:
+def _draw_bands(drawing: go.Figure, bands: _Bands | None, *, axis: _Axis, colours: Palette) -> int:
     """Annotations above the plot, outer ones on top; how many rows they take."""
-    if intervals is None:
+    if bands is None:
         return 0
+    intervals = bands.intervals
     rows = [row for row in _longest(intervals) if int(intervals.end_event[row]) >= int(intervals.start_event[row])]
     if not rows:
         return 0
@@ -199,12 +208,12 @@ def _draw_bands(
         y=intervals.depth[rows].tolist(),
         width=0.9,
         marker={"color": fill, "line": {"width": 1, "color": colours.page}},
-        text=[plain(strings[int(intervals.name[row])], 40) for row in rows],
+        text=[plain(bands.strings[int(intervals.name[row])], 40) for row in rows],
         textposition="inside",
         insidetextanchor="start",
         textangle=0,
         textfont={"color": text_on(fill)},
-        hovertext=[_band_text(intervals, row, strings) for row in rows],
+        hovertext=[_band_text(bands, row) for row in rows],
         hovertemplate="%{hovertext}<extra></extra>",
         showlegend=False,
     )
@@ -235,11 +244,12 @@ def _ends(intervals: Intervals, row: int, axis: _Axis) -> tuple[float, float]:
     return (int(intervals.start_us[row]) - axis.start_us) / 1000, (int(intervals.end_us[row]) - axis.start_us) / 1000
 
 
-def _band_text(intervals: Intervals, row: int, strings: Sequence[str]) -> str:
+def _band_text(bands: _Bands, row: int) -> str:
+    intervals = bands.intervals
     events = int(intervals.end_event[row] - intervals.start_event[row]) + 1
     duration = duration_text(int(intervals.end_us[row] - intervals.start_us[row]))
     return lines(
-        plain(strings[int(intervals.name[row])]),
+        plain(bands.strings[int(intervals.name[row])]),
         f"{count_text(events)} events, {duration}" + (", still open at the end" if intervals.is_open[row] else ""),
-        f"at most {bytes_text(int(intervals.peak_bytes[row]))} live",
+        *([] if bands.peaks is None else [f"at most {bytes_text(int(bands.peaks[row]))} live"]),
     )
