@@ -111,3 +111,22 @@ def test_frees_that_wait_are_told_with_how_long_and_what_was_taken_meanwhile():
 
 def test_frees_that_complete_at_once_wait_for_nothing():
     assert of_kind(_waiting(False).trace(), FindingKind.WAITING_FREES) == []
+
+
+def test_frees_that_complete_at_once_are_no_part_of_what_waits():
+    """A free is asked for and complete in two events; between them it looks as if it waited."""
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).make(2, 800, LOSS).ask("free_requested", 1, 50)
+    loop.end(2, 800).ask("free_completed", 1, 50)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert finding.bytes == 50 * MiB
+    assert "the longest 3 events: up to 50.0 MiB at once." in finding.sentence
+
+
+def test_one_event_is_no_events():
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).ask("free_requested", 1, 50).make(2, 1, LOSS)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert "the longest 1 event: up to" in finding.sentence
