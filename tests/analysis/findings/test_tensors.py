@@ -92,6 +92,12 @@ def test_a_temporary_that_makes_the_peak_is_told_by_how_much_it_does():
     )
 
 
+def test_of_several_temporaries_the_sentence_names_the_one_that_is_live_at_the_peak():
+    loop = Loop().make(70, 300, BACKWARD).end(70, 300).make(71, 300, FORWARD).make(70, 200, BACKWARD).end(70, 200)
+    (finding,) = of_kind(loop.trace(), FindingKind.LARGE_TEMPORARY)
+    assert finding.sentence.startswith("A temporary of 200 MiB made by MmBackward0 (backward) makes the peak")
+
+
 def test_what_lives_long_or_makes_no_peak_is_no_large_temporary():
     small = Loop().forward().backward().make(70, 80, BACKWARD).end(70, 80).step().without_gradient().whole()
     assert [finding.bytes for finding in of_kind(small.trace(), FindingKind.LARGE_TEMPORARY)] == [40 * MiB]
