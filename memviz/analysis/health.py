@@ -146,9 +146,8 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         )
         yield Note("bytes_without_stack", text, remedy, "warning")
     if earlier > least:
-        text = (
-            f"{_part(earlier, peak.peak_bytes)} live at the peak were there before the first event and have no stack."
-        )
+        when = " at the peak were there before the first event and" if len(device.events) else ""
+        text = f"{_part(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
 
 
@@ -200,10 +199,13 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
     held &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
     at_peak = int(lives.size[held].sum())
-    text = (
-        f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream); "
-        f"{bytes_text(at_peak)} of them were waiting at the peak, {bytes_text(at_end)} at the end."
-    )
+    if len(device.events):
+        text = (
+            f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
+            f"{bytes_text(at_peak)} were waiting at the peak, {bytes_text(at_end)} at the end."
+        )
+    else:
+        text = f"{_counted(count, 'free')} ({bytes_text(total)}) had still to wait for another stream (record_stream)."
     remedy = "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once."
     yield Note("pending_frees", text, remedy, "warning" if at_peak > peak.peak_bytes * _NOTICEABLE else "info")
 
@@ -264,7 +266,7 @@ def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     forced = _before_a_new_segment(device, ends)
     text = (
         f"{bytes_text(int(size[index].sum()))} went back to the device on {_counted(len(ends), 'occasion')}, by "
-        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it took new memory."
+        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it asked for new memory."
     )
     remedy = (
         "Those were most likely close to running out (or garbage_collection_threshold); each one waits for the device."
@@ -296,7 +298,7 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     bytes_over_time = timeline(device)
     if is_profiled(trace):
         return
-    if not len(device.segments) and bytes_over_time.end_bytes:
+    if not len(device.segments) and (bytes_over_time.end_bytes or not tells_reserved(device)):
         reserved = "what was reserved before its first event" if tells_reserved(device) else "reserved bytes"
         text = f"It has no segments, so {reserved} and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")

@@ -112,11 +112,20 @@ def test_frees_that_wait_for_a_stream_are_counted() -> None:
     later = [event("free_requested", BASE, 1000), alloc(BASE + 1024, 9), event("free_completed", BASE, 1000)]
     note = found(trace_of([alloc(BASE, 1000, **STACK), *later]))["pending_frees"]
     assert note.text == (
-        "1 free (1000 B) had to wait for another stream (record_stream); 1000 B of them were waiting at the peak, "
+        "1 free (1000 B) had to wait for another stream (record_stream): 1000 B were waiting at the peak, "
         "0 B at the end."
     )
     assert note.level == "warning"
     assert "pending_frees" not in found(sound(*free(BASE, 1000)))
+
+
+def test_a_state_without_events_has_no_first_event() -> None:
+    """Nothing in it lies before anything, or at a peak."""
+    waiting = block(BASE, 1000, state="active_pending_free")
+    named = block(BASE + 4096, 1000, frames=STACK["frames"])
+    notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))
+    assert notes["earlier_bytes_without_stack"].text == f"{said(1000)} of {said(2000)} (50 %) live have no stack."
+    assert notes["pending_frees"].text == "1 free (1000 B) had still to wait for another stream (record_stream)."
 
 
 def test_private_pools_are_listed_by_size() -> None:
@@ -183,7 +192,7 @@ def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     assert (calm.level, calm.text) == (
         "info",
         f"{said(4 * MiB)} went back to the device on 1 occasion, by empty_cache() or by the allocator itself; "
-        "0 of these just before it took new memory.",
+        "0 of these just before it asked for new memory.",
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
     assert forced.level == "warning" and "on 2 occasions" in forced.text and "1 of these just before" in forced.text
@@ -205,6 +214,8 @@ def test_live_bytes_in_no_segment_are_noted() -> None:
 
 def test_a_file_without_segments_says_so() -> None:
     assert "no_segments" in found(trace_of([alloc(BASE, 5)]))
+    all_freed = found(trace_of([alloc(BASE, 5), *free(BASE, 5)]))
+    assert "no_segments" in all_freed and "segments_do_not_fit" not in all_freed
 
 
 def test_times_that_go_back_and_times_that_are_missing_are_noted() -> None:
