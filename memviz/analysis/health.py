@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
-from memviz.analysis.reserved.fragmentation import fragmentation_at
+from memviz.analysis.reserved.fragmentation import fragmentation_at, fragmentation_of
 from memviz.analysis.reserved.known import tells_reserved
+from memviz.analysis.reserved.segments import TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
@@ -216,7 +217,8 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         return
     first = int(ooms[0])
     requested, free = int(device.events.size[first]), driver_free(device.events, first)
-    figures = fragmentation_at(trace, device, first)
+    moment = segments_at(trace, device, first)
+    figures = fragmentation_of(moment, int(timeline(device).reserved[first + 1]))
     unused = figures.reserved - figures.live - figures.waiting
     times = "once" if len(ooms) == 1 else f"{count_text(len(ooms))} times; the first time"
     had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} were free on the device"
@@ -231,8 +233,10 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
     elif unused + free < requested:
         remedy = "No setting of the allocator would have made room: less must be live at that moment."
-    elif _maps_pages(device):
+    elif _maps_pages(device) or trace.settings.get("expandable_segments") is True:
         remedy = "There were enough bytes, but not where it could use them: in other streams, pools or half-used pages."
+    elif int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].max(initial=0)) >= requested:
+        remedy = "A free piece was large enough, but in another stream or pool, where the request could not use it."
     else:
         remedy = (
             "There were enough bytes, but not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True "

@@ -150,7 +150,7 @@ HALF = [segment(BASE + i * 100 * MiB, 20 * MiB, [block(BASE + i * 100 * MiB, 9 *
 @pytest.mark.parametrize(
     ("asked", "expandable", "remedy"),
     [
-        (1 * MiB, False, "not in one piece"),
+        (1 * MiB, False, "A free piece was large enough, but in another stream or pool"),
         (20 * MiB, False, "not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True"),
         (20 * MiB, True, "in other streams, pools or half-used pages"),
         (26 * MiB, False, "less must be live at that moment"),
@@ -161,6 +161,20 @@ def test_out_of_memory_says_whether_the_bytes_were_there(asked: int, expandable:
     note = found(trace_of([{**OOM, "size": asked}], held))["out_of_memory"]
     assert f"and of {said(40 * MiB)} reserved {said(22 * MiB)} held no live tensor." in note.text
     assert remedy in note.remedy
+
+
+def test_out_of_memory_beside_a_free_piece_that_is_large_enough_is_no_fragmentation() -> None:
+    """The allocator would have taken it, had it been in the request's own stream and pool."""
+    pool = [segment(BASE, 40 * MiB, [block(BASE, 2 * MiB)], segment_pool_id=(0, 1))]
+    note = found(trace_of([{**OOM, "size": 30 * MiB}], pool))["out_of_memory"]
+    assert note.remedy == (
+        "A free piece was large enough, but in another stream or pool, where the request could not use it."
+    )
+
+
+def test_settings_that_are_on_already_are_no_remedy() -> None:
+    note = found(trace_of([{**OOM, "size": 12 * MiB}], HALF, allocator_settings={"expandable_segments": True}))
+    assert "try PYTORCH" not in note["out_of_memory"].remedy
 
 
 def test_out_of_memory_with_room_on_the_device_was_a_limit() -> None:
