@@ -309,11 +309,11 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         return
     figures = fragmentation_at(trace, device, bytes_over_time.peak_event)
     if figures.outside or figures.unknown:
-        text = (
-            f"Its segments do not fit its events: at the peak {bytes_text(figures.outside)} live lie in no known "
-            f"segment, and {bytes_text(figures.unknown)} reserved cannot be placed."
-        )
-        yield Note("segments_do_not_fit", text, _LEFT_OUT, "warning")
+        placed = f"{bytes_text(figures.unknown)} reserved cannot be placed"
+        if figures.unknown < 0:
+            placed = f"its segments come to {bytes_text(-figures.unknown)} more than its events reserve"
+        text = f"at the peak {bytes_text(figures.outside)} live lie in no known segment, and {placed}."
+        yield Note("segments_do_not_fit", f"Its segments do not fit its events: {text}", _LEFT_OUT, "warning")
 
 
 def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:

@@ -226,6 +226,16 @@ def test_live_bytes_in_no_segment_are_noted() -> None:
     assert "at the peak 500 B live lie in no known segment" in found(trace)["segments_do_not_fit"].text
 
 
+def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
+    other = BASE + 200 * MiB
+    twice = [event("segment_alloc", BASE, 20 * MiB)] * 2
+    final = [segment(BASE, 20 * MiB, [block(BASE, MiB)]), segment(other, 100 * MiB, [])]
+    trace = trace_of([alloc(other, 90 * MiB), *free(other, 90 * MiB), *twice, alloc(BASE, MiB)], final)
+    assert found(trace)["segments_do_not_fit"].text.endswith(
+        "and its segments come to 20.0 MiB more than its events reserve."
+    )
+
+
 def test_a_file_without_segments_says_so() -> None:
     assert "no_segments" in found(trace_of([alloc(BASE, 5)]))
     all_freed = found(trace_of([alloc(BASE, 5), *free(BASE, 5)]))

@@ -45,6 +45,8 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
     last = facts.count - 1
     begin = np.maximum(facts.rows.free_requested[waits], 0)
     end = np.minimum(facts.rows.end[waits], last)
+    if (begin == end).all():
+        return "still at the end"
     if has_times(facts.device):
         times = clock(facts.device)
         return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"

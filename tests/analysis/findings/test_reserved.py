@@ -130,3 +130,11 @@ def test_one_event_is_no_events():
     loop.make(1, 50, LOSS).ask("free_requested", 1, 50).make(2, 1, LOSS)
     (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
     assert "the longest 1 event: up to" in finding.sentence
+
+
+def test_a_free_that_the_last_event_asks_for_has_waited_for_no_time_that_is_known():
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).ask("free_requested", 1, 50)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert "waited for another stream, still at the end: up to" in finding.sentence
