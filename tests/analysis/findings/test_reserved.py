@@ -63,6 +63,20 @@ def test_a_block_that_pins_a_segment_is_told_with_its_line():
     assert "90.0 MiB lie free in 1 segment" in finding.sentence
 
 
+def test_the_sizes_of_several_pins_are_told_as_their_sum():
+    loop = Loop()
+    loop.events = []
+    for place in (0, 200):
+        loop.ask("segment_alloc", place * MiB, 100).make(place * MiB, 10, LOSS)
+        loop.make((place + 10) * MiB, 90, FORWARD)
+    loop.end(10 * MiB, 90).end(210 * MiB, 90)
+    loop.ask("segment_alloc", 400 * MiB, 120).make(400 * MiB, 120, FORWARD)
+    held = [(0, 100, 10), (200, 100, 10), (400, 120, 120)]
+    final = [segment(at * MiB, size * MiB, [block(at * MiB, used * MiB)]) for at, size, used in held]
+    (finding,) = of_kind(loop.trace(final), FindingKind.PINNED_SEGMENTS)
+    assert "2 blocks of 20.0 MiB together made by train.py:30 loss live on in them." in finding.sentence
+
+
 def test_a_segment_that_is_free_altogether_is_pinned_by_nothing():
     final = [segment(0, 100 * MiB, []), segment(200 * MiB, 120 * MiB, [block(200 * MiB, 120 * MiB)])]
     assert of_kind(_pinned(False).trace(final), FindingKind.PINNED_SEGMENTS) == []

@@ -27,6 +27,7 @@ def test_a_second_copy_of_the_weights_is_told_as_probable():
     trace = _weights(MOVE, COPIED).trace()
     (finding,) = of_kind(trace, FindingKind.DUPLICATED_WEIGHTS)
     assert finding.bytes == sum(SIZES) * MiB
+    assert f"allocations of {sum(SIZES)} MiB together made by average.py:5 deepcopy" in finding.sentence
     assert finding.site == "average.py:5 deepcopy"
     assert finding.certainty is Certainty.PROBABLE
     assert len(finding.rows) == 2 * len(SIZES)
