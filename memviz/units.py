@@ -47,14 +47,17 @@ def count_text(count: int) -> str:
 
 
 def percent_text(part: float, whole: float) -> str:
-    if not whole:
+    if not whole or not part:
         return "0 %"
     share = 100 * part / whole
+    if abs(share) < 0.05:
+        # Next to nothing is not nothing. Its direction stands beside it, in the bytes.
+        return "under 0.1 %"
     if 99.5 <= abs(share) < 100:
         # Nearly all is not all.
         text = f"{math.copysign(min(abs(share), 99.9), share):.1f} %"
     else:
-        text = f"{share:.1f} %" if abs(share) < 10 else f"{share:.0f} %"
+        text = f"{share:.1f} %" if abs(share) < 10 else f"{share:,.0f} %"
     return text.replace("-", _MINUS)
 
 

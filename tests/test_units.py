@@ -38,6 +38,8 @@ def test_a_change_shows_its_direction() -> None:
 def test_counts_shares_and_durations() -> None:
     assert count_text(1234567) == "1,234,567"
     assert [percent_text(*each) for each in ((1, 0), (1, 3), (1, 200), (-1, 4))] == ["0 %", "33 %", "0.5 %", "−25 %"]
+    little = [percent_text(share, 10_000) for share in (0, 4, 5, -4, 1_140_000)]
+    assert little == ["0 %", "under 0.1 %", "0.1 %", "under 0.1 %", "11,400 %"]
     nearly = [percent_text(share, 10_000) for share in (9949, 9950, 9999, 10_000, 10_049, -9999)]
     assert nearly == ["99 %", "99.5 %", "99.9 %", "100 %", "100 %", "−99.9 %"]
     assert [duration_text(each) for each in (999, 34_700, 830_000, 2_500_000)] == [

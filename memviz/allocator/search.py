@@ -17,7 +17,7 @@ from memviz.allocator.what_if import CardMemory
 from memviz.trace.model import Action
 from memviz.trace.reserved_bytes import reserved_after
 from memviz.trace.rounding import SLOTS, MiB
-from memviz.units import percent_text
+from memviz.units import bytes_text, percent_text
 
 
 def _large_segments(mebibytes: int) -> dict[str, int]:
@@ -148,7 +148,8 @@ def _advice(ranked: list[Tried], advised: Tried, card: CardMemory | None) -> str
     recorded = next(outcome for outcome in ranked if outcome.is_recorded)
     name = advised.text or "PyTorch's default settings"
     if card and advised.peak_requested_bytes > card.usable_bytes:
-        return "No settings can make it fit: what the program holds at its peak is more than this card has."
+        left = bytes_text(card.usable_bytes)
+        return f"No settings can make it fit: what the program holds at its peak is more than the {left} there are."
     if not advised.fits:
         return "None of the settings tried makes it fit: it needs less live memory, or a larger card."
     if not recorded.fits:

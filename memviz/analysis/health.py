@@ -12,8 +12,9 @@ from typing import Literal
 import numpy as np
 
 from memviz.analysis.lifetimes import BEFORE, lifetimes, matched
-from memviz.analysis.reserved.fragmentation import fragmentation_at
+from memviz.analysis.reserved.fragmentation import fragmentation_at, fragmentation_of
 from memviz.analysis.reserved.known import tells_reserved
+from memviz.analysis.reserved.segments import TileKind, segments_at
 from memviz.analysis.timeline import timeline
 from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
@@ -146,9 +147,8 @@ def _bytes_without_stack(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         )
         yield Note("bytes_without_stack", text, remedy, "warning")
     if earlier > least:
-        text = (
-            f"{_part(earlier, peak.peak_bytes)} live at the peak were there before the first event and have no stack."
-        )
+        when = " at the peak were there before the first event and" if len(device.events) else ""
+        text = f"{_part(earlier, peak.peak_bytes)} live{when} have no stack."
         yield Note("earlier_bytes_without_stack", text, "Start recording earlier, before the model is built.")
 
 
@@ -200,10 +200,13 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     count, total, at_end = int(held.sum()), int(lives.size[held].sum()), int(peak.waiting[-1])
     held &= _live_at(device, peak.peak_event) & (lives.free_requested <= peak.peak_event)
     at_peak = int(lives.size[held].sum())
-    text = (
-        f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream); "
-        f"{bytes_text(at_peak)} of them were waiting at the peak, {bytes_text(at_end)} at the end."
-    )
+    if len(device.events):
+        text = (
+            f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
+            f"{bytes_text(at_peak)} were waiting at the peak, {bytes_text(at_end)} at the end."
+        )
+    else:
+        text = f"{_counted(count, 'free')} ({bytes_text(total)}) had still to wait for another stream (record_stream)."
     remedy = "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once."
     yield Note("pending_frees", text, remedy, "warning" if at_peak > peak.peak_bytes * _NOTICEABLE else "info")
 
@@ -214,7 +217,8 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         return
     first = int(ooms[0])
     requested, free = int(device.events.size[first]), driver_free(device.events, first)
-    figures = fragmentation_at(trace, device, first)
+    moment = segments_at(trace, device, first)
+    figures = fragmentation_of(moment, int(timeline(device).reserved[first + 1]))
     unused = figures.reserved - figures.live - figures.waiting
     times = "once" if len(ooms) == 1 else f"{count_text(len(ooms))} times; the first time"
     had = "what was free on the device is not known" if free is None else f"{bytes_text(free)} were free on the device"
@@ -229,8 +233,10 @@ def _out_of_memory(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         remedy = "The device had room: most likely a limit was set (torch.cuda.set_per_process_memory_fraction)."
     elif unused + free < requested:
         remedy = "No setting of the allocator would have made room: less must be live at that moment."
-    elif _maps_pages(device):
+    elif _maps_pages(device) or trace.settings.get("expandable_segments") is True:
         remedy = "There were enough bytes, but not where it could use them: in other streams, pools or half-used pages."
+    elif int(moment.tiles.size[moment.tiles.kind == TileKind.FREE].max(initial=0)) >= requested:
+        remedy = "A free piece was large enough, but in another stream or pool, where the request could not use it."
     else:
         remedy = (
             "There were enough bytes, but not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True "
@@ -264,7 +270,7 @@ def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     forced = _before_a_new_segment(device, ends)
     text = (
         f"{bytes_text(int(size[index].sum()))} went back to the device on {_counted(len(ends), 'occasion')}, by "
-        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it took new memory."
+        f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it asked for new memory."
     )
     remedy = (
         "Those were most likely close to running out (or garbage_collection_threshold); each one waits for the device."
@@ -296,18 +302,18 @@ def _unplaced(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     bytes_over_time = timeline(device)
     if is_profiled(trace):
         return
-    if not len(device.segments) and bytes_over_time.end_bytes:
+    if not len(device.segments) and (bytes_over_time.end_bytes or not tells_reserved(device)):
         reserved = "what was reserved before its first event" if tells_reserved(device) else "reserved bytes"
         text = f"It has no segments, so {reserved} and fragmentation are not known."
         yield Note("no_segments", text, _RECORD, "warning")
         return
     figures = fragmentation_at(trace, device, bytes_over_time.peak_event)
     if figures.outside or figures.unknown:
-        text = (
-            f"Its segments do not fit its events: at the peak {bytes_text(figures.outside)} live lie in no known "
-            f"segment, and {bytes_text(figures.unknown)} reserved cannot be placed."
-        )
-        yield Note("segments_do_not_fit", text, _LEFT_OUT, "warning")
+        placed = f"{bytes_text(figures.unknown)} reserved cannot be placed"
+        if figures.unknown < 0:
+            placed = f"its segments come to {bytes_text(-figures.unknown)} more than its events reserve"
+        text = f"at the peak {bytes_text(figures.outside)} live lie in no known segment, and {placed}."
+        yield Note("segments_do_not_fit", f"Its segments do not fit its events: {text}", _LEFT_OUT, "warning")
 
 
 def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:

@@ -53,7 +53,8 @@ def growth(
     trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
 ) -> Growth:
     # In the middle of a step its activations are live: they would look like something that grows.
-    whole_steps = [step for step in steps(trace, device) if not step.is_open]
+    # Nor is a step's end known that came before the first event: the next one may be half done by then.
+    whole_steps = [step for step in steps(trace, device) if not step.is_open and step.end_event >= 0]
     if not whole_steps:
         return Growth(by, (), (), (), ())
     ends = np.array([span.end_event for span in whole_steps])

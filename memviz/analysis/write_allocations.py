@@ -12,7 +12,7 @@ from memviz.analysis.purpose.kinds import KINDS, kinds
 from memviz.analysis.purpose.phases import label_of_rows, phases
 from memviz.analysis.purpose.reasons import Certainty
 from memviz.trace.formats.write_tables import Cells, Table, hexadecimal, slices, where, write_tables
-from memviz.trace.model import Category, DeviceTrace, Phase, Trace
+from memviz.trace.model import Action, Bools, Category, DeviceTrace, Phase, Trace
 
 
 def write_allocations(trace: Trace, file: TextIO) -> None:
@@ -28,7 +28,7 @@ def _allocations(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -
     return {
         "device": [device.name] * len(lives),
         "start_event": lives.start.tolist(),
-        "free_requested_event": where(lives.free_requested < never, lives.free_requested.tolist()),
+        "free_requested_event": where(_was_requested(device, lives), lives.free_requested.tolist()),
         "end_event": where(lives.end < never, lives.end.tolist()),
         "start_us": _times(device, lives.start),
         "end_us": _times(device, lives.end),
@@ -39,6 +39,13 @@ def _allocations(cells: Cells, trace: Trace, device: DeviceTrace, rows: slice) -
         "stack": where(lives.stack >= 0, lives.stack.tolist()),
         **_purpose(cells, trace, device, rows),
     }
+
+
+def _was_requested(device: DeviceTrace, lives: Lifetimes) -> Bools:
+    """Not where only the end is on record: then a lifetime has it for both."""
+    action = np.append(device.events.action, Action.OTHER)
+    inside = lives.free_requested >= 0
+    return np.asarray(~inside | (action[lives.free_requested] == Action.FREE_REQUESTED), dtype=np.bool_)
 
 
 def _times(device: DeviceTrace, events: Any) -> list[Any]:

@@ -87,12 +87,16 @@ def _print(answer: ReplayAnswer, overhead: int) -> None:
     print(f"\nDevice {answer.device.name}, {printable(ours.trace.about.label)}{_where(outcome.card)}")
     live = max(ours.peak_requested_bytes, outcome.recorded.peak_requested_bytes)
     until = ", until then" if ours.oom else ""
-    print(f"  live       {bytes_text(live)} at the peak, whatever the settings{until}")
+    # Where the recording goes on, it tells what the replay did not come to.
+    of_replay = until if live == ours.peak_requested_bytes else ""
+    print(f"  live       {bytes_text(live)} at the peak, whatever the settings{of_replay}")
     allocated, unused = bytes_text(ours.peak_allocated_bytes), bytes_text(ours.unused_at_peak_bytes)
     print(f"  allocated  {allocated} at the peak, in whole blocks{until}")
     share = percent_text(ours.unused_at_peak_bytes, ours.peak_reserved_bytes)
     reserved, end = bytes_text(ours.peak_reserved_bytes), bytes_text(ours.reserved_end_bytes)
-    print(f"  reserved   {reserved} at its peak, {unused} ({share}) more than allocated; {end} at the end")
+    print(
+        f"  reserved   {reserved} at its peak, {unused} ({share}) of it above what is ever allocated; {end} at the end"
+    )
     _print_beside(outcome)
     print(f"  retries    {count_text(ours.retries)}")
     if ours.oom is not None:
@@ -151,7 +155,7 @@ def _print_search(outcome: WhatIf, searched: Search) -> None:
     print(f"\n{about_rows(outcome, searched)}")
     print_table(["reserved", "retries", where, "smallest card", "settings"], cells, left=4)
     print(f"\n{searched.advice}")
-    if not searched.advised.is_recorded:
+    if not searched.advised.is_recorded and searched.advised.fits:
         print(environment(searched.advised.text))
 
 

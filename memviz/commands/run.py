@@ -172,7 +172,7 @@ def _print(run: Run, path: Path | None) -> None:
     print(f"\n  weights    {bytes_text(run.weights_bytes)}, {count_text(run.parameters)} parameters")
     print(f"  allocated  {bytes_text(run.peak_allocated_bytes)} at the peak")
     without = "without a limit" if reserved_on_card(run) is not None else "at its peak"
-    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it not allocated then")
+    print(f"  reserved   {bytes_text(run.peak_reserved_bytes)} {without}, {gap} of it above what is ever allocated")
     if run.pinned_host_bytes:
         print(f"  on host    {bytes_text(run.pinned_host_bytes)} pinned there")
     if run.fit is not None:

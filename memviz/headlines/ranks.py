@@ -27,16 +27,19 @@ def ranks(job: Ranks, card: OnCard | None = None) -> Headline:
 def _likeness(job: Ranks) -> str:
     if len(job.ranks) == 1:
         return ""
-    out, largest = len(job.outliers), len(job.groups[0].ranks)
+    out, group = len(job.outliers), job.groups[0]
+    largest, same = len(group.ranks), "the same" if group.least_bytes == group.most_bytes else "nearly the same"
     # Where some ran out nobody knows what they need: a peak is only how far they came.
     need, does = ("reached", "did") if job.ran_out else ("need", "does")
     if len(job.groups) == 1:
         return f"They all {need} {'' if job.imbalance.bytes == 0 else 'nearly '}the same."
     if out:
         rest = len(job.ranks) - out
-        group = f"{need} the same" if rest == largest else f"{need} what their group {does}"
-        return f"{count_text(rest)} {group}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
-    return f"They are {counted(len(job.groups), 'group')}; {count_text(largest)} of them {need} the same."
+        what = same if rest == largest else f"what their group {does}"
+        return f"{count_text(rest)} {need} {what}, {count_text(out)} {'differs' if out == 1 else 'differ'}."
+    if largest == 1:
+        return f"No two {need} the same."
+    return f"They are {counted(len(job.groups), 'group')}; in the largest {count_text(largest)} ranks {need} {same}."
 
 
 def _most_out_of_line(job: Ranks) -> str:
@@ -45,9 +48,17 @@ def _most_out_of_line(job: Ranks) -> str:
     one = job.outliers[0]
     cause, because = one.chief, ""
     if cause is not None:
-        share = "most of it" if 2 * abs(cause.delta_bytes) > abs(one.delta_bytes) else "the largest part of it"
-        because = f", {share} by {short(cause.name)} ({delta_text(cause.delta_bytes)})"
+        because = (
+            f", {_part(cause.delta_bytes, one.delta_bytes)} by {short(cause.name)} ({delta_text(cause.delta_bytes)})"
+        )
     return f"Rank {one.rank} has {delta_text(one.delta_bytes)} against rank {one.against}{because}."
+
+
+def _part(of_cause: int, whole: int) -> str:
+    """Others may go against it."""
+    if abs(of_cause) > abs(whole):
+        return "more than all of it"
+    return "most of it" if 2 * abs(of_cause) > abs(whole) else "the largest part of it"
 
 
 def _imbalance(job: Ranks) -> str:

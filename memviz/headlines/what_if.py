@@ -160,7 +160,7 @@ def _without_limit(outcome: WhatIf, searched: Search | None) -> Headline:
 def _kept(recorded: Replayed) -> str:
     peak, live = recorded.peak_reserved_bytes, recorded.peak_requested_bytes
     more = f"{bytes_text(peak - live)} ({percent_text(peak - live, peak)})"
-    return f"This run reserves {bytes_text(peak)} at its peak, {more} more than it ever holds."
+    return f"This run reserves {bytes_text(peak)} at its peak; {more} of it are beyond what it ever holds."
 
 
 def _reserves(outcome: WhatIf) -> str:

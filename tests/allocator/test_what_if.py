@@ -288,7 +288,7 @@ def test_what_no_setting_can_help_is_said():
     run.malloc(200 * MiB)
     found = search(source_of(run.trace()), CardMemory(100 * MiB, 0))
     assert found.advice == (
-        "No settings can make it fit: what the program holds at its peak is more than this card has."
+        "No settings can make it fit: what the program holds at its peak is more than the 100 MiB there are."
     )
 
 

@@ -112,11 +112,20 @@ def test_frees_that_wait_for_a_stream_are_counted() -> None:
     later = [event("free_requested", BASE, 1000), alloc(BASE + 1024, 9), event("free_completed", BASE, 1000)]
     note = found(trace_of([alloc(BASE, 1000, **STACK), *later]))["pending_frees"]
     assert note.text == (
-        "1 free (1000 B) had to wait for another stream (record_stream); 1000 B of them were waiting at the peak, "
+        "1 free (1000 B) had to wait for another stream (record_stream): 1000 B were waiting at the peak, "
         "0 B at the end."
     )
     assert note.level == "warning"
     assert "pending_frees" not in found(sound(*free(BASE, 1000)))
+
+
+def test_a_state_without_events_has_no_first_event() -> None:
+    """Nothing in it lies before anything, or at a peak."""
+    waiting = block(BASE, 1000, state="active_pending_free")
+    named = block(BASE + 4096, 1000, frames=STACK["frames"])
+    notes = found(read([segment(BASE, 2 * MiB, [waiting, named])]))
+    assert notes["earlier_bytes_without_stack"].text == f"{said(1000)} of {said(2000)} (50 %) live have no stack."
+    assert notes["pending_frees"].text == "1 free (1000 B) had still to wait for another stream (record_stream)."
 
 
 def test_private_pools_are_listed_by_size() -> None:
@@ -141,7 +150,7 @@ HALF = [segment(BASE + i * 100 * MiB, 20 * MiB, [block(BASE + i * 100 * MiB, 9 *
 @pytest.mark.parametrize(
     ("asked", "expandable", "remedy"),
     [
-        (1 * MiB, False, "not in one piece"),
+        (1 * MiB, False, "A free piece was large enough, but in another stream or pool"),
         (20 * MiB, False, "not in one piece: try PYTORCH_ALLOC_CONF=expandable_segments:True"),
         (20 * MiB, True, "in other streams, pools or half-used pages"),
         (26 * MiB, False, "less must be live at that moment"),
@@ -152,6 +161,20 @@ def test_out_of_memory_says_whether_the_bytes_were_there(asked: int, expandable:
     note = found(trace_of([{**OOM, "size": asked}], held))["out_of_memory"]
     assert f"and of {said(40 * MiB)} reserved {said(22 * MiB)} held no live tensor." in note.text
     assert remedy in note.remedy
+
+
+def test_out_of_memory_beside_a_free_piece_that_is_large_enough_is_no_fragmentation() -> None:
+    """The allocator would have taken it, had it been in the request's own stream and pool."""
+    pool = [segment(BASE, 40 * MiB, [block(BASE, 2 * MiB)], segment_pool_id=(0, 1))]
+    note = found(trace_of([{**OOM, "size": 30 * MiB}], pool))["out_of_memory"]
+    assert note.remedy == (
+        "A free piece was large enough, but in another stream or pool, where the request could not use it."
+    )
+
+
+def test_settings_that_are_on_already_are_no_remedy() -> None:
+    note = found(trace_of([{**OOM, "size": 12 * MiB}], HALF, allocator_settings={"expandable_segments": True}))
+    assert "try PYTORCH" not in note["out_of_memory"].remedy
 
 
 def test_out_of_memory_with_room_on_the_device_was_a_limit() -> None:
@@ -183,7 +206,7 @@ def test_memory_given_back_before_new_memory_is_a_close_call() -> None:
     assert (calm.level, calm.text) == (
         "info",
         f"{said(4 * MiB)} went back to the device on 1 occasion, by empty_cache() or by the allocator itself; "
-        "0 of these just before it took new memory.",
+        "0 of these just before it asked for new memory.",
     )
     forced = found(sound(*gone, event("segment_alloc", 5 * BASE, 2 * MiB), *gone))["memory_given_back"]
     assert forced.level == "warning" and "on 2 occasions" in forced.text and "1 of these just before" in forced.text
@@ -203,8 +226,20 @@ def test_live_bytes_in_no_segment_are_noted() -> None:
     assert "at the peak 500 B live lie in no known segment" in found(trace)["segments_do_not_fit"].text
 
 
+def test_segments_beyond_what_the_events_reserve_are_no_negative_size() -> None:
+    other = BASE + 200 * MiB
+    twice = [event("segment_alloc", BASE, 20 * MiB)] * 2
+    final = [segment(BASE, 20 * MiB, [block(BASE, MiB)]), segment(other, 100 * MiB, [])]
+    trace = trace_of([alloc(other, 90 * MiB), *free(other, 90 * MiB), *twice, alloc(BASE, MiB)], final)
+    assert found(trace)["segments_do_not_fit"].text.endswith(
+        "and its segments come to 20.0 MiB more than its events reserve."
+    )
+
+
 def test_a_file_without_segments_says_so() -> None:
     assert "no_segments" in found(trace_of([alloc(BASE, 5)]))
+    all_freed = found(trace_of([alloc(BASE, 5), *free(BASE, 5)]))
+    assert "no_segments" in all_freed and "segments_do_not_fit" not in all_freed
 
 
 def test_times_that_go_back_and_times_that_are_missing_are_noted() -> None:

@@ -67,6 +67,18 @@ def test_without_steps_nothing_is_said_about_growth():
     assert growth(trace, trace.devices[0]) == Growth("site", (), (), (), ())
 
 
+def test_a_step_that_ended_before_the_first_event_is_no_growth():
+    """What was live then is not known: the recording began in the middle of the next one."""
+    annotations = [
+        {"name": f"ProfilerStep#{step}", "stage": stage, "device": 0, "time_us": time}
+        for step, begin in enumerate((10, 100))
+        for stage, time in (("START", begin), ("END", begin + 50))
+    ]
+    trace = trace_of([alloc(1, 10, frames=[CACHE], time_us=120)], external_annotations=annotations)
+    found = growth(trace, trace.devices[0])
+    assert (found.steps, found.live_bytes, found.rows) == (("ProfilerStep#1",), (10,), ())
+
+
 def test_a_step_that_the_recording_cut_off_is_no_growth():
     """Its activations are live because it had not ended."""
     events, annotations = [], []

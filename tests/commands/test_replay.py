@@ -22,6 +22,7 @@ from tests.traces import alloc, block, event, segment, snapshot, trace_of
 
 SAMPLES = Path(__file__).parents[2] / "sample_traces"
 OOM = SAMPLES / "out-of-memory.pickle.gz"
+TRAINING = SAMPLES / "training.pickle.gz"
 KEYS = [
     "device",
     "settings",
@@ -174,9 +175,18 @@ def test_as_text_it_says_where_it_ends_what_was_assumed_and_what_to_set(capsys):
     advised = capsys.readouterr().out
     assert advised.endswith("it runs out of memory.\nPYTORCH_CUDA_ALLOC_CONF=expandable_segments:True\n")
     assert "out of memory at event 6,194: 144 MiB asked, which needs 144 MiB more" in advised
-    assert "(14 %) more than allocated" in advised
+    assert "(14 %) of it above what is ever allocated" in advised
     assert main(["replay", str(OOM), "--memory", "2400MiB", "--overhead", "0"]) == 0
     assert capsys.readouterr().out.endswith("With --search it says which settings would have carried it through.\n")
+
+
+def test_of_a_recording_that_goes_on_the_peak_is_not_called_what_was_live_until_the_replay_stopped(capsys):
+    assert main(["replay", str(TRAINING), "--memory", "1GiB", "--overhead", "0", "--search"]) == 0
+    said = capsys.readouterr().out
+    assert "  live       1,960 MiB at the peak, whatever the settings\n" in said
+    assert " at the peak, in whole blocks, until then\n" in said
+    # No setting helps, so there is none to paste.
+    assert said.endswith("what the program holds at its peak is more than the 1,024 MiB there are.\n")
 
 
 def test_where_there_is_nothing_to_replay_no_figures_of_a_replay_follow(tmp_path, capsys):

@@ -57,6 +57,12 @@ def test_the_peak_of_a_prediction_is_that_of_its_trace(tmp_path: Path, capsys: p
     assert replayed["peak_reserved_bytes"] == found["peak_reserved_bytes"]
 
 
+def test_two_peaks_are_not_said_to_be_of_one_moment(capsys: pytest.CaptureFixture[str]) -> None:
+    """What was reserved may be highest when less is allocated than ever is."""
+    assert main(["run", "feed_forward", *SMALL, "--card", "h200"]) == 0
+    assert " of it above what is ever allocated\n" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

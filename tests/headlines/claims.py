@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 SIZE = r"−?[\d,]+(?:\.\d+)? (?:B|KiB|MiB|GiB|TiB)"
-SHARE = r"[\d,]+(?:\.\d)? %"
+SHARE = r"(?:under )?[\d,]+(?:\.\d)? %"
 COUNT = r"[\d,]+"
 DEVICE = r"(?:device \d+|pinned memory \(host\d+\))"
 _UNITS = {"B": 0, "KiB": 10, "MiB": 20, "GiB": 30, "TiB": 40}
@@ -92,8 +92,13 @@ def check_size(words: str, count: int, what: str) -> None:
 
 
 def check_share(words: str, part: int, whole: int, what: str) -> None:
+    exact = 100 * part / whole if whole else 0.0
+    if words == "under 0.1 %":
+        assert 0 < abs(exact) < 0.05, f"{what} is said to be {words}; it is {exact} %"
+        return
     number = words.removesuffix(" %")
-    exact, told = 100 * part / whole if whole else 0.0, float(number.replace(",", ""))
+    told = float(number.replace(",", ""))
+    assert part == 0 or told != 0, f"{what} is not nothing"
     # What is not all is never said to be, however little is wanting.
     assert told != 100 or part >= whole, f"{what} is not all"
     least = 0.1 if told == 99.9 else 0.05 if "." in number else 0.5

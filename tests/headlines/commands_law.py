@@ -15,7 +15,7 @@ from memviz.analysis.timeline import timeline
 from memviz.headlines.explore import explore
 from memviz.trace.model import DeviceTrace, Trace
 from memviz.units import percent_text
-from tests.headlines.claims import COUNT, SIZE, check_count, check_english, check_size
+from tests.headlines.claims import COUNT, SHARE, SIZE, check_count, check_english, check_size
 
 _HISTORY = {"complete": "complete from", "late": "started late", "none": "none"}
 
@@ -86,7 +86,7 @@ def check_peak(trace: Trace, device: DeviceTrace, printed: str) -> None:
     else:
         check_size(head[5], found.reserved_bytes, "reserved")
     for group, row in zip(found.live.groups, lines[3:], strict=False):
-        cells = _matched(rf" *({SIZE}) +(\S+ %) +({COUNT})  (.*)", row)
+        cells = _matched(rf" *({SIZE}) +({SHARE}) +({COUNT})  (.*)", row)
         check_size(cells[1], group.bytes, group.label)
         assert cells[2] == percent_text(group.bytes, found.live_bytes)
         check_count(cells[3], group.count, "blocks")
@@ -99,7 +99,7 @@ def check_diff(sides: Sequence[Pair], by: str, printed: str) -> None:
     for number, (trace, device) in enumerate(sides):
         said = _matched(
             rf"(\w)  (.+?)(?:, device (\w+))?: ({SIZE}) at the peak"
-            rf"(?:, (\+?{SIZE})(?: \([+−]?\S+ %\))?)?; (?:reserved not known|({SIZE}) reserved at most)",
+            rf"(?:, (\+?{SIZE})(?: \(−?{SHARE}\))?)?; (?:reserved not known|({SIZE}) reserved at most)",
             lines[number],
         )
         assert (said[1], said[2]) == ("ABCDEFGH"[number], trace.about.source)

@@ -74,7 +74,7 @@ EXPANDABLE = "expandable_segments:True"
         (
             None,
             None,
-            "This run reserves 156 MiB at its peak, 59.0 MiB (38 %) more than it ever holds. "
+            "This run reserves 156 MiB at its peak; 59.0 MiB (38 %) of it are beyond what it ever holds. "
             "97.0 MiB are live at once, and no setting goes below that.",
         ),
     ],
@@ -178,7 +178,7 @@ def test_where_the_program_emptied_its_cache_the_replay_is_as_recorded():
         run.allocator.empty_cache()
         run.line = 0
     assert words(run) == (
-        "This run reserves 80.0 MiB at its peak, 0 B (0.0 %) more than it ever holds. "
+        "This run reserves 80.0 MiB at its peak; 0 B (0 %) of it are beyond what it ever holds. "
         "80.0 MiB are live at once, and no setting goes below that."
     )
 

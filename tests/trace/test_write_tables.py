@@ -14,7 +14,7 @@ from memviz.analysis.purpose.reasons import Certainty
 from memviz.analysis.write_allocations import write_allocations
 from memviz.trace.formats.write_tables import safe, write_events, write_stacks
 from memviz.trace.model import Category, Trace
-from tests.traces import alloc, block, frame, free, read, segment, snapshot, trace_of
+from tests.traces import alloc, block, event, frame, free, read, segment, snapshot, trace_of
 
 
 def rows(write: Callable[[Trace, TextIO], None], trace: Trace) -> list[dict[str, str]]:
@@ -146,3 +146,10 @@ def test_any_text_can_be_written_and_read_as_utf8(text: str) -> None:
 
 def test_a_lone_surrogate_is_replaced() -> None:
     assert safe("a\ud800") == "a?"
+
+
+def test_a_free_of_which_only_the_end_is_on_record_was_not_asked_for_at_an_event() -> None:
+    """Its row would else name an event that is no request."""
+    trace = trace_of([alloc(1, 5), event("free_completed", 1, 5), alloc(2, 5), *free(2, 5), alloc(3, 5), alloc(3, 6)])
+    told = [(row["free_requested_event"], row["end_event"]) for row in rows(write_allocations, trace)]
+    assert told == [("", "1"), ("3", "4"), ("", "6"), ("", "")]

@@ -29,7 +29,7 @@ def duplicated_weights(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         FindingKind.DUPLICATED_WEIGHTS,
         size,
-        f"{count_text(len(second))} allocations of {bytes_text(size)}{made_by(site)} have the sizes of "
+        f"{count_text(len(second))} allocations of {bytes_text(size)} together{made_by(site)} have the sizes of "
         f"{count_text(len(first))} made before them, in the same order, and both are live: probably a second copy of "
         "the weights.",
         "If it is read only now and then (an average, a reference model), keep it on the host or in half precision.",

@@ -9,8 +9,9 @@ import numpy as np
 from memviz.analysis.annotations import steps
 from memviz.analysis.findings.facts import Facts, made_by, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
+from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.sums import sum_by
-from memviz.trace.model import Category, Ints8
+from memviz.trace.model import NO_STACK, Category, Ints8
 from memviz.units import bytes_text, count_text
 
 _FEWEST_MOMENTS = 3
@@ -19,7 +20,7 @@ _NOTICEABLE = 0.001
 
 
 def growing(facts: Facts) -> Iterator[Finding]:
-    moments = _between_steps(facts)
+    moments = _told_apart(facts, _between_steps(facts))
     if len(moments) < _FEWEST_MOMENTS:
         return
     rows = facts.rows
@@ -30,7 +31,7 @@ def growing(facts: Facts) -> Iterator[Finding]:
         change -= sum_by(past[part], rows.size[part], len(moments) + 1)
         grown = change[1:-1]
         total = int(grown.sum())
-        if (grown <= 0).any() or total < max(_NOTICEABLE * facts.line.peak_bytes, 1):
+        if (grown <= 0).any() or total < _least(facts):
             continue
         added = part[(rows.start[part] > moments[0]) & (rows.end[part] > moments[-1])]
         yield Finding(
@@ -57,9 +58,29 @@ def _each_step(grown: Ints8) -> str:
     return f"{bytes_text(least)} to {bytes_text(most)} each step"
 
 
+def _told_apart(facts: Facts, moments: Ints8) -> Ints8:
+    """The moments from which on it is known who made what is live.
+
+    What was there before the first event and is freed later has no stack, and what takes its place has one: between
+    two such moments every place would seem to grow.
+    """
+    if not len(facts.trace.stacks):
+        return moments
+    rows = facts.rows
+    unknown = (rows.start == BEFORE) & (rows.stack == NO_STACK) & (rows.end <= moments.max(initial=BEFORE))
+    end, size = rows.end[unknown], rows.size[unknown]
+    later = np.array([size[end > moment].sum() for moment in moments], dtype=np.int64)
+    return moments[later < _least(facts)]
+
+
+def _least(facts: Facts) -> float:
+    return max(_NOTICEABLE * facts.line.peak_bytes, 1)
+
+
 def _between_steps(facts: Facts) -> Ints8:
     """Events after which no step's activations are live: ends of marked steps, else just before each forward."""
-    marked = [step.end_event for step in steps(facts.trace, facts.device) if not step.is_open]
+    # A step that ended before the first event says nothing of it: the next one may be half done by then.
+    marked = [step.end_event for step in steps(facts.trace, facts.device) if not step.is_open and step.end_event >= 0]
     if len(marked) >= _FEWEST_MOMENTS:
         return np.unique(np.array(marked, dtype=np.int64))
     if not facts.phases.is_training:

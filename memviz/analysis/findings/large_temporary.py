@@ -30,10 +30,12 @@ def large_temporary(facts: Facts) -> Iterator[Finding]:
         lower = line.peak_bytes - _peak_without(facts, part)
         if lower < max(_LOWERS * line.peak_bytes, 1):
             continue
+        # The same place may make larger ones elsewhere, which make no peak.
+        there = part[np.isin(part, at_peak)]
         yield Finding(
             FindingKind.LARGE_TEMPORARY,
             lower,
-            _sentence(int(rows.size[part].max()), int(np.isin(part, at_peak).sum()), made_by(site), lower),
+            _sentence(int(rows.size[there].max()), len(there), made_by(site), lower),
             "Compute it in parts, in place, or with a fused operator that does not write it out.",
             part,
             event,

@@ -36,7 +36,7 @@ def pinned_segments(facts: Facts) -> Iterator[Finding]:
             idle,
             f"{bytes_text(idle)} lie free in {_counted(len(rows), 'segment')} that cannot go back to the device when "
             f"{bytes_text(reserved)} are reserved: {'a block' if one else _counted(len(rows), 'block')} of "
-            f"{bytes_text(int(facts.rows.size[rows].sum()))}{made_by(site)} "
+            f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{made_by(site)} "
             f"{'lives' if one else 'live'} on {'in it' if one else 'in them'}.",
             "Make what lives long before what comes and goes, or let segments expand (expandable_segments:True).",
             np.sort(rows),

@@ -9,19 +9,22 @@ import numpy as np
 from memviz.analysis.findings.facts import Facts, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import clock, has_times
+from memviz.analysis.timeline import sum_of_spans
 from memviz.trace.model import Action, Ints8
 from memviz.units import bytes_text, count_text, duration_text
 
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:
-    rows, line = facts.rows, facts.line
+    rows = facts.rows
     waits = np.flatnonzero(
         (rows.free_requested < facts.count) & ((rows.end - rows.free_requested > 1) | (rows.end == facts.count))
     )
-    most = int(line.waiting.max())
+    # Only of these: between its two events every other free is asked for and not complete, too.
+    waiting = sum_of_spans(rows.free_requested[waits], rows.end[waits], rows.size[waits], facts.count)
+    most = int(waiting.max())
     if not len(waits) or most < facts.noticeable_bytes:
         return
-    held_back = _taken_meanwhile(facts)
+    held_back = _taken_meanwhile(facts, waiting)
     meanwhile = f"; while they did, the allocator took {bytes_text(held_back)} more" if held_back else ""
     site = site_name(facts.largest_site(waits))
     mostly = f", mostly of {site}," if site else ""
@@ -33,7 +36,7 @@ def waiting_frees(facts: Facts) -> Iterator[Finding]:
         f"{meanwhile}.",
         "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once.",
         waits,
-        int(line.waiting.argmax()) - 1,
+        int(waiting.argmax()) - 1,
         site,
     )
 
@@ -42,13 +45,16 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
     last = facts.count - 1
     begin = np.maximum(facts.rows.free_requested[waits], 0)
     end = np.minimum(facts.rows.end[waits], last)
+    if (begin == end).all():
+        return "still at the end"
     if has_times(facts.device):
         times = clock(facts.device)
         return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"
-    return f"the longest {count_text(int((end - begin).max()))} events"
+    longest = int((end - begin).max())
+    return f"the longest {count_text(longest)} event{'' if longest == 1 else 's'}"
 
 
-def _taken_meanwhile(facts: Facts) -> int:
+def _taken_meanwhile(facts: Facts, waiting: Ints8) -> int:
     """From the device, for requests that would have fitted into what was waiting."""
     events = facts.device.events
     grows = np.flatnonzero((events.action == Action.SEGMENT_ALLOC) | (events.action == Action.SEGMENT_MAP))
@@ -56,4 +62,4 @@ def _taken_meanwhile(facts: Facts) -> int:
     place = np.searchsorted(allocs, grows)
     grows, place = grows[place < len(allocs)], place[place < len(allocs)]
     requested = events.size[allocs[place]]
-    return int(events.size[grows[facts.line.waiting[grows] >= requested]].sum())
+    return int(events.size[grows[waiting[grows] >= requested]].sum())

@@ -4,6 +4,7 @@ from memviz.analysis.findings.finding import FindingKind
 from memviz.analysis.lifetimes import lifetimes
 from tests.analysis.findings.steps import Loop, MiB, of_kind
 from tests.analysis.training import LOSS, STEP
+from tests.traces import trace_of
 
 KEPT = 60
 
@@ -54,3 +55,34 @@ def test_two_steps_are_too_few_to_say():
     for step in range(2):
         loop.forward().make(KEPT + step, 5, LOSS).backward().step().without_gradient()
     assert of_kind(loop.trace(), FindingKind.GROWING) == []
+
+
+def test_what_takes_the_place_of_what_was_there_before_the_recording_does_not_grow():
+    """Buffers that every step makes anew: the old ones have no stack, since their allocs were not recorded."""
+    loop = Loop()
+    for step in range(4):
+        loop.forward()
+        for number in range(4):
+            # One more of them is made anew in each step.
+            if number <= step:
+                loop.end(KEPT + number, 5).make(KEPT + number, 5, LOSS)
+        loop.backward().step().without_gradient()
+    assert of_kind(loop.trace(), FindingKind.GROWING) == []
+
+
+def test_a_step_that_ended_before_the_first_event_is_no_moment_between_steps():
+    """The recording begins in the middle of the next one."""
+    loop = Loop()
+    loop.events = []
+    for step in range(2):
+        loop.make(KEPT + 2 * step, 5, LOSS, time_us=20 + 100 * step).make(
+            1 + KEPT + 2 * step, 1, STEP, time_us=90 + 100 * step
+        )
+    ends = [10, 100, 200]
+    marks = [
+        {"name": f"ProfilerStep#{number}", "stage": stage, "time_us": time, "device": 0}
+        for number, end in enumerate(ends)
+        for stage, time in (("START", end - 9 if number == 0 else ends[number - 1] + 1), ("END", end))
+    ]
+    trace = trace_of(loop.events, external_annotations=marks)
+    assert of_kind(trace, FindingKind.GROWING) == []

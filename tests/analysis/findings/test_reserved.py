@@ -63,6 +63,20 @@ def test_a_block_that_pins_a_segment_is_told_with_its_line():
     assert "90.0 MiB lie free in 1 segment" in finding.sentence
 
 
+def test_the_sizes_of_several_pins_are_told_as_their_sum():
+    loop = Loop()
+    loop.events = []
+    for place in (0, 200):
+        loop.ask("segment_alloc", place * MiB, 100).make(place * MiB, 10, LOSS)
+        loop.make((place + 10) * MiB, 90, FORWARD)
+    loop.end(10 * MiB, 90).end(210 * MiB, 90)
+    loop.ask("segment_alloc", 400 * MiB, 120).make(400 * MiB, 120, FORWARD)
+    held = [(0, 100, 10), (200, 100, 10), (400, 120, 120)]
+    final = [segment(at * MiB, size * MiB, [block(at * MiB, used * MiB)]) for at, size, used in held]
+    (finding,) = of_kind(loop.trace(final), FindingKind.PINNED_SEGMENTS)
+    assert "2 blocks of 20.0 MiB together made by train.py:30 loss live on in them." in finding.sentence
+
+
 def test_a_segment_that_is_free_altogether_is_pinned_by_nothing():
     final = [segment(0, 100 * MiB, []), segment(200 * MiB, 120 * MiB, [block(200 * MiB, 120 * MiB)])]
     assert of_kind(_pinned(False).trace(final), FindingKind.PINNED_SEGMENTS) == []
@@ -111,3 +125,30 @@ def test_frees_that_wait_are_told_with_how_long_and_what_was_taken_meanwhile():
 
 def test_frees_that_complete_at_once_wait_for_nothing():
     assert of_kind(_waiting(False).trace(), FindingKind.WAITING_FREES) == []
+
+
+def test_frees_that_complete_at_once_are_no_part_of_what_waits():
+    """A free is asked for and complete in two events; between them it looks as if it waited."""
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).make(2, 800, LOSS).ask("free_requested", 1, 50)
+    loop.end(2, 800).ask("free_completed", 1, 50)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert finding.bytes == 50 * MiB
+    assert "the longest 3 events: up to 50.0 MiB at once." in finding.sentence
+
+
+def test_one_event_is_no_events():
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).ask("free_requested", 1, 50).make(2, 1, LOSS)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert "the longest 1 event: up to" in finding.sentence
+
+
+def test_a_free_that_the_last_event_asks_for_has_waited_for_no_time_that_is_known():
+    loop = Loop()
+    loop.events = []
+    loop.make(1, 50, LOSS).ask("free_requested", 1, 50)
+    (finding,) = of_kind(loop.trace(), FindingKind.WAITING_FREES)
+    assert "waited for another stream, still at the end: up to" in finding.sentence
