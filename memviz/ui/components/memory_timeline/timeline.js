@@ -291,6 +291,7 @@ export class MemoryTimeline extends Component {
     viewport.times = data.times;
     viewport.turnTo(axis);
     this.controls.showAxis(viewport.axis);
+    this.drawOverview();
     this.redraw();
     this.say();
   }
