@@ -36,7 +36,8 @@ export class Legend {
 
   /** @param {TimelineData} data */
   draw(data) {
-    const { moment, viewport, canvas, filters } = this.timeline;
+    const { choosing, viewport, canvas, filters } = this.timeline;
+    const moment = choosing.answered;
     const wanted = [moment, data.meaning, isDark(), filters.kept?.group, filters.row, data.key, viewport.width, canvas.seen.join("")].join("|");
     if (wanted === this.drawnFor) return;
     this.drawnFor = wanted;
