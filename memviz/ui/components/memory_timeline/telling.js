@@ -60,7 +60,7 @@ export class Telling {
       pin,
       range: range && [range[0] - 1, range[1] - 1],
       from: viewport.instantAt(viewport.first) - 1,
-      to: viewport.instantAt(viewport.last) - 1,
+      to: viewport.lastInstant() - 1,
       low: isFull ? null : Math.floor(viewport.bottom),
       high: isFull ? null : Math.ceil(viewport.top),
       order,
