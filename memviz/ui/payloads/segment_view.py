@@ -167,8 +167,8 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
     return pack(
         columns,
         at=moment.event,
-        # A profile's segments are placeholders.
-        is_placed=tells_reserved(device) and not is_profiled(trace),
+        # A profile's segments are placeholders, until a replay makes some.
+        is_placed=tells_reserved(device) and (trace.about.origin == "replayed" or not is_profiled(trace)),
         most_reserved=timeline(device).reserved_peak_bytes,
         groups=[[group.name, group.words] for group in groups],
         sites=labels,
