@@ -57,12 +57,18 @@ _PROFILED = (
     "segments and what tensors are for are not in it. How much is reserved stands in profiles of a GPU alone, where it "
     "lies in none: segments are placeholders, maps of them say nothing, and no replay can be held against them."
 )
+_PROFILE_REPLAYED = (
+    "It is the replay of a trace of torch's profiler: sizes are those of blocks (rounded up to 512 bytes on a GPU), "
+    "and streams and what tensors are for are not in it. Segments and where blocks lie in them are the model's, and "
+    "nothing in the recording can be held against them."
+)
 
 
 def _on_trace(trace: Trace) -> Iterator[Note]:
     if is_profiled(trace):
         remedy = "For all of it record a snapshot: torch.cuda.memory._record_memory_history(), or `memviz record`."
-        yield Note("profiler_trace", _PROFILED, remedy, "warning")
+        text = _PROFILE_REPLAYED if trace.about.origin == "replayed" else _PROFILED
+        yield Note("profiler_trace", text, remedy, "warning")
     beside = trace.about.facts.get("profile", "")
     if beside:
         text = f"A profile of the same run was written beside it: {beside[:_LONGEST_NAME]}."

@@ -221,6 +221,10 @@ def _print(answer: FitAnswer, measured: list[MeasuredWay] | None = None) -> None
     else:
         print(f"{way_label(chosen)} fits in {room}: {bytes_text(chosen.peak_reserved_bytes)} reserved, predicted.")
         print(_kept(chosen))
+        plain = answer.as_it_is
+        if plain is not None and plain.fits and plain is not chosen:
+            peak = bytes_text(plain.peak_reserved_bytes)
+            print(f"It fits as it is too, at {peak}: this way is cheaper, by its estimate.")
     _print_largest(answer)
     _print_grid(answer)
     print()

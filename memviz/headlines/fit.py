@@ -92,19 +92,48 @@ def cost_unit(way: Way) -> str:
 def fit(status: SearchStatus) -> Headline:
     number = best(status.ways)
     if status.failed and number is None:
-        return Headline("No way was found.", status.failed)
+        return Headline("No way was found.", _stopped(status))
     answer = "Looking for the way that fits." if number is None else _fits(status, status.ways[number])
+    cheaper = "" if number is None else _cheaper(status, status.ways[number])
     if not status.is_over:
-        return Headline(answer, _under_way(status))
+        return Headline(answer, f"{cheaper}{_under_way(status)}")
     if number is None:
         return _nothing_fits(status)
-    return Headline(answer, f"{_KEPT[status.ways[number]['keeps']]} {_largest(status)}{status.failed}".strip())
+    kept = _KEPT[status.ways[number]["keeps"]]
+    return Headline(answer, f"{cheaper}{kept} {_largest(status)}{_stopped(status)}".strip())
 
 
 def _fits(status: SearchStatus, way: Way) -> str:
-    what = "It fits as it is" if way["label"] == "baseline" else f"It fits with {way['title']}"
+    """That nothing has to be done comes first, whatever else is cheaper."""
+    plain = _as_it_is(status)
+    if plain is not None and plain["fits"]:
+        return f"It fits as it is: {bytes_text(plain['peak_reserved_bytes'])} reserved."
     so_far = "" if status.is_over else " so far"
-    return f"{what}{so_far}: {bytes_text(way['peak_reserved_bytes'])} reserved."
+    return f"It fits with {way['title']}{so_far}: {bytes_text(way['peak_reserved_bytes'])} reserved."
+
+
+def _cheaper(status: SearchStatus, way: Way) -> str:
+    plain = _as_it_is(status)
+    if plain is None or not plain["fits"] or way is plain:
+        return ""
+    so_far = "" if status.is_over else " so far"
+    return (
+        f"The cheapest{so_far} is {way['title']}, by its estimate: {bytes_text(way['peak_reserved_bytes'])} reserved. "
+    )
+
+
+def _as_it_is(status: SearchStatus) -> Way | None:
+    """Nothing is changed of what was asked: an optimizer that was asked for is the only name that such a way has."""
+    optimizer = status.order.request.optimizer
+    name = "baseline" if optimizer == "none" else optimizer
+    return next((way for way in status.ways if way["label"] == name and not way["optimizations"]), None)
+
+
+def _stopped(status: SearchStatus) -> str:
+    """With how far it came: what was not predicted may be better."""
+    if not status.failed or status.done >= status.of:
+        return status.failed
+    return f"{status.failed} {count_text(status.done)} of {count_text(status.of)} ways were predicted."
 
 
 def _under_way(status: SearchStatus) -> str:

@@ -18,6 +18,7 @@ from memviz.runner.measure.cuda_device import CudaDevice
 from memviz.runner.plan import Plan, command_of
 from memviz.runner.predict.group.layout import Layout
 from memviz.runner.predict.predicted_device import PredictedDevice
+from memviz.runner.request import Optimizer
 from memviz.runner.run import Run
 from memviz.trace.model import Trace
 from optimizations import Optimization
@@ -25,6 +26,7 @@ from optimizations.weight_quantization import Quantized
 
 _LIBRARIES = ("torch", "diffusers", "transformers")
 _UNDO = "\nundo = "
+_MADE_WITH: dict[Optimizer, str] = {"adamw-fused": "fused=True", "adamw-for-loop": "foreach=False"}
 
 
 @dataclass(frozen=True)
@@ -112,20 +114,28 @@ def run_with(plan: Plan, mode: Any, device: str, known: dict[str, Any]) -> Run:
         window=plan.window,
         provenance=provenance(plan),
         command=command_of(plan.request),
-        code=code_of(plan.optimizations, plan.on_host),
+        code=code_of(plan.optimizations, plan.on_host, plan.request.optimizer),
         claim=plan.claim,
         **known,
     )
 
 
-def code_of(optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = ()) -> str:
-    """Each of several has an undo of its own; after those in host memory the model comes to the card."""
+def code_of(
+    optimizations: Sequence[Optimization], on_host: Sequence[Optimization] = (), optimizer: Optimizer = "none"
+) -> str:
+    """Each of several has an undo of its own; after those in host memory the model comes to the card.
+
+    The optimizer stands there where it is made otherwise than torch does by itself: some wait for what is applied.
+    """
     parts = [optimization.code() for optimization in optimizations]
     if sum(_UNDO in part for part in parts) > 1:
         names = [optimization.name for optimization in optimizations]
         parts = [part.replace(_UNDO, f"\nundo_{name} = ") for name, part in zip(names, parts, strict=True)]
     if on_host:
         parts.insert(optimizations.index(on_host[-1]) + 1, 'model.to("cuda")')
+    if optimizer in _MADE_WITH:
+        made = f"optimizer = AdamW(model.parameters(), {_MADE_WITH[optimizer]})"
+        parts.append(f"from torch.optim import AdamW\n\n{made}")
     return "\n\n".join(parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,33 @@ def test_escape_ends_what_is_kept(page: Any) -> None:
     page.keyboard.press("Escape")
     playwright.expect(page.locator(".mvt-chip")).to_have_count(0)
     assert page.evaluate(f"({TIMELINE}).lit") is None
+
+
+@pytest.mark.parametrize("width", [1440, 1024, 760])
+def test_what_is_clicked_stays_in_sight_and_the_room_of_its_chip_lights_nothing_else(page: Any, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    page.wait_for_timeout(RESTS_MS)
+    titles = page.locator(".mvt-legend .mvt-key").evaluate_all("(keys) => keys.map((key) => key.title)")
+    # Of those that have room the one that would lose it next.
+    name, _ = min((title.rsplit(": ", 1) for title in titles), key=lambda each: int(re.sub(r"\D", "", each[1])))
+    key = page.locator(f".mvt-legend .mvt-key[title^='{name}:']")
+    box = key.bounding_box()
+    page.mouse.click(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
+    playwright.expect(page.locator(".mvt-chip")).to_have_text(f"only {name} ×")
+    page.wait_for_timeout(RESTS_MS)
+    playwright.expect(key).to_be_visible()
+    lit = f"""() => {{
+      const {{ lit, data }} = {TIMELINE};
+      return [...new Set([...lit].flatMap((bit, row) => (bit ? [data.labels[data.group[row]]] : [])))];
+    }}"""
+    assert page.evaluate(lit) == [name]
+
+
+def test_a_key_that_keeps_a_colour_keeps_the_focus(page: Any) -> None:
+    page.locator(".mvt-legend .mvt-key", has_text="optimizer state").focus()
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".mvt-chip")).to_have_text("only optimizer state ×")
+    page.wait_for_timeout(RESTS_MS)
+    assert "optimizer state" in page.evaluate("document.activeElement.textContent")
+    page.keyboard.press("Enter")
+    playwright.expect(page.locator(".mvt-chip")).to_have_count(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -108,3 +109,57 @@ def test_keys_take_it_move_its_end_and_let_it_go(plot: Any) -> None:
     playwright.expect(plot.locator(WORDS)).to_have_count(0)
     plot.keyboard.press("Shift+ArrowLeft")
     assert plot.evaluate(f"({TIMELINE}).moment") == moment - 1, "the arrows are the timeline's again"
+
+
+def test_on_the_axis_of_time_it_measures_a_pause_between_two_events(plot: Any) -> None:
+    plot.get_by_role("button", name="Time", exact=True).click()
+    plot.wait_for_function(f"({TIMELINE}).viewport.axis === 'time'")
+    plot.get_by_role("button", name="Ruler", exact=True).click()
+    box = plot.locator(".mvt-plot").bounding_box()
+    x1, x2 = (box["x"] + x for x in plot.evaluate(f"[4200, 4800].map((us) => ({TIMELINE}).viewport.xOf(us))"))
+    drag(plot, (x1, box["y"] + 40), (x2, box["y"] + 40))
+    words = plot.locator(WORDS)
+    playwright.expect(words).to_have_text(re.compile(r"^0 B · 0 events · (59\d|60\d) µs$"))
+    line = plot.locator(".mvt-svg line.mvt-measure")
+    drawn = [box["x"] + float(line.get_attribute(end)) for end in ("x1", "x2")]
+    assert drawn == pytest.approx([x1, x2], abs=1), "it stands where it was drawn"
+    drag(plot, (x1, box["y"] + 40), (x2 + (x2 - x1) / 3 + 3, box["y"] + 40))
+    playwright.expect(words).to_have_text(re.compile(r"· 1 event · (79\d|80\d) µs$"))
+    assert plot.evaluate(f"({TIMELINE}).ruler.ends[1].us") is None, "an event that is near draws it there"
+    plot.locator(".mvt-plot").focus()
+    plot.keyboard.press("Shift+ArrowRight")
+    playwright.expect(words).to_have_text(re.compile(r"· 2 events · 1\.(79|80) ms$"))
+
+
+def test_the_overview_is_drawn_along_the_axis_of_the_plot(same_page: Any) -> None:
+    """A click there chooses what it shows, and the window lies over what is seen."""
+    steps = [alloc(i * 11 * MiB, 10 * MiB, time_us=1000 * (i + 1)) for i in range(9)]
+    trace = trace_of([event("segment_alloc", 0, 128 * MiB, time_us=0), *steps, alloc(99 * MiB, MiB, time_us=100_000)])
+    device = trace.devices[0]
+    mount(
+        same_page,
+        MemoryTimeline,
+        serve=[piece_server(lambda _: (trace, device))],
+        value=timeline_value(trace, device, "trace"),
+    )
+    same_page.locator(".mvt[data-drawn]").wait_for()
+    painted = """(share) => {
+      const strip = document.querySelector(".mvt-overview");
+      const column = strip.getContext("2d").getImageData(Math.floor(strip.width * share), 0, 1, strip.height).data;
+      return column.filter((value, i) => i % 4 === 3 && value > 0).length / strip.height;
+    }"""
+    # After a fifth of the events few are there; after a fifth of the time nearly all.
+    assert same_page.evaluate(painted, 0.2) < 0.25
+    same_page.get_by_role("button", name="Time", exact=True).click()
+    same_page.wait_for_function(f"({TIMELINE}).viewport.axis === 'time'")
+    assert same_page.evaluate(painted, 0.2) > 0.6
+
+
+def test_the_right_button_on_the_overview_moves_nothing(plot: Any) -> None:
+    plot.locator(".mvt-plot").focus()
+    plot.keyboard.press("+")
+    plot.wait_for_function(f"!({TIMELINE}).viewport.isAll()")
+    before = plot.evaluate(f"({TIMELINE}).viewport.sight()")
+    box = plot.locator(".mvt-overview").bounding_box()
+    plot.mouse.click(box["x"] + 3, box["y"] + 10, button="right")
+    assert plot.evaluate(f"({TIMELINE}).viewport.sight()") == before

@@ -230,6 +230,13 @@ def test_a_click_pins_and_the_pin_is_outlined(page):
     assert "the pinned allocation is not live here" in page.inner_text(".mvs-words")
 
 
+def test_of_what_lies_in_no_map_it_is_not_said_to_be_freed(page):
+    made = shown(page, trace_of([alloc(0, 10 * MiB, time_us=10)]), at=0)
+    made.say(key="k", at=0, pin=0)
+    page.wait_for_function(f"{MAP}.pin === 0")
+    assert "not live" not in page.inner_text(".mvs-words")
+
+
 def test_free_memory_cannot_be_pinned(page):
     made = shown(page, two_segments())
     page.mouse.click(*centre(page, 2))

@@ -217,3 +217,18 @@ def test_what_does_not_fit_the_seen_height_is_not_drawn_outside_the_plot(page: A
     box = plot(page)
     drawn = page.locator(".mvt-grid").evaluate_all("(all) => all.map((each) => each.getBoundingClientRect().top)")
     assert all(box["y"] - 1 <= y <= box["y"] + box["height"] + 1 for y in drawn)
+
+
+@pytest.mark.parametrize("axis", ["event", "time"])
+def test_a_view_that_comes_back_from_a_link_is_the_same_link(page: Any, axis: str) -> None:
+    """It grew by an event each time."""
+    stairs = trace_of([alloc(i * MiB, MiB, time_us=1000 * i) for i in range(60)])
+    links = [{"from": 20, "to": 30, "axis": axis}]
+    device = stairs.devices[0]
+    for number in range(2):
+        value = timeline_value(stairs, device, f"{KEY}{number}", state=links[-1])
+        mount(page, MemoryTimeline, serve=[piece_server(lambda _: (stairs, device))], value=value)
+        page.wait_for_function(f"({TIMELINE})?.data && ({TIMELINE}).viewport.axis === '{axis}'")
+        said = page.evaluate(f"({TIMELINE}).telling.state('', '')")
+        links.append({name: said[name] for name in ("from", "to", "axis")})
+    assert links[1] == links[2] == links[0]

@@ -13,6 +13,9 @@ import pytest
 from memviz.commands import FAILED, main
 from memviz.commands import fit as fit_command
 from memviz.runner.fit import space
+from memviz.runner.fit.fit import FitAnswer
+from memviz.runner.fit.search import Searched
+from tests.runner.fit.ways import way
 
 # Two tensors of the inner width are more than a T4 has, slices of them are not.
 TIGHT = ["feed_forward", "--set", "batch=1", "--set", "sequence=460000", "--set", "dim=1024", "--set", "layers=1"]
@@ -93,6 +96,17 @@ def test_where_nothing_fits_it_says_so_and_what_comes_nearest(
     assert words.startswith("Nothing that was tried fits in the 14.49 GiB that a process gets of")
     assert "The least is " in words
     assert "`--keep training` lets more be changed." in words
+
+
+def test_that_it_fits_as_it_is_is_said_beside_what_is_cheaper(capsys: pytest.CaptureFixture[str]) -> None:
+    ways = (way(3, 12 << 30), way(2, 2 << 30, "split_feed_forward"))
+    request = ways[0].candidate.request
+    fit_command._print(FitAnswer(request, "outputs", 14 << 30, Searched(ways, 2, 2), None))
+    words = capsys.readouterr().out
+    assert words.startswith("split_feed_forward fits in")
+    assert "It fits as it is too, at 12.00 GiB: this way is cheaper, by its estimate." in words
+    fit_command._print(FitAnswer(request, "outputs", 14 << 30, Searched(ways[:1], 1, 1), None))
+    assert "as it is too" not in capsys.readouterr().out
 
 
 BROKEN = """

@@ -83,3 +83,31 @@ def test_each_moment_has_its_sentence() -> None:
     )
     assert str(fit(status(failed="There is no workload x."))) == "No way was found. There is no workload x."
     assert str(fit(status(answer={}))).startswith("Nothing that was tried could run.")
+
+
+def test_that_it_fits_as_it_is_is_said_first_whatever_else_is_cheaper() -> None:
+    """Words like *It fits with ...* would say that it does not fit without."""
+    plain, cheaper = told(way(3, 12 * GiB), "baseline"), told(way(2, 2 * GiB, "split_feed_forward"))
+    assert str(fit(status(ways=(plain, cheaper), done=2, of=9))) == (
+        "It fits as it is: 12.00 GiB reserved. "
+        "The cheapest so far is Split feed forward, by its estimate: 2,048 MiB reserved. 2 of 9 ways predicted."
+    )
+    assert str(fit(status(ways=(plain, cheaper), answer={}))) == (
+        "It fits as it is: 12.00 GiB reserved. "
+        "The cheapest is Split feed forward, by its estimate: 2,048 MiB reserved. "
+        "Its outputs stay as they are, to the bit or to rounding."
+    )
+    asked = SearchOrder(Request("feed_forward", optimizer="adamw"))
+    with_adamw = SearchStatus("id", asked, ways=(told(way(3, 12 * GiB), "adamw"),), answer={})
+    assert str(fit(with_adamw)).startswith("It fits as it is: 12.00 GiB reserved. Its outputs")
+    too_large = told(way(3, 30 * GiB, fits=False), "baseline")
+    assert str(fit(status(ways=(too_large, cheaper), answer={}))).startswith("It fits with Split feed forward: 2,048")
+
+
+def test_a_search_that_was_stopped_says_how_far_it_came() -> None:
+    good, bad = told(way(2, 20 * GiB)), told(way(1, 30 * GiB, fits=False))
+    stopped = {"done": 2, "of": 9, "failed": "Cancelled."}
+    assert str(fit(status(ways=(bad, good), **stopped))).endswith("Cancelled. 2 of 9 ways were predicted.")
+    assert str(fit(status(ways=(bad,), **stopped))) == "No way was found. Cancelled. 2 of 9 ways were predicted."
+    over = {**stopped, "done": 9}
+    assert str(fit(status(ways=(good,), **over))).endswith("Cancelled."), "in what came after the search"

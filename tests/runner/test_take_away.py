@@ -13,6 +13,7 @@ from memviz.commands import run as command
 from memviz.runner.outcome import code_of
 from memviz.runner.plan import command_of, plan_of
 from memviz.runner.request import Request
+from memviz.runner.step import make_optimizer
 from optimizations import OPTIMIZATIONS
 from tests.optimizations.tiny import autoencoder, llama
 
@@ -90,3 +91,19 @@ def test_the_shown_code_of_several_can_be_undone_one_by_one() -> None:
     for undo in reversed(undone):
         undo()
     assert {name: module.__dict__.get("forward") for name, module in case.model.named_modules()} == before
+
+
+@pytest.mark.parametrize(("kind", "expected"), [("adamw-fused", (True, None)), ("adamw-for-loop", (None, False))])
+def test_the_shown_code_makes_the_optimizer_that_was_predicted(kind: Any, expected: tuple[Any, Any]) -> None:
+    """A search finds it: without its line the code would be of another way."""
+    request = Request("transformer_block", {}, (("optimizer_in_backward", {}),), optimizer=kind)
+    code = code_of(plan_of(request).optimizations, optimizer=request.optimizer)
+    names: dict[str, Any] = {"model": llama().model}
+    exec(compile(code, kind, "exec"), names)
+    made = names["optimizer"].defaults
+    assert (made["fused"], made["foreach"]) == expected
+    model = torch.nn.Linear(2, 2)
+    ours = make_optimizer(kind, model)
+    assert ours is not None and (bool(ours.defaults["fused"]), bool(ours.defaults["foreach"])) == tuple(
+        map(bool, expected)
+    )

@@ -12,6 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memviz.allocator.settings import parse_settings
+from memviz.allocator.what_if import what_if
 from memviz.analysis.callstacks.frames import path_of
 from memviz.analysis.health import health, history
 from memviz.analysis.lifetimes import matched
@@ -250,3 +252,12 @@ def _is_json(events: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def test_what_a_replay_of_it_has_is_not_said_to_be_missing(trace: Trace):
+    outcome = what_if(trace, trace.devices[0], settings=parse_settings("expandable_segments:True"))
+    (said,) = (note.text for note in health(outcome.replayed.trace) if note.code == "profiler_trace")
+    assert "Segments and where blocks lie in them are the model's" in said
+    assert "placeholders" not in said
+    (before,) = (note.text for note in health(trace) if note.code == "profiler_trace")
+    assert "segments are placeholders" in before

@@ -44,6 +44,16 @@ class FitAnswer:
                 return way
         return None
 
+    @property
+    def as_it_is(self) -> TriedWay | None:
+        """With nothing changed of what was asked, where that could be predicted."""
+        asked = (self.request.optimizations, self.request.optimizer)
+        for way in self.searched.ways:
+            request = way.candidate.request
+            if not way.candidate.layout and (request.optimizations, request.optimizer) == asked:
+                return way
+        return None
+
     def front(self, keep: Keep) -> tuple[TriedWay, ...]:
         return front_of(way for way in self.searched.ways if way.candidate.keeps == keep)
 

@@ -9,6 +9,7 @@ from memviz.analysis.allocation import Allocation, BlockKnown, Span
 from memviz.analysis.event_state import EventState, EventSummary
 from memviz.analysis.lifetimes import BEFORE
 from memviz.analysis.purpose.reasons import Certainty
+from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import DEFAULT_POOL, NO_STACK, Phase, Trace
 from memviz.ui.html.frames import FrameWords, frame_words
 from memviz.ui.html.kinds import swatch
@@ -39,7 +40,7 @@ def allocation_html(trace: Trace, allocation: Allocation, source: SourceLine = n
         handle,
         head,
         tag("p", tag("b", bytes_text(allocation.asked_bytes)), f" {_where(allocation)}", class_="mv-figure"),
-        _facts(_allocation_facts(allocation)),
+        _facts(_allocation_facts(allocation, is_profiled(trace))),
         stack_html(trace, allocation.stack, "Stack, our frames first", source),
         _forward_html(trace, allocation.forward_stack, source),
         class_="mv-pinned",
@@ -53,9 +54,13 @@ def _where(allocation: Allocation) -> str:
     return f"in {cut(place if ':' in place else allocation.site, 80)}"
 
 
-def _allocation_facts(allocation: Allocation) -> Iterable[tuple[str, object]]:
-    yield "Asked", exact(allocation.asked_bytes)
-    yield "Block", joined(exact(allocation.block_bytes), _soft(_block_words(allocation)))
+def _allocation_facts(allocation: Allocation, of_profile: bool) -> Iterable[tuple[str, object]]:
+    """A profile has one size of each, and neither pools nor streams."""
+    if not of_profile:
+        yield "Asked", exact(allocation.asked_bytes)
+        yield "Block", joined(exact(allocation.block_bytes), _soft(_block_words(allocation)))
+    else:
+        yield "Bytes", joined(exact(allocation.asked_bytes), _soft("as the profiler counts them"))
     yield (
         "Category",
         joined(swatch(allocation.category.label), " ", _category_words(allocation), _soft(allocation.reason)),
@@ -63,7 +68,8 @@ def _allocation_facts(allocation: Allocation) -> Iterable[tuple[str, object]]:
     if allocation.operator:
         yield "Operator", tag("span", cut(allocation.operator), class_="mv-code")
     yield "Lifetime", _lifetime(allocation.span)
-    yield "Pool", " · ".join(_pool_words(allocation))
+    if not of_profile:
+        yield "Pool", " · ".join(_pool_words(allocation))
     if allocation.module:
         yield "Module", tag("span", cut(allocation.module), class_="mv-code")
     if allocation.phase is not Phase.UNKNOWN:

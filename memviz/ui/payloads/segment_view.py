@@ -19,6 +19,7 @@ from memviz.analysis.sums import sum_by
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import Colouring, colouring, pixel_palette
 from memviz.figures.packed_timeline import PackedTimeline, as_sent, pack
+from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments, Trace, address_text
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
@@ -166,6 +167,8 @@ def packed_map(trace: Trace, device: DeviceTrace, moment: SegmentsAt, *, meaning
     return pack(
         columns,
         at=moment.event,
+        # A profile's segments are placeholders, until a replay makes some.
+        is_placed=tells_reserved(device) and (trace.about.origin == "replayed" or not is_profiled(trace)),
         most_reserved=timeline(device).reserved_peak_bytes,
         groups=[[group.name, group.words] for group in groups],
         sites=labels,

@@ -19,6 +19,9 @@ Follow = Callable[[Mapping[str, str]], State | None]
 """From the data of a control to what a click on it changes; None where that leads nowhere here."""
 
 _BUTTON = re.compile(r"<button\b([^>]*)>(.*?)</button>", re.DOTALL)
+_SWITCH = re.compile(r'<div class="mvt-switch"[^>]*>(.*?)</div>', re.DOTALL)
+_LEFT = re.compile(" data-set=|<span")
+"""Of a switch: a choice, or the words of one. One that is off says nothing by itself."""
 _DATA = re.compile(r' data-([\w-]+)(?:="([^"]*)")?')
 _OF_BUTTONS = re.compile(r' (?:type|data-act|data-letter|draggable|role|tabindex|aria-[\w-]+)(?:="[^"]*")?')
 _GONE = frozenset({"toggle", "home", "export", "close", "sample", "weight", "colour"})
@@ -41,7 +44,8 @@ def nowhere(data: Mapping[str, str]) -> None:
 
 def with_ways(html: str, follow: Follow) -> Html:
     """Safe on our own HTML alone, in which no attribute has an angle bracket and no button is in another."""
-    return Html(_BUTTON.sub(lambda button: _kept(button, follow), html))
+    turned = _BUTTON.sub(lambda button: _kept(button, follow), html)
+    return Html(_SWITCH.sub(lambda switch: switch[0] if _LEFT.search(switch[1]) else "", turned))
 
 
 def _kept(button: re.Match[str], follow: Follow) -> str:

@@ -210,7 +210,7 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
         "tr",
         tag("td", _name(row)),
         tag("td", _bar(row, outcome.card, live=live, most=most), class_="mv-scale"),
-        tag("td", rounded(row.reserved_bytes), class_="mv-number"),
+        tag("td", rounded(row.reserved_bytes) if row.knows_reserved else row.reserved, class_="mv-number"),
         tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
         tag("td", "no card" if row.fits_on == "none" else row.fits_on),
         tag("td", *_fate(row)),
@@ -238,7 +238,7 @@ def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Ht
         tag("i", style=f"width:{share(max(row.reserved_bytes - live, 0))}"),
         line,
         class_="mv-reach",
-        title=exact(row.reserved_bytes),
+        title=exact(row.reserved_bytes) if row.knows_reserved else row.reserved,
     )
 
 

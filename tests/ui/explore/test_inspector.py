@@ -9,7 +9,9 @@ import pytest
 from memviz.analysis.allocation import Allocation, BlockKnown, Span, allocation
 from memviz.analysis.event_state import EventState, EventSummary, Failed, moment
 from memviz.analysis.reserved.fragmentation import Fragmentation
-from memviz.trace.model import NO_STACK, Category, Phase, Trace
+from memviz.trace.formats.profiler_trace import read_profile
+from memviz.trace.intern import Interner
+from memviz.trace.model import NO_STACK, About, Category, Phase, Trace
 from memviz.ui.explore.inspector import MOST_FRAMES, allocation_html, moment_html, stack_html
 from tests.traces import MiB, alloc, block, frame, free, segment, trace_of
 from tests.ui.page import HOSTILE, elements, tags, words
@@ -70,6 +72,15 @@ def test_an_allocation_is_told_in_figures(trace):
         "Lifetime": "event 0 → 2 34.7 ms",
         "Pool": "large · stream 0",
     }
+
+
+def test_a_profile_has_one_size_and_neither_pools_nor_streams():
+    row = {"ph": "i", "name": "[memory]", "ts": 1, "pid": 1, "tid": 1}
+    told = {"Addr": 4096, "Bytes": 1000, "Device Type": 0, "Device Id": -1}
+    profile = read_profile([{**row, "args": told}], About("measured"), Interner())
+    said = figures(allocation_html(profile, allocation(profile, profile.devices[0], 0)))
+    assert said["Bytes"] == "1,000 B as the profiler counts them"
+    assert not {"Asked", "Block", "Pool"} & said.keys()
 
 
 def test_all_that_is_known_is_told(trace, told):

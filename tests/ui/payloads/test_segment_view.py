@@ -106,6 +106,7 @@ def test_the_map_has_every_tile_with_its_block_and_age():
     assert packed.header["sites"][columns["site"][0]] == "train.py:7 step<b>"
     assert packed.header["groups"] == [["default pool", "2 segments, 22.0 MiB"]]
     assert (packed.header["at"], packed.header["most_reserved"]) == (3, 22 * MiB)
+    assert packed.header["is_placed"] is True
 
 
 def test_a_file_without_times_or_memory_has_no_ages_and_no_tiles():
@@ -114,6 +115,7 @@ def test_a_file_without_times_or_memory_has_no_ages_and_no_tiles():
     columns = unpack(packed)
     assert "age_low" not in columns
     assert (len(columns["segment_size_low"]), len(columns["size_low"])) == (0, 0)
+    assert packed.header["is_placed"] is False, "what is pinned may be live, and is in no map"
 
 
 def test_segments_are_grouped_by_pool_stream_and_kind():

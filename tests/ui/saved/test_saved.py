@@ -12,11 +12,14 @@ import pytest
 from memviz.analysis.timeline import timeline
 from memviz.figures.colouring import colouring
 from memviz.trace.model import Trace
+from memviz.ui.compare.controls import switch_html
+from memviz.ui.html.markup import joined
 from memviz.ui.saved.pieces import saved_pieces
 from memviz.ui.saved.report import report_page
 from memviz.ui.saved.spans import SavedSpans, all_spans, largest_spans
 from memviz.ui.saved.views import with_ways
 from tests.traces import alloc, frame, free, trace_of
+from tests.ui.page import elements
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\u2028\ud800"
 
@@ -110,3 +113,14 @@ def test_what_leads_nowhere_is_no_button():
     assert '<span class="b">as</span>' in ways
     assert "CSV" not in ways and "×" not in ways
     assert '<button data-keep="">row</button>' in ways
+
+
+def test_a_switch_of_which_no_choice_is_left_goes_as_a_whole():
+    """Of the colours, which no saved page can change, a choice that was off stood there alone."""
+    off = {"module": "No module is recorded."}
+    choices = (("category", "Category"), ("site", "Site"), ("module", "Module"))
+    colours = switch_html("colour", "Colours", choices, "category", disabled=off)
+    rows = switch_html("by", "Rows", choices, "site", disabled=off)
+    ways = with_ways(joined(colours, rows), lambda data: {"by": data["value"]} if data["act"] == "by" else None)
+    assert [group["aria-label"] for group in elements(ways, "div", role="group")] == ["Rows"]
+    assert len(elements(ways, "button")) == 3

@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
+from memviz.allocator.replay import source_of
+from memviz.allocator.search import search
 from memviz.allocator.settings import Settings, parse_settings
-from memviz.allocator.what_if import CardMemory
+from memviz.allocator.what_if import CardMemory, what_if
 from memviz.analysis.timeline import timeline
 from memviz.errors import MemvizError, UsageError
 from memviz.trace.load import load_trace
@@ -250,6 +252,19 @@ def test_the_plot_has_live_bytes_once_and_a_line_for_each(replays: Replays, key:
         "recorded": int(at_the_end.reserved[-1]),
         "lines": [ours, None],
     }
+
+
+def test_what_a_file_does_not_know_to_be_reserved_is_no_zero() -> None:
+    trace = trace_of([alloc(0, 5 * MiB, time_us=10), alloc(8 * MiB, 5 * MiB, time_us=20)])
+    outcome = what_if(trace, trace.devices[0], settings=EXPANDABLE)
+    value = plot_value(trace.devices[0], outcome, at=0, label="")
+    assert value["ends"]["recorded"] is None
+    assert [axis["recorded"] for axis in value["axes"].values()] == [[], []]
+    assert value["ends"]["lines"][0] > 0
+    known = search(source_of(trace, trace.devices[0]))
+    table = search_html(Answer(trace.devices[0], outcome, known, 0), known)
+    assert "the recording not in file" in text(table)
+    assert " 0 B" not in text(table) and "0 B" not in re.findall('title="([^"]*)"', table)
 
 
 def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:

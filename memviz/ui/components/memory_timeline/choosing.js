@@ -12,6 +12,12 @@ export class Choosing {
     this.timeline = timeline;
   }
 
+  /** The moment that everything answers for: of a range its peak, which may be any of its instants. */
+  get answered() {
+    const { range, data, moment } = this.timeline;
+    return range && data ? data.spans.largestIn(range[0], range[1] + 1) : moment;
+  }
+
   /** @param {number} instant */
   setMoment(instant) {
     const { timeline } = this;
@@ -68,7 +74,7 @@ export class Choosing {
     if (timeline.tools.end()) return true;
     if (!timeline.interaction.tip.hidden) timeline.interaction.hideTip();
     else if (timeline.pin >= 0) timeline.pin = -1;
-    else if (timeline.range) timeline.range = null;
+    else if (timeline.range) timeline.range = timeline.keys.marked = null;
     else if (timeline.filters.drop()) return true;
     else if (timeline.lit) timeline.filters.showLight(null);
     else return false;

@@ -26,6 +26,8 @@ export class Filters {
   /** Of the group under the pointer.
    * @type {Uint8Array | null} */
   pointed = null;
+  /** @type {number | null} */
+  pointedGroup = null;
 
   /** @param {MemoryTimeline} timeline */
   constructor(timeline) {
@@ -42,7 +44,7 @@ export class Filters {
 
   /** The trace is another one. */
   start() {
-    Object.assign(this, { kept: null, row: null, wanted: null, light: null, pointed: null });
+    Object.assign(this, { kept: null, row: null, wanted: null, light: null, pointed: null, pointedGroup: null });
     this.draw();
   }
 
@@ -66,6 +68,7 @@ export class Filters {
   /** @param {number | null} group */
   point(group) {
     const { data } = this.timeline;
+    this.pointedGroup = group;
     this.pointed = data && group !== null ? data.maskOfGroup(group) : null;
     this.show();
   }
@@ -93,7 +96,7 @@ export class Filters {
   /** @param {Kept | null} kept */
   keep(kept) {
     this.kept = kept;
-    this.pointed = null;
+    this.pointed = this.pointedGroup = null;
     this.draw();
     this.show();
   }

@@ -20,6 +20,9 @@ export class Keys {
     /** Where in the stack of the moment a person has walked to, and which allocation that is. */
     this.place = NOWHERE;
     this.walked = NOWHERE;
+    /** The range that was marked last. It goes as the moment moves on, to where its other end shall be.
+     * @type {[number, number] | null} */
+    this.marked = null;
   }
 
   /** @param {HTMLElement} plot */
@@ -30,6 +33,7 @@ export class Keys {
   /** The trace is another one. */
   start() {
     this.walked = NOWHERE;
+    this.marked = null;
     this.forget();
   }
 
@@ -104,12 +108,15 @@ export class Keys {
     timeline.moves.glide({ first: a - (b - a) * 0.1, last: b + (b - a) * 0.1 }, true);
   }
 
-  /** The moment becomes an end of the range.
+  /** The moment becomes an end of the range. The other one stays, if it lies on that side.
    * @param {0 | 1} side */
   mark(side) {
-    const { timeline } = this;
-    const ends = timeline.range || [0, timeline.viewport.instants - 1];
-    timeline.choosing.showRange(side ? ends[0] : timeline.moment, side ? timeline.moment : ends[1]);
+    const { timeline, marked } = this;
+    const { moment, choosing, viewport } = timeline;
+    const last = viewport.instants - 1;
+    const [begin, end] = timeline.range || marked || [0, last];
+    this.marked = side ? [begin < moment ? begin : 0, moment] : [moment, end > moment ? end : last];
+    choosing.showRange(...this.marked);
     timeline.say();
   }
 
@@ -126,7 +133,7 @@ export class Keys {
   walk(step) {
     const { timeline } = this;
     const { data } = timeline;
-    const stack = data ? [...data.stackAt(timeline.moment, timeline.order !== "age")] : [];
+    const stack = data ? [...data.stackAt(timeline.choosing.answered, timeline.order !== "age")] : [];
     if (!data || !stack.length) return;
     const at = this.place < 0 ? stack.indexOf(timeline.pin) : this.place;
     this.place = clamp(at + step, 0, stack.length - 1);
@@ -142,7 +149,7 @@ export class Keys {
     const bytes = [bytesText(data.spans.size[walked]), data.siteOf(walked)].filter(Boolean).join(" ");
     const words = `${bytes}, ${data.groupWords(walked)}`;
     timeline.live.textContent = words;
-    const x = clamp(timeline.viewport.xOfInstant(timeline.moment), 0, timeline.viewport.width);
+    const x = clamp(timeline.viewport.xOfInstant(timeline.choosing.answered), 0, timeline.viewport.width);
     timeline.interaction.showTip({ x, y: 10 }, [[words]]);
   }
 

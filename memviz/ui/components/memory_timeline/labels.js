@@ -146,7 +146,8 @@ export class Labels {
 
   /** @param {TimelineData} data @returns {SVGElement[]} */
   moment({ spans }) {
-    const { moment, value } = this.timeline;
+    const { choosing, value } = this.timeline;
+    const moment = choosing.answered;
     const { width, height } = this.viewport;
     const x = this.viewport.xOfInstant(moment);
     const parts = this.range();
@@ -195,8 +196,8 @@ export class Labels {
   }
 }
 
-/** @param {number} moment an instant @param {Viewport} viewport @param {boolean} isPeak */
-export function momentWords(moment, viewport, isPeak) {
+/** @param {number} moment an instant @param {Viewport} viewport @param {"" | "peak" | "range’s peak"} peak what it is one of */
+export function momentWords(moment, viewport, peak) {
   if (viewport.isStill()) return "at the end";
-  return isPeak ? `peak · ${eventText(moment - 1)}` : eventText(moment - 1);
+  return peak ? `${peak} · ${eventText(moment - 1)}` : eventText(moment - 1);
 }

@@ -19,6 +19,8 @@ export class Legend {
     this.node = el("div", { class: "mvt-legend-row" }, this.row, this.more, timeline.filters.node, this.list);
     this.node.addEventListener("keydown", (event) => this.key(event));
     document.addEventListener("pointerdown", ({ target }) => !(target instanceof Node && this.node.contains(target)) && this.open(false));
+    /** Where on the screen it was clicked last. */
+    this.clickedAt = [NaN, NaN];
     /** What it was last drawn for. */
     this.drawnFor = "";
   }
@@ -36,27 +38,44 @@ export class Legend {
 
   /** @param {TimelineData} data */
   draw(data) {
-    const { moment, viewport, canvas, filters } = this.timeline;
+    const { choosing, viewport, canvas, filters } = this.timeline;
+    const moment = choosing.answered;
     const wanted = [moment, data.meaning, isDark(), filters.kept?.group, filters.row, data.key, viewport.width, canvas.seen.join("")].join("|");
     if (wanted === this.drawnFor) return;
     this.drawnFor = wanted;
     const items = legendItems(data.labels, data.groupBytes(moment), canvas.seen);
     const colours = data.colours[isDark() ? "dark" : "light"];
-    this.fold(items.map((item) => this.entry(item, colours[item.group], data)), items);
+    const nodes = items.map((item) => this.entry(item, colours[item.group], data));
+    const active = document.activeElement;
+    const focused = active instanceof HTMLElement && this.node.contains(active) ? active.dataset.group : undefined;
+    this.fold(nodes, items, (group) => filters.isKept(group, data));
+    if (focused !== undefined) nodes.find((node) => node.dataset.group === focused)?.focus();
   }
 
   /** @param {Item} item @param {string} colour @param {TimelineData} data */
   entry({ group, label, bytes }, colour, data) {
     const { filters } = this.timeline;
-    const attributes = { type: "button", class: "mvt-key", "aria-pressed": String(filters.isKept(group, data)), title: `${label}: ${grouped(bytes)} B` };
-    const acts = { onclick: () => filters.toggle(group), onmouseenter: () => filters.point(group), onmouseleave: () => filters.point(null) };
+    const attributes = { type: "button", class: "mvt-key", "data-group": String(group), "aria-pressed": String(filters.isKept(group, data)), title: `${label}: ${grouped(bytes)} B` };
+    const toggle = (/** @type {MouseEvent} */ event) => {
+      this.clickedAt = [event.clientX, event.clientY];
+      filters.toggle(group);
+    };
+    const acts = { onclick: toggle, onmousemove: (/** @type {MouseEvent} */ event) => this.hover(event, group), onmouseleave: () => filters.point(null) };
     return el("button", { ...attributes, ...acts }, el("i", { style: `background:${colour}` }), `${cutMiddle(label, LONGEST)} `, el("b", {}, bytesText(bytes)));
   }
 
-  /** In one line, or two where it is narrow, in the order of the stack: the smallest go behind "n more".
-   * @param {HTMLElement[]} nodes @param {Item[]} items */
-  fold(nodes, items) {
-    const bySize = items.map((_, i) => i).sort((a, b) => items[a].bytes - items[b].bytes);
+  /** A click may move another entry under a pointer that rests; nobody points at that one.
+   * @param {MouseEvent} event @param {number} group */
+  hover({ clientX, clientY }, group) {
+    const { filters } = this.timeline;
+    if (filters.pointedGroup !== group && (clientX !== this.clickedAt[0] || clientY !== this.clickedAt[1])) filters.point(group);
+  }
+
+  /** In one line, or two where it is narrow, in the order of the stack: the smallest go behind "n more", what is kept last.
+   * @param {HTMLElement[]} nodes @param {Item[]} items @param {(group: number) => boolean} isKept */
+  fold(nodes, items, isKept) {
+    const rank = (/** @type {number} */ i) => (isKept(items[i].group) ? Infinity : items[i].bytes);
+    const bySize = items.map((_, i) => i).sort((a, b) => rank(a) - rank(b) || 0);
     const folded = new Set();
     this.list.replaceChildren();
     this.row.replaceChildren(...nodes);

@@ -109,7 +109,7 @@ export class Moves {
   /** What buttons and keys zoom about. */
   middle() {
     const { first, last } = this.viewport;
-    const place = this.viewport.placeOf(this.timeline.moment);
+    const place = this.viewport.placeOf(this.timeline.choosing.answered);
     return place > first && place < last ? place : (first + last) / 2;
   }
 
@@ -148,7 +148,8 @@ export class Moves {
   /** Where the allocation stands that is pinned, or else walked to: at the moment, or when it begins.
    * @returns {Height | null} */
   chosenHeight() {
-    const { data, pin, keys, moment, order } = this.timeline;
+    const { data, pin, keys, choosing, order } = this.timeline;
+    const moment = choosing.answered;
     const row = pin >= 0 ? pin : keys.walked;
     if (!data || row < 0) return null;
     const { start, end } = data.spans;

@@ -76,7 +76,7 @@ export class Overview {
    * @param {PointerEvent} event */
   press(event) {
     const { timeline } = this;
-    if (!timeline.data) return;
+    if (!timeline.data || event.button) return;
     event.preventDefault();
     const box = this.canvas.getBoundingClientRect();
     const whole = timeline.viewport.whole();

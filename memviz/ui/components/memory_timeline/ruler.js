@@ -14,7 +14,8 @@ const END_RADIUS = 3;
 /** @typedef {import("./timeline.js").MemoryTimeline} MemoryTimeline */
 /** @typedef {import("./data.js").TimelineData} TimelineData */
 /** @typedef {import("../base.js").Point} Point */
-/** @typedef {{ instant: number, bytes: number }} End */
+/** `us` is where it was put on the axis of time, which may be between two events; `null` where its instant says all.
+ * @typedef {{ instant: number, us: number | null, bytes: number }} End */
 
 export class Ruler {
   /** Where it began, and where it is drawn to.
@@ -59,11 +60,25 @@ export class Ruler {
   /** @param {Point} point @param {TimelineData} data @returns {End} */
   endAt({ x, y }, data) {
     const { viewport } = this;
-    const instant = viewport.instantAt(viewport.placeAt(clamp(x, 0, viewport.width)));
+    const place = viewport.placeAt(clamp(x, 0, viewport.width));
+    const { instant, us } = this.standing(place, PULL_PIXELS * ((viewport.last - viewport.first) / viewport.width));
     const bytes = viewport.bytesAt(y);
     const near = this.edges(instant, data).reduce((best, edge) => (Math.abs(edge - bytes) < Math.abs(best - bytes) ? edge : best), Infinity);
     const isNear = Math.abs(near - bytes) * viewport.height <= PULL_PIXELS * (viewport.top - viewport.bottom);
-    return { instant, bytes: isNear ? near : Math.round(bytes) };
+    return { instant, us, bytes: isNear ? near : Math.round(bytes) };
+  }
+
+  /** In width. An event that is near draws it there; in a pause without events it stays where it was put.
+   * @param {number} place @param {number} near of the axis @returns {Omit<End, "bytes">} */
+  standing(place, near) {
+    const { viewport } = this;
+    const instant = viewport.instantAt(place);
+    const times = viewport.known();
+    if (!times) return { instant, us: null };
+    const nextTo = [instant, instant + 1].filter((each) => each < viewport.instants && Math.abs(viewport.placeOf(each) - place) <= near);
+    const apart = (/** @type {number} */ each) => Math.abs(viewport.placeOf(each) - place);
+    if (nextTo.length) return { instant: nextTo.reduce((best, each) => (apart(each) < apart(best) ? each : best)), us: null };
+    return { instant, us: clamp(place, 0, times[times.length - 1]) };
   }
 
   /** Between the allocations of an instant, with the ground, the top of them all and what is reserved.
@@ -81,7 +96,7 @@ export class Ruler {
   begin() {
     const { data, moment } = this.timeline;
     if (!data || this.ends) return;
-    const here = { instant: moment, bytes: data.spans.live[moment] };
+    const here = { instant: moment, us: null, bytes: data.spans.live[moment] };
     this.set(here, { ...here }, data);
     this.say();
   }
@@ -101,20 +116,22 @@ export class Ruler {
   /** @param {1 | -1} direction @param {boolean} isOneEvent */
   step(direction, isOneEvent) {
     const { viewport } = this;
-    this.moveFar(({ instant, bytes }) => {
-      const place = viewport.instantAt(viewport.placeOf(instant) + direction * KEY_STEP * (viewport.last - viewport.first));
-      const next = isOneEvent || place === instant ? instant + direction : place;
-      return { instant: clamp(next, 0, viewport.instants - 1), bytes };
+    this.moveFar((far) => {
+      const there = this.standing(this.placeOf(far) + direction * KEY_STEP * (viewport.last - viewport.first), 0);
+      if (!isOneEvent && (there.us !== null || there.instant !== far.instant)) return { ...there, bytes: far.bytes };
+      // From between two events the one before is as near as the one after.
+      const next = far.us !== null && direction < 0 ? far.instant : far.instant + direction;
+      return { instant: clamp(next, 0, viewport.instants - 1), us: null, bytes: far.bytes };
     });
   }
 
   /** To the next edge above or below.
    * @param {1 | -1} direction */
   climb(direction) {
-    this.moveFar(({ instant, bytes }, data) => {
-      const edges = this.edges(instant, data);
-      const next = direction > 0 ? edges.find((edge) => edge > bytes) : edges.reverse().find((edge) => edge < bytes);
-      return { instant, bytes: next ?? bytes };
+    this.moveFar((far, data) => {
+      const edges = this.edges(far.instant, data);
+      const next = direction > 0 ? edges.find((edge) => edge > far.bytes) : edges.reverse().find((edge) => edge < far.bytes);
+      return { ...far, bytes: next ?? far.bytes };
     });
   }
 
@@ -128,7 +145,7 @@ export class Ruler {
     if (!this.ends || !data) return;
     const far = move(this.ends[1], data);
     this.set(isAnew ? { ...far } : this.ends[0], far, data);
-    moves.revealPlace(this.viewport.placeOf(far.instant));
+    moves.revealPlace(this.placeOf(far));
     moves.revealHeight({ bottom: far.bytes, top: far.bytes });
     this.say();
   }
@@ -146,9 +163,19 @@ export class Ruler {
   }
 
   /** @param {End} end µs, if they are known */
-  timeOf({ instant }) {
+  timeOf({ instant, us }) {
     const times = this.timeline.data?.times;
-    return times && times.length ? times[clamp(instant - 1, 0, times.length - 1)] : null;
+    return us ?? (times && times.length ? times[clamp(instant - 1, 0, times.length - 1)] : null);
+  }
+
+  /** @param {End} end */
+  placeOf({ instant, us }) {
+    return us !== null && this.viewport.known() ? us : this.viewport.placeOf(instant);
+  }
+
+  /** @param {End} end */
+  xOf(end) {
+    return end.us !== null && this.viewport.known() ? this.viewport.xOf(end.us) : this.viewport.xOfInstant(end.instant);
   }
 
   /** To those who do not see it, with every byte. */
@@ -163,7 +190,7 @@ export class Ruler {
   draw() {
     const { ends, viewport } = this;
     if (!ends) return this.node.replaceChildren();
-    const [a, b] = ends.map(({ instant, bytes }) => ({ x: viewport.xOfInstant(instant), y: viewport.yOf(bytes) }));
+    const [a, b] = ends.map((end) => ({ x: this.xOf(end), y: viewport.yOf(end.bytes) }));
     const box = { x: Math.min(a.x, b.x), y: Math.min(a.y, b.y), width: Math.abs(a.x - b.x), height: Math.abs(a.y - b.y) };
     const inside = shape("g", { "clip-path": `url(#mvt-inside-${this.timeline.id})` });
     const dots = [a, b].map(({ x, y }) => shape("circle", { cx: x, cy: y, r: END_RADIUS, class: "mvt-dot" }));

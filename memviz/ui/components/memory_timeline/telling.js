@@ -40,7 +40,7 @@ export class Telling {
       this.isHeldBack = true;
       return;
     }
-    timeline.live.textContent = `${timeline.momentWords()}, ${bytesText(data.spans.live[timeline.moment])} ${value.of ? "reserved" : "live"}`;
+    timeline.live.textContent = `${timeline.momentWords()}, ${bytesText(data.spans.live[timeline.choosing.answered])} ${value.of ? "reserved" : "live"}`;
     const state = this.state(value.key, data.meaning);
     // The address follows the one timeline that is explored.
     if (!value.linked) say("memviz:state", state);
@@ -52,15 +52,15 @@ export class Telling {
 
   /** @param {string} key @param {string} colour */
   state(key, colour) {
-    const { moment, pin, range, order, viewport } = this.timeline;
+    const { choosing, pin, range, order, viewport } = this.timeline;
     const isFull = viewport.isFullHeight();
     return {
       key,
-      at: moment - 1,
+      at: choosing.answered - 1,
       pin,
       range: range && [range[0] - 1, range[1] - 1],
       from: viewport.instantAt(viewport.first) - 1,
-      to: viewport.instantAt(viewport.last) - 1,
+      to: viewport.lastInstant() - 1,
       low: isFull ? null : Math.floor(viewport.bottom),
       high: isFull ? null : Math.ceil(viewport.top),
       order,

@@ -291,6 +291,7 @@ export class MemoryTimeline extends Component {
     viewport.times = data.times;
     viewport.turnTo(axis);
     this.controls.showAxis(viewport.axis);
+    this.drawOverview();
     this.redraw();
     this.say();
   }
@@ -389,7 +390,9 @@ export class MemoryTimeline extends Component {
   }
 
   momentWords() {
-    return momentWords(this.moment, this.viewport, this.moment === this.data?.spans.peak);
+    const moment = this.choosing.answered;
+    const isPeak = moment === this.data?.spans.peak;
+    return momentWords(moment, this.viewport, isPeak ? "peak" : this.range ? "range’s peak" : "");
   }
 
   /** Tells the page what is seen and chosen. */

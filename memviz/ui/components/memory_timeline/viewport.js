@@ -128,10 +128,11 @@ export class Viewport {
   /** The same instants stay in sight.
    * @param {Axis} axis */
   turnTo(axis) {
-    const [first, last] = [this.instantAt(this.first), this.instantAt(this.last)];
+    const [first, last] = [this.instantAt(this.first), this.lastInstant()];
     const isAll = first <= 0 && last >= this.instants - 1;
     this.axis = axis;
-    this.look(isAll ? this.whole() : this.bounded(this.placeOf(first), this.placeOf(last)));
+    // An instant's own column ends where the next one begins.
+    this.look(isAll ? this.whole() : this.bounded(this.placeOf(first), this.placeOf(last) + (axis === "event" ? 1 : 0)));
   }
 
   // -- places
@@ -148,6 +149,11 @@ export class Viewport {
   instantAt(place) {
     const times = this.known();
     return times ? lastNotAfter(times, place) + 1 : clamp(Math.floor(place), 0, this.instants - 1);
+  }
+
+  /** The last one of which anything is seen. */
+  lastInstant() {
+    return this.known() ? this.instantAt(this.last) : clamp(Math.ceil(this.last) - 1, 0, this.instants - 1);
   }
 
   /** @param {number} place */

@@ -19,7 +19,7 @@ const KEYS_HELP =
  * @typedef {{ first: number[], count: number[], live: number[], recorded: number[], lines: number[][], span: number }} Columns */
 /** @typedef {{ axes: { event: Columns, time?: Columns }, events: number, at: number, label: string, names: string[], limit: number | null, stops: { event: number, text: string, reserved: number }[], ends: Ends }} Value */
 /** Bytes after the last event; of a line that ran out before, none.
- * @typedef {{ live: number, recorded: number, lines: (number | null)[] }} Ends */
+ * @typedef {{ live: number, recorded: number | null, lines: (number | null)[] }} Ends */
 
 class ReservedPlot extends Component {
   /** @type {Value | null} */
@@ -87,12 +87,13 @@ class ReservedPlot extends Component {
   }
 
   /** @param {Value} value */
-  showLegend({ names, limit }) {
+  showLegend({ names, limit, ends }) {
     const entry = (/** @type {string} */ kind, /** @type {string} */ words) =>
       el("span", { class: "mvr-key", role: "listitem" }, el("i", { class: `mvr-swatch mvr-${kind}`, "aria-hidden": "true" }), words);
     const replayed = names.map((name, i) => entry(i ? "thin" : "thick", `reserved, ${name}`));
     const limited = limit === null ? [] : [entry("limit", "limit")];
-    this.legend.replaceChildren(entry("live", "live, the same in all"), entry("dashed", "reserved, as recorded"), ...replayed, ...limited);
+    const recorded = ends.recorded === null ? [] : [entry("dashed", "reserved, as recorded")];
+    this.legend.replaceChildren(entry("live", "live, the same in all"), ...recorded, ...replayed, ...limited);
   }
 
   // -- places
@@ -160,7 +161,7 @@ class ReservedPlot extends Component {
   lines({ limit }, columns) {
     const path = (/** @type {number[]} */ values) => steppedPath(values.length, (column) => this.xOf(column, columns), (column) => this.yOf(values[column]));
     const parts = [shape("path", { d: `${path(columns.live)}V${this.height}H0Z`, class: "mvr-area" })];
-    parts.push(shape("path", { d: path(columns.recorded), class: "mvr-line mvr-line-dashed" }));
+    if (columns.recorded.length) parts.push(shape("path", { d: path(columns.recorded), class: "mvr-line mvr-line-dashed" }));
     columns.lines.forEach((values, i) => parts.push(shape("path", { d: path(values), class: `mvr-line mvr-line-${i ? "thin" : "thick"}` })));
     if (limit === null) return parts;
     const y = this.yOf(limit);
@@ -181,7 +182,7 @@ class ReservedPlot extends Component {
   /** @param {Value} value */
   labels({ limit, ends }) {
     const label = (/** @type {number} */ bytes, /** @type {string} */ words, look = "") => /** @type {import("../axes.js").Label} */ ([this.yOf(bytes), bytesText(bytes), words, look]);
-    const marks = [label(ends.recorded, "recorded, end")];
+    const marks = ends.recorded === null ? [] : [label(ends.recorded, "recorded, end")];
     if (limit !== null) marks.push(label(limit, "limit", " mvr-red"));
     ends.lines.forEach((bytes, i) => bytes !== null && marks.push(label(bytes, i ? "compared, end" : "replayed, end")));
     marks.push(label(ends.live, "live, end"));
@@ -278,7 +279,8 @@ export function columnWords(column, columns) {
 /** @param {number} column @param {Value} value @param {Columns} columns @returns {[figure: string, words: string][]} */
 function figuresOf(column, { names }, { live, recorded, lines }) {
   const replayed = lines.map((values, i) => /** @type {[string, string]} */ (column < values.length ? [bytesText(values[column]), `reserved, ${names[i]}`] : ["out of memory", names[i]]));
-  return [[bytesText(live[column]), "live"], [bytesText(recorded[column]), "reserved, as recorded"], ...replayed];
+  const known = column < recorded.length ? [/** @type {[string, string]} */ ([bytesText(recorded[column]), "reserved, as recorded"])] : [];
+  return [[bytesText(live[column]), "live"], ...known, ...replayed];
 }
 
 export const mount = mounting(ReservedPlot);

@@ -16,7 +16,7 @@ const EXPANDABLE = 2;
 /** @typedef {{ first: Int32Array, segment: Int32Array, offset: Float64Array, size: Float64Array, requested: Numbers, kind: Numbers, row: Uint32Array, group: Numbers, probable: Numbers | null, start: Numbers, site: Numbers, age: Numbers | null }} Tiles */
 /** @typedef {{ size: Float64Array, group: Numbers, flags: Numbers, low: Numbers, high: Numbers }} Segments */
 /** What memviz/ui/payloads/segment_view.py says besides the columns.
- * @typedef {{ at: number, groups: [name: string, words: string][], sites: string[], meanings: string[], palettes: Record<string, number[]> }} Header */
+ * @typedef {{ at: number, is_placed: boolean, groups: [name: string, words: string][], sites: string[], meanings: string[], palettes: Record<string, number[]> }} Header */
 
 export class Moment {
   /** @param {Header} header @param {Segments} segments @param {Tiles} tiles */

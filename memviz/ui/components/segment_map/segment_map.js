@@ -209,7 +209,9 @@ export class SegmentMap extends Component {
     const pinned = this.drawn.tileOf(this.pin);
     const pointed = this.cursor === pinned ? [] : this.canvas.outlines(this.cursor, "mvs-pointed");
     this.marks.replaceChildren(...this.canvas.outlines(pinned, "mvs-pinned"), ...pointed);
-    this.note.textContent = this.pin >= 0 && pinned < 0 ? " · the pinned allocation is not live here" : "";
+    // Where the file does not say where blocks lie none is drawn, live or not.
+    const isAway = this.pin >= 0 && pinned < 0 && this.drawn.header.is_placed;
+    this.note.textContent = isAway ? " · the pinned allocation is not live here" : "";
     this.root.dataset.pinned = String(pinned >= 0 ? this.pin : NOTHING);
   }
 
