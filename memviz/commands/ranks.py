@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from memviz.ranks.as_json import ranks_json
 from memviz.ranks.differences import NamedDelta
 from memviz.ranks.gather import Gathering, gathered
 from memviz.ranks.groups import RankGroup
-from memviz.ranks.missing import Span
+from memviz.ranks.numbers import Rank
 from memviz.ranks.replayed_card import replayed
 from memviz.ranks.smaller_card import OnCard, Smaller, on_card
 from memviz.ranks.together import Ranks
@@ -36,7 +37,6 @@ from memviz.runner.predict.cards import card_named
 from memviz.units import bytes_text, count_text, delta_text, parse_bytes, percent_text
 
 _TOP = 20
-_MOST_SPANS = 8
 _MORE = """\
 PLACE is a folder, a glob, one or several files, or any of these where fsspec reaches (s3://, hf://, ssh://);
 or the table that -o wrote before: then no snapshot is read.
@@ -49,9 +49,9 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
     _print_ranks(job, top)
     if len(job.groups) > 1:
         print(f"\nGroups of ranks that {'reached' if job.ran_out else 'need'} the same:")
-        for group in job.groups[: top or None]:
+        for group in job.usual_groups[: top or None]:
             print(f"  {_group_text(group)}")
-        _print_rest(len(job.groups), top, "group")
+        _print_rest(len(job.usual_groups), top, "group")
     for one in job.outliers[: top or None]:
         against = f"rank {one.against}, the median beside it"
         print(f"\nRank {one.rank} has {delta_text(one.delta_bytes)} against {against}:")
@@ -64,7 +64,7 @@ def _print(job: Ranks, card: OnCard | None, top: int) -> None:
         )
         _print_differences(apart.categories)
     if job.missing:
-        print(f"\n{_missing_text(job.missing)}")
+        print(f"\n{headlines.missing(job)}")
     for failed in job.failed:
         print(f"\n! {printable(failed.place)}\n  {printable(failed.reason)}")
 
@@ -83,6 +83,20 @@ def _print_ranks(job: Ranks, top: int) -> None:
         rows.append([str(rank.number), bytes_text(row.peak_bytes), reserved, kind, f"{site}{ran_out}"])
     print_table(["rank", "peak", "reserved", "most of it", "largest site"], rows, left=3)
     _print_rest(len(in_order), top, "rank")
+    for line in _unlike_others(in_order, top):
+        print(printable(line))
+
+
+def _unlike_others(ranks: Sequence[Rank], top: int) -> list[str]:
+    """What the table does not say of a rank: that its figures are of one device of several, or from elsewhere."""
+    usual, _ = Counter(rank.row.origin for rank in ranks).most_common(1)[0]
+    lines = []
+    for number, row in ((rank.number, rank.row) for rank in ranks[: top or None]):
+        if row.device_count > 1:
+            lines.append(f"Rank {number} is device {row.device}, one of {count_text(row.device_count)} in its file.")
+        if row.origin != usual:
+            lines.append(f"Rank {number} is {row.origin}, others are {usual}.")
+    return lines
 
 
 def _print_rest(many: int, top: int, noun: str) -> None:
@@ -101,28 +115,18 @@ def _group_text(group: RankGroup) -> str:
 
 def _spans(numbers: Sequence[int]) -> str:
     """'0-3, 8-11'."""
-    spans: list[list[int]] = []
+    spans: list[tuple[int, int]] = []
     for number in numbers:
         if spans and number == spans[-1][1] + 1:
-            spans[-1][1] = number
+            spans[-1] = spans[-1][0], number
         else:
-            spans.append([number, number])
-    return _spans_text(spans)
-
-
-def _missing_text(spans: Sequence[Span]) -> str:
-    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"No file of {'rank' if is_one else 'ranks'} {_spans_text(spans)}."
-
-
-def _spans_text(spans: Sequence[Sequence[int]]) -> str:
-    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
-    return ", ".join([*words, *(["..."] if len(spans) > _MOST_SPANS else [])])
+            spans.append((number, number))
+    return headlines.spans_text(spans)
 
 
 def _print_differences(rows: Sequence[NamedDelta]) -> None:
     for row in rows:
-        print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.name)}")
+        print(f"  {delta_text(row.delta_bytes):>12}  {printable(row.words)}")
 
 
 def _card(text: str, overhead: int | None) -> Smaller:

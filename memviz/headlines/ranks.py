@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from memviz.headlines.headline import Headline
 from memviz.headlines.names import counted, short
 from memviz.ranks.smaller_card import OnCard
@@ -9,6 +11,7 @@ from memviz.ranks.together import Ranks
 from memviz.units import bytes_text, count_text, delta_text
 
 _FEW = 4
+_MOST_SPANS = 8
 
 
 def ranks(job: Ranks, card: OnCard | None = None) -> Headline:
@@ -71,6 +74,20 @@ def _imbalance(job: Ranks) -> str:
 def _failed(job: Ranks) -> str:
     many = len(job.failed)
     return f"{counted(many, 'file')} {'is' if many == 1 else 'are'} left out." if many else ""
+
+
+def missing(job: Ranks, before: str = "No file of") -> str:
+    """'No file of ranks 3, 8-11.' Nothing where none is missing."""
+    if not job.missing:
+        return ""
+    noun = "rank" if sum(last - first + 1 for first, last in job.missing) == 1 else "ranks"
+    return f"{before} {noun} {spans_text(job.missing)}."
+
+
+def spans_text(spans: Sequence[tuple[int, int]]) -> str:
+    """'3, 8-11'."""
+    words = [f"{first}" if first == last else f"{first}-{last}" for first, last in spans[:_MOST_SPANS]]
+    return ", ".join([*words, *(["..."] if len(spans) > _MOST_SPANS else [])])
 
 
 def on_card(answer: OnCard) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 from memviz.ranks.row import RankRow
@@ -13,6 +14,12 @@ REST = "(all others)"
 class NamedDelta:
     name: str
     delta_bytes: int
+    is_probable: bool = False
+    """Of a kind: most of what both have of it is no more than probably of that kind."""
+
+    @property
+    def words(self) -> str:
+        return f"probably {self.name}" if self.is_probable else self.name
 
 
 def by_site(row: RankRow, other: RankRow, top: int | None = None) -> tuple[NamedDelta, ...]:
@@ -33,10 +40,13 @@ def by_site(row: RankRow, other: RankRow, top: int | None = None) -> tuple[Named
 
 
 def by_category(row: RankRow, other: RankRow) -> tuple[NamedDelta, ...]:
-    deltas = {part.kind: part.bytes for part in row.categories}
-    for part in other.categories:
-        deltas[part.kind] = deltas.get(part.kind, 0) - part.bytes
-    return _ranked([NamedDelta(kind, delta) for kind, delta in deltas.items() if delta], 0, None)
+    deltas: Counter[str] = Counter()
+    doubt: Counter[str] = Counter()
+    for parts, sign in ((row.categories, 1), (other.categories, -1)):
+        for part in parts:
+            deltas[part.kind] += sign * part.bytes
+            doubt[part.kind] += 2 * part.probable_bytes - part.bytes
+    return _ranked([NamedDelta(kind, delta, doubt[kind] > 0) for kind, delta in deltas.items() if delta], 0, None)
 
 
 def _ranked(changed: list[NamedDelta], rest: int, top: int | None) -> tuple[NamedDelta, ...]:

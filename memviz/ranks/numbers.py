@@ -40,7 +40,7 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
         if number is None:
             failed.append(_left_out(row, _NOT_SAID))
         elif number in ranks:
-            failed.append(_left_out(row, f"It is rank {number} once more; {_name(ranks[number].place)} is taken."))
+            failed.append(_left_out(row, once_more(number, ranks[number].place)))
         else:
             ranks[number] = row
     in_order = tuple(Rank(number, ranks[number]) for number in sorted(ranks))
@@ -50,6 +50,10 @@ def numbered(reduced: Iterable[Reduced]) -> tuple[tuple[Rank, ...], tuple[Failed
 def rank_in_name(name: str) -> int | None:
     """Only where a word says so: `rank3`, `gpu3`. Of a single file, any other number may be anything."""
     return _after_a_word(name)
+
+
+def once_more(number: int, taken: str) -> str:
+    return f"It is rank {number} once more; {_name(taken)} is taken."
 
 
 def _left_out(row: RankRow, reason: str) -> FailedFile:

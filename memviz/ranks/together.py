@@ -47,6 +47,12 @@ class Ranks:
     def ran_out(self) -> tuple[Rank, ...]:
         return tuple(rank for rank in self.ranks if rank.row.ran_out)
 
+    @property
+    def usual_groups(self) -> tuple[RankGroup, ...]:
+        """Without those of ranks that stand out, which are told by themselves."""
+        out = {one.rank for one in self.outliers}
+        return tuple(group for group in self.groups if not out.issuperset(group.ranks))
+
     def against(self, number: int) -> int:
         """The rank to compare one with: the median of its group, or of the group that it stands out from."""
         for one in self.outliers:

@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from memviz.ui.page_files import style
+from memviz.ui.shell.page_frame import refused_html
+from memviz.ui.shell.session import Refused, Session
 from tests.browser.conftest import new_visitor
 from tests.browser.mounting import load
 
@@ -73,3 +76,10 @@ def test_in_a_window_that_is_wide_again_nothing_is_closed(narrow: Any) -> None:
     narrow.evaluate(OPEN)
     narrow.clock.run_for(6_000)
     assert is_open(narrow)
+
+
+def test_a_call_in_a_refusal_is_broken_where_the_screen_ends(page: Any) -> None:
+    call = "torch.cuda.memory._record_memory_history(max_entries=1_000_000)"
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_content(f"<style>{style()}</style>{refused_html(Session(refused=(Refused('run.pickle', call),)))}")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390

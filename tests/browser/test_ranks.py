@@ -69,10 +69,14 @@ def test_a_click_and_the_keys_choose_a_rank(drawn: Any) -> None:
     drawn.locator("#ranks-map .mvt-tip", has_text=re.compile("rank 2.*peak 120 MiB.*about", re.DOTALL)).wait_for()
     drawn.mouse.click(**at)
     heading(drawn, 2).wait_for()
-    drawn.locator("#ranks-map .mvn-plot").focus()
+    assert drawn.evaluate(ROW, 2) == at, "what is pointed at stays where it is, however long the answer above it"
+    plot = drawn.locator("#ranks-map .mvn-plot")
+    plot.focus()
     drawn.keyboard.press("ArrowDown")
+    assert plot.get_attribute("aria-valuetext") == "rank 3, peak 120 MiB"
     drawn.keyboard.press("Enter")
     heading(drawn, 3).wait_for()
+    assert plot.get_attribute("aria-valuetext") == "rank 3, peak 120 MiB, chosen"
     drawn.locator("#ranks-lists").get_by_role("button", name="rank 4", exact=True).click()
     heading(drawn, 4).wait_for()
 

@@ -158,3 +158,13 @@ def test_ranks_that_ran_out_are_replayed_on_the_card_and_not_told_by_their_peaks
     card = answer(*asked)["card"]
     assert (card["fits"], card["runs_out"], card["replayed"]) == ([], [0, 1], [0, 1])
     assert "rank 0 runs out first by a replay of its requests" in answer(*asked)["headline"]["reason"]
+
+
+def test_what_is_unlike_the_others_is_said_beside_the_table(tmp_path: Path) -> None:
+    """Its figures are of one device of several, or from elsewhere, which no column says."""
+    folder = write_ranks(tmp_path / "job", 3)
+    events = [alloc(0, 120 * MiB, frames=[frame("forward")])]
+    (folder / "run.rank3.pickle").write_bytes(pickle.dumps({**snapshot(events), "device_traces": [events[:1], events]}))
+    said = memviz("ranks", folder).stdout
+    assert "\nRank 3 is device 0, one of 2 in its file.\n" in said
+    assert said.count("in its file") == 1 and "others are" not in said

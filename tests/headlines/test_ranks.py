@@ -1,4 +1,4 @@
-"""What is said of many ranks: who is like whom, and what makes the difference."""
+"""Many ranks in a sentence, and which of them have no file."""
 
 from __future__ import annotations
 
@@ -6,36 +6,48 @@ from dataclasses import replace
 
 import pytest
 
-from memviz.headlines.ranks import ranks as headline
+from memviz.headlines.ranks import missing, ranks
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
-from memviz.ranks.row import SiteBytes
-from memviz.ranks.together import of_ranks
+from memviz.ranks.row import RankRanOut, SiteBytes
+from memviz.ranks.together import Ranks, of_ranks
 from tests.traces import MiB, alloc, trace_of
 
-ONE = row_of(trace_of([alloc(0, 100)]), Place("here"))
+EMPTY = row_of(trace_of([alloc(0, 100)]), Place("here"))
 
 
-def said(*peaks: dict[str, int]) -> str:
-    """Of ranks that hold so many MiB at these places."""
-    rows = []
-    for sizes in peaks:
-        sites = tuple(SiteBytes(name, name, size * MiB) for name, size in sizes.items())
-        rows.append(replace(ONE, peak_bytes=sum(sizes.values()) * MiB, sites=sites, other_sites_bytes=0))
-    return headline(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason
+def of_peaks(*peaks: int, ran_out: bool = False) -> Ranks:
+    failed = (RankRanOut(0, MiB, 0, 0, ""),) if ran_out else ()
+    rows = [
+        replace(EMPTY, peak_bytes=peak * MiB, sites=(SiteBytes("/f", "f", peak * MiB),), ran_out=failed)
+        for peak in peaks
+    ]
+    return of_ranks(tuple(Rank(number, replace(row, place=f"rank{number}")) for number, row in enumerate(rows)))
 
 
 @pytest.mark.parametrize(
     ("peaks", "words"),
     [
-        ((100, 200, 300), "No two need the same."),
-        ((100, 100, 300, 300), "They are 2 groups; in the largest 2 ranks need the same."),
+        ((100, 120, 140, 160), "No two need the same."),
+        ((100, 100, 100, 300, 300), "They are 2 groups; in the largest 3 ranks need the same."),
         ((10_000, 10_001, 20_000, 20_001, 20_002), "They are 2 groups; in the largest 3 ranks need nearly the same."),
+        ((100, 100, 100), "They all need the same."),
+        ((100, 100, 100, 100, 300), "4 need the same, 1 differs."),
     ],
 )
-def test_groups_are_counted_apart_from_the_ranks_in_them(peaks: tuple[int, ...], words: str) -> None:
-    assert said(*({"weights": peak} for peak in peaks)).startswith(words)
+def test_how_alike_they_are(peaks: tuple[int, ...], words: str) -> None:
+    assert ranks(of_peaks(*peaks)).reason.startswith(words)
+    reached = words.replace("need", "reached")
+    assert reached in ranks(of_peaks(*peaks, ran_out=True)).reason
+
+
+def test_those_without_a_file_are_named() -> None:
+    job = of_peaks(100, 100, 100)
+    assert missing(job) == ""
+    assert missing(replace(job, missing=((3, 3),))) == "No file of rank 3."
+    assert missing(replace(job, missing=((3, 3), (8, 11)))) == "No file of ranks 3, 8-11."
+    assert missing(replace(job, missing=((4, 5),)), "Not open here:") == "Not open here: ranks 4-5."
 
 
 @pytest.mark.parametrize(
@@ -46,4 +58,14 @@ def test_groups_are_counted_apart_from_the_ranks_in_them(peaks: tuple[int, ...],
     ],
 )
 def test_a_cause_that_others_go_against_is_more_than_all(cache: int, weights: int, words: str) -> None:
-    assert words in said(*[{"weights": 100}] * 20, {"weights": weights, "cache": cache})
+    held = [{"weights": 100}] * 20 + [{"weights": weights, "cache": cache}]
+    rows = [
+        replace(
+            EMPTY,
+            peak_bytes=sum(sizes.values()) * MiB,
+            sites=tuple(SiteBytes(name, name, size * MiB) for name, size in sizes.items()),
+            other_sites_bytes=0,
+        )
+        for sizes in held
+    ]
+    assert words in ranks(of_ranks(tuple(Rank(number, row) for number, row in enumerate(rows)))).reason

@@ -14,7 +14,7 @@ from memviz.ranks.groups import Outlier, RankGroup, grouped
 from memviz.ranks.numbers import Rank
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
-from memviz.ranks.row import RankRow, SiteBytes
+from memviz.ranks.row import KindBytes, RankRow, SiteBytes
 from tests.traces import MiB, alloc, trace_of
 
 EMPTY = row_of(trace_of([alloc(0, 100)]), Place("here"))
@@ -118,6 +118,19 @@ def test_differences_add_up_whatever_is_kept() -> None:
     )
     assert by_site(one, other, 2) == (NamedDelta("d", -10), NamedDelta("a", 5), NamedDelta("(all others)", 3))
     assert by_category(one, one) == ()
+
+
+def test_what_is_no_more_than_probable_stays_so_in_a_difference() -> None:
+    """An activation here and a temporary there may be a guess of ours, and no more."""
+    one = replace(EMPTY, categories=(KindBytes("activation", 60, 60), KindBytes("parameter", 50, 10)))
+    other = replace(EMPTY, categories=(KindBytes("temporary", 40, 30), KindBytes("parameter", 20)))
+    said = by_category(one, other)
+    assert [(row.words, row.delta_bytes) for row in said] == [
+        ("probably activation", 60),
+        ("probably temporary", -40),
+        ("parameter", 30),
+    ]
+    assert [row.name for row in said] == ["activation", "temporary", "parameter"]
 
 
 def test_the_same_line_in_another_folder_is_the_same_site() -> None:

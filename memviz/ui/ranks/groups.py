@@ -19,8 +19,7 @@ _MOST_SPANS = 5
 def groups_html(job: Ranks) -> Html:
     if len(job.groups) < 2:
         return Html("")
-    out = {one.rank for one in job.outliers}
-    usual = [group for group in job.groups if not out.issuperset(group.ranks)]
+    usual = job.usual_groups
     rows = [_group_row(job, group) for group in usual[:MOST_ROWS]]
     need = "reached" if job.ran_out else "need"
     head = tag("h2", f"Groups of ranks that {need} the same ", tag("span", count_text(len(usual))))

@@ -46,7 +46,10 @@ def _button(words: str, act: str, rank: int) -> Html:
 def _facts(rank: Rank) -> Html:
     row = rank.row
     is_known = is_reserved_known(row.peak_bytes, row.reserved_peak_bytes)
+    device = [("device", f"{row.device}, one of {count_text(row.device_count)}")] if row.device_count > 1 else []
     facts = [
+        ("", row.origin),
+        *device,
         ("peak", rounded(row.peak_bytes)),
         ("reserved at most", rounded(row.reserved_peak_bytes) if is_known else "not in the file"),
         ("events", count_text(row.event_count)),
@@ -63,14 +66,13 @@ def _differences(rank: Rank, other: Rank) -> Html:
     if not delta and not by_site(rank.row, other.row, 1):
         return tag("p", f"At its peak it holds what rank {other.number} holds.", class_="mv-soft")
     rows = [
-        tag("tr", tag("td", tag("b", delta_text(row.delta_bytes), class_=_look(row.delta_bytes)), class_="mv-number"),
-            tag("th", cut(row.name), scope="row", class_="mv-code"))
+        tag("li", tag("b", delta_text(row.delta_bytes), class_=_look(row.delta_bytes)), " ", tag("code", cut(row.name)))
         for row in by_site(rank.row, other.row, _TOP)
-    ]  # fmt: skip
-    kinds = ", ".join(f"{row.name} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:3])
+    ]
+    kinds = ", ".join(f"{row.words} {delta_text(row.delta_bytes)}" for row in by_category(rank.row, other.row)[:3])
     words = f"{delta_text(delta)} against rank {other.number}" if delta else f"as high as rank {other.number}"
     caption = tag("h3", words, tag("span", f" {kinds}") if kinds else "")
-    return tag("div", caption, tag("table", tag("tbody", *rows), class_="mv-table mv-ranktable"))
+    return tag("div", caption, tag("ul", *rows, class_="mv-parts"))
 
 
 def _look(delta: int) -> str:

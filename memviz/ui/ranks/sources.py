@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from memviz.analysis.cache import kept
-from memviz.ranks.numbers import Rank, rank_in_name
+from memviz.ranks.numbers import Rank, once_more, rank_in_name
 from memviz.ranks.places import Place
 from memviz.ranks.reduce_rank import row_of
-from memviz.ranks.row import RankRow
+from memviz.ranks.row import FailedFile, RankRow
 from memviz.ranks.together import Ranks, of_ranks
 from memviz.trace.formats.own_labels import RANK_FACT
 from memviz.trace.model import Trace
@@ -27,17 +27,42 @@ class Shown:
     """Of those that are open, in the store."""
     is_given: bool = False
     """By whoever started the page: then any rank's file may be opened from where it lies."""
+    is_open: bool = False
+    """They are what this visitor has open, and no more."""
 
 
 def open_ranks(context: Context, session: Session) -> dict[int, Opened]:
-    """By number; the first of each. Nothing is computed for it."""
-    numbers: dict[int, Opened] = {}
+    """By number; of several of one rank, the one that a folder of them would be told by. Nothing is computed for it."""
+    return {one.number: one.opened for one in reversed(_called_ranks(context, session))}
+
+
+@dataclass(frozen=True)
+class _Called:
+    number: int
+    source: str
+    opened: Opened
+
+
+def _called_ranks(context: Context, session: Session) -> list[_Called]:
+    """The shortest names first, as where files are read from a folder."""
+    found = []
     for opened in session.opened:
         trace = context.store.get(opened.key)
         number = None if trace is None else _number(trace)
-        if number is not None:
-            numbers.setdefault(number, opened)
-    return numbers
+        if trace is not None and number is not None:
+            found.append(_Called(number, trace.about.source, opened))
+    return sorted(found, key=lambda one: len(one.source))
+
+
+def _once_more(context: Context, session: Session) -> tuple[FailedFile, ...]:
+    """Nobody wonders why some of what is open is not among the ranks."""
+    taken: dict[int, str] = {}
+    left = []
+    for one in _called_ranks(context, session):
+        if one.number in taken:
+            left.append(FailedFile(one.source, once_more(one.number, taken[one.number])))
+        taken.setdefault(one.number, one.source)
+    return tuple(left)
 
 
 def has_ranks(context: Context, session: Session) -> bool:
@@ -56,7 +81,9 @@ def shown_ranks(context: Context, session: Session) -> Shown | None:
         return Shown(brought.job, keys)
     rows = [(number, _row(context, opened)) for number, opened in sorted(numbers.items())]
     ranks = tuple(Rank(number, row) for number, row in rows if row is not None)
-    return Shown(of_ranks(ranks), keys) if len(ranks) >= LEAST else None
+    if len(ranks) < LEAST:
+        return None
+    return Shown(of_ranks(ranks, _once_more(context, session)), keys, is_open=True)
 
 
 def _row(context: Context, opened: Opened) -> RankRow | None:

@@ -16,7 +16,7 @@ from memviz.ui.payloads.rank_map_value import rank_map_value
 from memviz.ui.ranks.groups import groups_html, outliers_html
 from memviz.ui.ranks.one_rank import one_rank_html
 from memviz.ui.ranks.sources import Shown, has_ranks, shown_ranks
-from memviz.ui.ranks.verdict import failed_html, ranks_verdict_html
+from memviz.ui.ranks.verdict import failed_html, missing_html, ranks_verdict_html
 from memviz.ui.shell.context import Context, open_trace
 from memviz.ui.shell.session import Session
 from memviz.ui.shell.wiring import PRIVATE
@@ -109,7 +109,7 @@ def draw(context: Context, session: Session, chosen: int | None) -> list[Any]:
         rank_map_value(job, rank),
         _one(shown, rank),
         outliers_html(job) + groups_html(job),
-        failed_html(job),
+        missing_html(job, is_open=shown.is_open) + failed_html(job),
         rank,
     ]
 

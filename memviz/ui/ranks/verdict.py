@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memviz.headlines.ranks import ranks
+from memviz.headlines.ranks import missing, ranks
 from memviz.ranks.together import Ranks
 from memviz.ui.html.headline import headline_html
 from memviz.ui.html.markup import Html, tag
@@ -15,6 +15,12 @@ _LONGEST = 60
 
 def ranks_verdict_html(job: Ranks) -> Html:
     return tag("header", headline_html(ranks(job)), class_="mv-answer")
+
+
+def missing_html(job: Ranks, *, is_open: bool) -> Html:
+    """A file that was refused is no open one, and is there all the same."""
+    words = missing(job, "Not open here:" if is_open else "No file of")
+    return tag("p", words, class_="mv-soft mv-missing") if words else Html("")
 
 
 def failed_html(job: Ranks) -> Html:

@@ -2,6 +2,7 @@
 // The address is a link to what is seen; steps.js makes entries of it that the back button comes to: to the one trace that is explored, or to what a tab
 // says of itself in [data-mv-query], whose trace is the open one unless it names several.
 import { onSaid } from "../components/base.js";
+import { followTab } from "./focus.js";
 import { noteAddress, noteTab } from "./steps.js";
 
 const OF_THE_TIMELINE = ["at", "from", "to", "low", "high", "pin", "order", "colour", "axis"];
@@ -75,6 +76,7 @@ const redrawn = onceQuiet(() => {
   countCompared();
   followView();
   noteTab();
+  followTab();
 }, QUIET_MS);
 
 new MutationObserver((changes) => {

@@ -6,10 +6,11 @@
 //   [data-mv-copy]  a click copies that text;  [data-mv-dark], [data-mv-keys], [data-mv-close]  as they say
 // The timeline hears `memviz:light` and `memviz:go`, and says `memviz:state` (see its README). The address is kept in
 // address.js, what a click on one of many traces shows at once in ahead.js, the back button in steps.js, menus in menus.js,
-// and what a narrow screen does otherwise in narrow.js.
+// where the keyboard stands after what it pressed is gone in focus.js, and what a narrow screen does otherwise in narrow.js.
 import { isTyping, nearest, say } from "../components/base.js";
 import { followView } from "./address.js";
 import { listenToRows } from "./ahead.js";
+import { listenToFocus } from "./focus.js";
 import { listenToMenus } from "./menus.js";
 import { closeDrawer, listenToSheet, listenToWidth } from "./narrow.js";
 import { listenToSteps } from "./steps.js";
@@ -133,6 +134,7 @@ if (document.body) startDark();
 else document.addEventListener("DOMContentLoaded", startDark);
 
 closeDrawer();
+listenToFocus();
 listenToMenus();
 listenToRows();
 listenToSteps();

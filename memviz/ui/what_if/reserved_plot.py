@@ -23,11 +23,12 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
     replays = lines(device, outcome)
     limit = outcome.card.usable_bytes if outcome.card else None
     by_event = reserved_lines.reserved_by_event(device, replays, limit=limit, columns=COLUMNS)
-    axes = {"event": _axis(by_event, outcome.knows_recorded_peak)}
+    is_known = outcome.knows_recorded_peak
+    axes = {"event": _axis(by_event, is_known=is_known)}
     if has_times(device):
         by_time = reserved_lines.reserved_by_time(device, replays, limit=limit, columns=COLUMNS)
         times = clock(device)
-        axes["time"] = {**_axis(by_time, outcome.knows_recorded_peak), "span": int(times[-1] - times[0])}
+        axes["time"] = {**_axis(by_time, is_known=is_known), "span": int(times[-1] - times[0])}
     return {
         "label": label,
         "events": len(device.events),
@@ -35,17 +36,18 @@ def plot_value(device: DeviceTrace, outcome: WhatIf, *, at: int, label: str) -> 
         "at": at,
         "names": [replay.name for replay in replays],
         "stops": _stops(outcome),
-        "ends": _ends(device, replays, outcome.knows_recorded_peak),
+        "ends": _ends(device, replays, is_known=is_known),
         "axes": axes,
     }
 
 
-def _ends(device: DeviceTrace, replays: list[ReplayedBytes], is_recorded: bool) -> dict[str, Any]:
-    """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before."""
+def _ends(device: DeviceTrace, replays: list[ReplayedBytes], *, is_known: bool) -> dict[str, Any]:
+    """Bytes after the last event, where a column of the axes may hold many events; none of what ran out before, nor of
+    what the file does not tell."""
     recorded = timeline(device)
     return {
         "live": recorded.end_bytes,
-        "recorded": int(recorded.reserved[-1]) if is_recorded else None,
+        "recorded": int(recorded.reserved[-1]) if is_known else None,
         "lines": [None if replay.stopped else int(replay.reserved[-1]) for replay in replays],
     }
 
@@ -98,14 +100,14 @@ def _when(event: int) -> str:
     return f"event {count_text(event)}" if event >= 0 else "before the first event"
 
 
-def _axis(lines: ReservedLines, is_recorded: bool) -> dict[str, Any]:
-    """A file that says nothing of what is reserved has no line of it: one along zero would be false."""
+def _axis(lines: ReservedLines, *, is_known: bool) -> dict[str, Any]:
+    """A recording that does not tell what it reserved has no line of it: one at zero would say that it was nothing."""
     columns = lines.columns
     return {
         "first": columns.first_event.tolist(),
         "count": columns.event_count.tolist(),
         "live": columns.live_max.tolist(),
-        "recorded": columns.reserved_max.tolist() if is_recorded else [],
+        "recorded": columns.reserved_max.tolist() if is_known else [],
         "lines": [line.reserved[: line.last_column + 1].tolist() for line in lines.lines],
     }
 

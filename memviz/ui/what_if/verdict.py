@@ -209,7 +209,7 @@ def _row(row: RankedRow, answer: Answer, *, live: int, most: int) -> Html:
     return tag(
         "tr",
         tag("td", _name(row)),
-        tag("td", _bar(row, outcome.card, live=live, most=most), class_="mv-scale"),
+        tag("td", _bar(row, outcome.card, live=live, most=most) if row.knows_reserved else "", class_="mv-scale"),
         tag("td", rounded(row.reserved_bytes) if row.knows_reserved else row.reserved, class_="mv-number"),
         tag("td", row.retries if row.retries != "0" else "–", class_="mv-number"),
         tag("td", "no card" if row.fits_on == "none" else row.fits_on),

@@ -69,6 +69,24 @@ def test_what_is_open_is_drawn(context: Context, folder: Path) -> None:
     assert draw(context, Session(), None) == ["", {}, "", "", "", None]
 
 
+def test_what_is_open_and_no_rank_of_these_is_said(context: Context, tmp_path: Path) -> None:
+    """A second run's ranks have the same numbers: each number is told once, and whose file is left out is said."""
+    session = opened(context, write_ranks(tmp_path / "job", 3))
+    for name in ("rank1.later.pickle", "run.rank5.pickle"):
+        session = session.with_opened(open_trace(context.store, load_trace(written(tmp_path, name))))
+    verdict, value, _, _, failed, _ = draw(context, session, None)
+    assert value["ranks"] == [0, 1, 2, 5] and "1 file is left out." in words(verdict)
+    assert "Not open here: ranks 3-4." in words(failed)
+    assert "Left out: 1 rank1.later.pickle It is rank 1 once more; run.rank1.pickle is taken." in words(failed)
+
+
+def test_of_two_files_of_a_rank_page_and_folder_take_the_same(context: Context, tmp_path: Path) -> None:
+    folder = write_ranks(tmp_path / "job", 2)
+    written(folder, "run.rank0.oom.pickle", more=64 * MiB)
+    _, value, *_ = draw(context, opened(context, folder), None)
+    assert value["peaks"] == [rank.row.peak_bytes for rank in read(folder).ranks]
+
+
 def test_a_rank_leads_to_its_trace_and_to_compare(context: Context, folder: Path) -> None:
     session = opened(context, folder)
     keys = {number: trace.key for number, trace in open_ranks(context, session).items()}

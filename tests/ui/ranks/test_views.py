@@ -102,6 +102,17 @@ def test_one_rank_says_what_it_has_more(job: Ranks) -> None:
     assert "Choose a rank" in words(one_rank_html(job, None, can_open=True))
 
 
+def test_one_rank_says_where_its_figures_are_from(job: Ranks) -> None:
+    said = words(one_rank_html(job, 5, can_open=True))
+    assert "measured peak 128 MiB" in said, "of a file of one device there is nothing to say of that"
+    one = replace(
+        job.ranks[5], row=replace(job.ranks[5].row, origin="predicted for a card", device="7", device_count=8)
+    )
+    of_several = of_ranks((*job.ranks[:5], one))
+    assert "predicted for a card device 7, one of 8 peak 128 MiB" in words(one_rank_html(of_several, 5, can_open=True))
+    assert "against rank 2 probably" in words(one_rank_html(of_several, 5, can_open=True))
+
+
 def test_the_verdict_and_what_is_left_out(job: Ranks) -> None:
     said = words(ranks_verdict_html(job))
     assert said.startswith("Of 8 ranks the highest peak is 128 MiB, on rank 5. 7 need the same, 1 differs.")

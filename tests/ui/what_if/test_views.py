@@ -267,6 +267,17 @@ def test_what_a_file_does_not_know_to_be_reserved_is_no_zero() -> None:
     assert " 0 B" not in text(table) and "0 B" not in re.findall('title="([^"]*)"', table)
 
 
+def test_what_a_recording_does_not_tell_is_nowhere_a_nought(context: Context, replays: Replays) -> None:
+    """Events of allocations alone: no line at zero bytes, no bar, no figure."""
+    key = timeline_key(open_trace(context.store, trace_of([alloc(0, 30 * MiB), alloc(64 * MiB, 10 * MiB)])))
+    searched = replays.search(key, EXPANDABLE, Terms())
+    shown = found(replays, key, EXPANDABLE, Terms(), searched=searched)
+    value = plot_value(shown.device, shown.what_if, at=shown.at, label="")
+    assert (value["axes"]["event"]["recorded"], value["ends"]["recorded"]) == ([], None)
+    (recording,) = (row for row in search_html(shown, searched).split("<tr") if "the recording<" in row)
+    assert "not in file" in text(recording) and "0 B" not in recording and "mv-reach" not in recording
+
+
 def test_a_line_ends_where_its_replay_does(replays: Replays, key: str) -> None:
     shown = found(replays, key, parse_settings("roundup_power2_divisions:4"))
     value = plot_value(shown.device, shown.what_if, at=shown.at, label="")

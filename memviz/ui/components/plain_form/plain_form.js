@@ -68,24 +68,14 @@ class PlainForm extends Component {
   /** What was folded out and what had the focus stay so.
    * @param {Value} value */
   draw(value) {
-    const focused = document.activeElement;
-    const hadFocus = this.form.contains(focused);
+    const focused = /** @type {Field | null} */ (this.form.contains(document.activeElement) ? document.activeElement : null)?.name;
     const open = [...this.form.querySelectorAll("details")].map((details) => details.open);
     this.version = value.version;
     this.form.innerHTML = value.html;
     this.shown = new Map();
     [...this.form.querySelectorAll("details")].forEach((details, at) => (details.open = open[at] ?? details.open));
     this.fold();
-    if (hadFocus) this.alike(/** @type {Field} */ (focused))?.focus();
-  }
-
-  /** What stands now where a field or a button stood; a button that is gone leaves the focus to the form's heading.
-   * @param {Field} before @returns {HTMLElement | null | undefined} */
-  alike(before) {
-    const { act, id } = before.dataset;
-    if (!act) return this.field(before.name);
-    const buttons = [...this.within("[data-act]")];
-    return buttons.find((node) => node.dataset.act === act && node.dataset.id === id) || this.form.querySelector("summary");
+    this.field(focused)?.focus();
   }
 
   fold() {

@@ -121,7 +121,7 @@ class RankMap extends Component {
     const isKeyed = document.activeElement === this.plot;
     const [name, peak] = [value?.names[this.row], value?.peaks[this.row]];
     this.plot.setAttribute("aria-valuenow", String(this.row + 1));
-    this.plot.setAttribute("aria-valuetext", `rank ${name}, peak ${bytesText(peak || 0)}`);
+    this.plot.setAttribute("aria-valuetext", `rank ${name}, peak ${bytesText(peak || 0)}${this.row === row ? ", chosen" : ""}`);
     this.mark.hidden = row < 0 && !isKeyed;
     const marked = isKeyed ? this.row : row;
     // A frame around a thin row would hide it, so that one has a mark at each end.

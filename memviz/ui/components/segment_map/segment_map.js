@@ -197,6 +197,8 @@ export class SegmentMap extends Component {
     this.canvas.draw(this.drawn, this.layout, this.width);
     this.highest = Math.max(this.highest, this.canvas.tops[this.layout.rows]);
     this.plot.style.height = `${this.highest}px`;
+    // Nobody stops with the keyboard at what has no height.
+    this.plot.tabIndex = this.highest ? 0 : -1;
     this.mark();
     this.showRows(this.drawn, this.layout);
     this.root.dataset.drawMs = (performance.now() - started).toFixed(1);
