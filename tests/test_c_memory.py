@@ -109,8 +109,9 @@ READING = """
 import sys
 from pathlib import Path
 import memviz.trace.load as load
+from memviz.trace import holes
 
-load._MANY_EVENTS = int(sys.argv[2])
+holes.MANY_EVENTS = int(sys.argv[2])
 trace = load.load_trace(sys.argv[1])
 print(next(line.split()[1] for line in Path("/proc/self/status").read_text().splitlines() if "VmRSS" in line))
 """
