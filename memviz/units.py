@@ -46,6 +46,11 @@ def count_text(count: int) -> str:
     return f"{count:,}".replace("-", _MINUS)
 
 
+def counted(count: int, noun: str) -> str:
+    """'1 rank', '2,000 ranks'."""
+    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
+
+
 def percent_text(part: float, whole: float) -> str:
     if not whole or not part:
         return "0 %"

@@ -183,3 +183,8 @@ def steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
     begins = [0, *(ends[:-1] + 1)] if optimized else []
     spans = zip(begins, ends, strict=True)
     return tuple(StepRange(f"step {n}", int(begin), int(end)) for n, (begin, end) in enumerate(spans, start=1))
+
+
+def ended_steps(trace: Trace, device: DeviceTrace) -> tuple[StepRange, ...]:
+    """Those whose end is known. One that ended before the first event says nothing of it: the next may be half done."""
+    return tuple(step for step in steps(trace, device) if not step.is_open and step.end_event >= 0)

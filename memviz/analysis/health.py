@@ -20,7 +20,7 @@ from memviz.trace.distinct import distinct, is_among
 from memviz.trace.formats.profiler_trace import is_profiled
 from memviz.trace.model import NO_STACK, Action, Bools, DeviceTrace, Ints8, Note, Trace, driver_free
 from memviz.trace.rounding import LARGE_SEGMENT
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, counted, percent_text
 
 History = Literal["complete", "late", "none"]
 
@@ -93,7 +93,7 @@ def _on_device(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
 def _no_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if history(device) != "none":
         return
-    state = f"{bytes_text(timeline(device).end_bytes)} live in {_counted(len(device.segments), 'segment')}"
+    state = f"{bytes_text(timeline(device).end_bytes)} live in {counted(len(device.segments), 'segment')}"
     if trace.event_count:
         yield Note("no_events", f"Nothing happened here while the history was recorded; its state is {state}.")
     else:
@@ -108,7 +108,7 @@ def _late_history(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if before:
         count = int((lifetimes(device).start == BEFORE).sum())
         text = (
-            f"The history starts late: {bytes_text(before)} in {_counted(count, 'allocation')} were there before its "
+            f"The history starts late: {bytes_text(before)} in {counted(count, 'allocation')} were there before its "
             "first event. They are counted, but when they were made is not known."
         )
     else:
@@ -167,10 +167,6 @@ def _part(part: int, whole: int) -> str:
     return f"{bytes_text(part)} of {bytes_text(whole)} ({percent_text(part, whole)})"
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
-
-
 def _expandable(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     if _maps_pages(device):
         text = "Expandable segments are in use: they grow and shrink by pages, so their number says little."
@@ -208,11 +204,11 @@ def _pending_frees(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     at_peak = int(lives.size[held].sum())
     if len(device.events):
         text = (
-            f"{_counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
+            f"{counted(count, 'free')} ({bytes_text(total)}) had to wait for another stream (record_stream): "
             f"{bytes_text(at_peak)} were waiting at the peak, {bytes_text(at_end)} at the end."
         )
     else:
-        text = f"{_counted(count, 'free')} ({bytes_text(total)}) had still to wait for another stream (record_stream)."
+        text = f"{counted(count, 'free')} ({bytes_text(total)}) had still to wait for another stream (record_stream)."
     remedy = "Let the streams wait for each other before the tensors are dropped, so that their memory is free at once."
     yield Note("pending_frees", text, remedy, "warning" if at_peak > peak.peak_bytes * _NOTICEABLE else "info")
 
@@ -275,7 +271,7 @@ def _given_back(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
     ends = index[np.append(np.diff(index) > 1, True)]
     forced = _before_a_new_segment(device, ends)
     text = (
-        f"{bytes_text(int(size[index].sum()))} went back to the device on {_counted(len(ends), 'occasion')}, by "
+        f"{bytes_text(int(size[index].sum()))} went back to the device on {counted(len(ends), 'occasion')}, by "
         f"empty_cache() or by the allocator itself; {count_text(forced)} of these just before it asked for new memory."
     )
     remedy = (
@@ -299,7 +295,7 @@ def _contradictions(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         (faults.lost_blocks, "allocation", f"({bytes_text(faults.lost_bytes)}) never freed, but not there at the end"),
     ]
     if faults:
-        listed = ", ".join(f"{_counted(count, noun)} {what}" for count, noun, what in said if count)
+        listed = ", ".join(f"{counted(count, noun)} {what}" for count, noun, what in said if count)
         text = f"Its events and its final state do not fit together: {listed}."
         yield Note("contradictions", text, _LEFT_OUT, "warning")
 
@@ -331,7 +327,7 @@ def _times(trace: Trace, device: DeviceTrace) -> Iterator[Note]:
         yield Note("no_times", "Its events have no times (torch before 2.2): only their order is known.")
     back = int(np.count_nonzero(times[1:] < times[:-1]))
     if back:
-        text = f"The clock went back {_counted(back, 'time')}; events are shown in the order they were recorded."
+        text = f"The clock went back {counted(back, 'time')}; events are shown in the order they were recorded."
         yield Note("times_out_of_order", text)
 
 

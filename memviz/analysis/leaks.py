@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from memviz.analysis.annotations import steps
+from memviz.analysis.annotations import ended_steps
 from memviz.analysis.callstacks.frames import DEFAULT_RULE, SiteRule
 from memviz.analysis.groups import Groups, grouped, keyed_by
 from memviz.analysis.lifetimes import lifetimes
@@ -53,8 +53,7 @@ def growth(
     trace: Trace, device: DeviceTrace, by: str = "site", *, top: int = 20, rule: SiteRule = DEFAULT_RULE
 ) -> Growth:
     # In the middle of a step its activations are live: they would look like something that grows.
-    # Nor is a step's end known that came before the first event: the next one may be half done by then.
-    whole_steps = [step for step in steps(trace, device) if not step.is_open and step.end_event >= 0]
+    whole_steps = ended_steps(trace, device)
     if not whole_steps:
         return Growth(by, (), (), (), ())
     ends = np.array([span.end_event for span in whole_steps])

@@ -15,10 +15,9 @@ from memviz.commands.command import (
     print_json,
     printable,
 )
-from memviz.headlines.names import counted
 from memviz.headlines.summary_as_json import summary_json
 from memviz.trace.model import Trace
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, counted
 
 _HISTORY = {
     "complete": "complete from the first byte",

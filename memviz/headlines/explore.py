@@ -5,8 +5,8 @@ from __future__ import annotations
 from memviz.analysis.callstacks.sites import Site
 from memviz.analysis.overview import FailedRequest, Overview
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted, device_name, kind_name, of_device, short
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.headlines.names import device_name, kind_name, of_device, short
+from memviz.units import bytes_text, count_text, counted, percent_text
 
 
 def explore(overview: Overview) -> Headline:

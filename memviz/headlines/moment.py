@@ -6,8 +6,8 @@ from memviz.analysis.peak import LiveSet
 from memviz.analysis.reserved.segments import SegmentsAt, TileKind
 from memviz.analysis.which_device import Which
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted, device_name, kind_name, short
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.headlines.names import device_name, kind_name, short
+from memviz.units import bytes_text, count_text, counted, percent_text
 
 
 def live_then(live: LiveSet, which: Which, event_count: int) -> Headline:

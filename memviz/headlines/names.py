@@ -46,10 +46,6 @@ def number(count: int) -> str:
     return _NUMBERS[count] if count < len(_NUMBERS) else count_text(count)
 
 
-def counted(count: int, noun: str) -> str:
-    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"
-
-
 def short(text: str, longest: int = LONGEST) -> str:
     """Cut in the middle: long names tend to begin alike and to differ at their ends."""
     if len(text) <= longest:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted, short
+from memviz.headlines.names import short
 from memviz.ranks.smaller_card import OnCard
 from memviz.ranks.together import Ranks
-from memviz.units import bytes_text, count_text, delta_text
+from memviz.units import bytes_text, count_text, counted, delta_text
 
 _FEW = 4
 _MOST_SPANS = 8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from memviz.analysis.annotations import steps
+from memviz.analysis.annotations import ended_steps
 from memviz.analysis.findings.facts import Facts, made_by, site_name
 from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.lifetimes import BEFORE
@@ -79,8 +79,7 @@ def _least(facts: Facts) -> float:
 
 def _between_steps(facts: Facts) -> Ints8:
     """Events after which no step's activations are live: ends of marked steps, else just before each forward."""
-    # A step that ended before the first event says nothing of it: the next one may be half done by then.
-    marked = [step.end_event for step in steps(facts.trace, facts.device) if not step.is_open and step.end_event >= 0]
+    marked = [step.end_event for step in ended_steps(facts.trace, facts.device)]
     if len(marked) >= _FEWEST_MOMENTS:
         return np.unique(np.array(marked, dtype=np.int64))
     if not facts.phases.is_training:

@@ -12,7 +12,7 @@ from memviz.analysis.reserved.segments import TileKind, segments_at
 from memviz.analysis.sums import sum_by
 from memviz.trace.model import Action, Ints8
 from memviz.trace.rounding import LARGE_SEGMENT
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, counted
 
 _MUCH = 0.05
 """Of what is reserved."""
@@ -34,8 +34,8 @@ def pinned_segments(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             FindingKind.PINNED_SEGMENTS,
             idle,
-            f"{bytes_text(idle)} lie free in {_counted(len(rows), 'segment')} that cannot go back to the device when "
-            f"{bytes_text(reserved)} are reserved: {'a block' if one else _counted(len(rows), 'block')} of "
+            f"{bytes_text(idle)} lie free in {counted(len(rows), 'segment')} that cannot go back to the device when "
+            f"{bytes_text(reserved)} are reserved: {'a block' if one else counted(len(rows), 'block')} of "
             f"{bytes_text(int(facts.rows.size[rows].sum()))}{'' if one else ' together'}{made_by(site)} "
             f"{'lives' if one else 'live'} on {'in it' if one else 'in them'}.",
             "Make what lives long before what comes and goes, or let segments expand (expandable_segments:True).",
@@ -72,7 +72,3 @@ def _pins(facts: Facts, event: int) -> tuple[Ints8, Ints8]:
     last = np.append(segment[1:] != segment[:-1], True)[: len(rows)]
     by_row = np.argsort(rows[last], kind="stable")
     return rows[last][by_row], free[segment[last]][by_row]
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count_text(count)} {noun}{'' if count == 1 else 's'}"

@@ -11,7 +11,7 @@ from memviz.analysis.findings.finding import Finding, FindingKind
 from memviz.analysis.live import clock, has_times
 from memviz.analysis.timeline import sum_of_spans
 from memviz.trace.model import Action, Ints8
-from memviz.units import bytes_text, count_text, duration_text
+from memviz.units import bytes_text, count_text, counted, duration_text
 
 
 def waiting_frees(facts: Facts) -> Iterator[Finding]:
@@ -50,8 +50,7 @@ def _how_long(facts: Facts, waits: Ints8) -> str:
     if has_times(facts.device):
         times = clock(facts.device)
         return f"the longest {duration_text(int((times[end] - times[begin]).max()))}"
-    longest = int((end - begin).max())
-    return f"the longest {count_text(longest)} event{'' if longest == 1 else 's'}"
+    return f"the longest {counted(int((end - begin).max()), 'event')}"
 
 
 def _taken_meanwhile(facts: Facts, waiting: Ints8) -> int:

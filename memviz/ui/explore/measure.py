@@ -13,7 +13,7 @@ from memviz.figures.colouring import Colouring
 from memviz.trace.model import DeviceTrace, Ints8
 from memviz.ui.html.markup import Html, tag
 from memviz.ui.html.words import exact
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, counted
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Measure:
 
     def exact(self, value: int) -> str:
         if self.kind == "count":
-            return f"{count_text(value)} allocation{'' if value == 1 else 's'}"
+            return counted(value, "allocation")
         return exact(value) if self.kind == "bytes" else f"{count_text(value)} B × events"
 
     @property

@@ -11,11 +11,10 @@ from memviz.analysis.reserved.known import tells_reserved
 from memviz.analysis.timeline import timeline
 from memviz.analysis.which_device import others_out_of_memory
 from memviz.headlines.explore import explore
-from memviz.headlines.names import counted
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.html.headline import headline_html
 from memviz.ui.html.markup import Html, esc, joined, tag
-from memviz.units import bytes_text
+from memviz.units import bytes_text, counted
 
 _HISTORY = {"complete": "complete, from zero bytes", "late": "started late", "none": "none, only the end is known"}
 _ORDER = {"warning": 0, "info": 1}

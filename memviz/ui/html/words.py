@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memviz.ui.html.markup import Html, tag
-from memviz.units import bytes_text, count_text
+from memviz.units import bytes_text, count_text, counted
 
 LONGEST = 160
 """Characters of one text from a trace: a megabyte of function name must not become a megabyte of page."""
@@ -29,7 +29,7 @@ def when(event: int, *, is_still: bool = False) -> str:
 
 
 def allocations(count: int) -> str:
-    return f"{count_text(count)} allocation{'' if count == 1 else 's'}"
+    return counted(count, "allocation")
 
 
 def exact(count: int) -> str:

@@ -24,7 +24,7 @@ from memviz.trace.model import DEFAULT_POOL, Bools, DeviceTrace, Ints8, Segments
 from memviz.ui.html.markup import Html, joined, tag
 from memviz.ui.html.plain import plain
 from memviz.ui.html.words import exact, when
-from memviz.units import bytes_text, count_text, percent_text
+from memviz.units import bytes_text, count_text, counted, percent_text
 
 MOST_ROWS = 200
 """Of the table. The rest is one row, so that its sums stay whole."""
@@ -88,9 +88,8 @@ def segment_view(
 
 
 def title(moment: SegmentsAt, parts: Fragmentation) -> str:
-    count = len(moment.segments)
     held = f"{bytes_text(parts.reserved)} reserved, {bytes_text(parts.cached)} free inside"
-    return f"{when(moment.event)} · {count_text(count)} segment{'' if count == 1 else 's'} · {held}"
+    return f"{when(moment.event)} · {counted(len(moment.segments), 'segment')} · {held}"
 
 
 def free_space(moment: SegmentsAt) -> FreeSpace:
@@ -126,7 +125,7 @@ def segment_groups(trace: Trace, segments: Segments) -> tuple[tuple[SegmentGroup
 
 
 def _group_words(count: int, size: int, noun: str) -> str:
-    return f"{count_text(int(count))} {noun}{'' if count == 1 else 's'}, {bytes_text(int(size))}"
+    return f"{counted(int(count), noun)}, {bytes_text(int(size))}"
 
 
 def _group_name(trace: Trace, key: Ints8, *, names_stream: bool) -> str:

@@ -14,7 +14,7 @@ from memviz.errors import UsageError
 from memviz.headlines.compare import compare
 from memviz.headlines.explore import explore
 from memviz.headlines.headline import Headline
-from memviz.headlines.names import counted, trace_name
+from memviz.headlines.names import trace_name
 from memviz.trace.model import DeviceTrace, Note, Trace
 from memviz.ui.compare.state import LETTERS, Side, side_of
 from memviz.ui.html.markup import Html, joined, tag
@@ -25,6 +25,7 @@ from memviz.ui.saved.explore import SavedTrace, explore_html, explore_panels, sa
 from memviz.ui.saved.thrift import GENEROUS, MOST_BYTES, SPARE, Thrift
 from memviz.ui.saved.views import Texts, with_ways
 from memviz.ui.shell.session import Opened
+from memviz.units import counted
 
 _MOST_NAME = 48
 Pair = tuple[Trace, DeviceTrace]

@@ -238,7 +238,7 @@ def _bar(row: RankedRow, card: CardMemory | None, *, live: int, most: int) -> Ht
         tag("i", style=f"width:{share(max(row.reserved_bytes - live, 0))}"),
         line,
         class_="mv-reach",
-        title=exact(row.reserved_bytes) if row.knows_reserved else row.reserved,
+        title=exact(row.reserved_bytes),
     )
 
 
