@@ -170,11 +170,15 @@ class WeightQuantization:
             for name, module in model.named_modules(remove_duplicate=False)
             if type(module) is nn.Linear and (not inside or module in inside)
         }
-        chosen = {
+        named = {
             name: layer
             for name, layer in linears.items()
             if re.search(self.only, name) and not (self.skip and re.search(self.skip, name))
         }
+        # A head tied to an embedding keeps its weight, which the embedding reads too.
+        others = set(model.modules()) - set(named.values())
+        read_by_others = {weight for module in others for weight in module.parameters(recurse=False)}
+        chosen = {name: layer for name, layer in named.items() if layer.weight not in read_by_others}
         replaced = next((name for name, layer in chosen.items() if "forward" in vars(layer)), None)
         if replaced is not None:
             raise ValueError(f"The forward of {replaced} is replaced, and might read its weight: undo that first.")
@@ -206,14 +210,16 @@ class Quantized(nn.Module):
         self.group = group if layer.in_features % group == 0 else layer.in_features
         if bits == 4 and self.group % 2:
             raise ValueError(f"Two codes of 4 bits share a byte, and {layer.in_features} inputs are not even.")
-        weight, self.dtype = layer.weight.detach(), layer.weight.dtype
+        weight, self.kind = layer.weight.detach(), kind
         width = layer.in_features * bits // 8
-        codes = torch.empty(self.out_features, width, dtype=kind, device=weight.device)
-        scales = torch.empty(self.out_features, layer.in_features // self.group, dtype=self.dtype, device=weight.device)
+        # Bytes, whatever they encode: `.to(torch.bfloat16)` would widen a float8 buffer.
+        codes = torch.empty(self.out_features, width, dtype=torch.uint8, device=weight.device)
+        scales = torch.empty(self.out_features, layer.in_features // self.group, dtype=weight.dtype, device=weight.device)
         rows = max(1, _PIECE // layer.in_features)
         for start in range(0, self.out_features, rows):
             piece = slice(start, start + rows)
-            codes[piece], scales[piece] = _packed(weight[piece], self.group, bits, kind)
+            packed, scales[piece] = _packed(weight[piece], self.group, bits, kind)
+            codes[piece] = packed.view(torch.uint8)
         self.register_buffer("codes", codes)
         self.register_buffer("scales", scales)
         self.bias = layer.bias
@@ -229,18 +235,23 @@ class Quantized(nn.Module):
         """How many weights the codes stand for."""
         return int(self.in_features * self.out_features)
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the unpacked weight, which follows `.to(dtype)` as the scales do."""
+        return self.scales.dtype
+
     def unpacked(self) -> Tensor:
-        codes = self.codes
+        codes = self.codes.view(self.kind)
         if self.bits == 4:
             codes = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(1)
         weight = codes.to(self.dtype)
-        if codes.dtype is torch.uint8:
+        if self.kind is torch.uint8:
             weight.sub_(_middle(self.bits))
         return weight.unflatten(1, (-1, self.group)).mul_(self.scales[..., None]).flatten(1)  # type: ignore[no-any-return, no-untyped-call]
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = _Product.apply(x, self)  # type: ignore[no-untyped-call]
-        return output if self.bias is None else output + self.bias
+        return output if self.bias is None else output + self.bias.to(output.dtype)
 
     def extra_repr(self) -> str:
         return f"in_features={self.in_features}, out_features={self.out_features}, bits={self.bits}"
@@ -251,13 +262,14 @@ class _Product(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, layer: Quantized) -> Tensor:
-        ctx.layer = layer
+        ctx.layer, ctx.dtype = layer, x.dtype
         return F.linear(x, layer.unpacked())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, of_output: Tensor) -> tuple[Tensor, None]:
-        return of_output @ ctx.layer.unpacked(), None
+        # Under autocast the output is narrower than the weight and the input.
+        return (of_output @ ctx.layer.unpacked().to(of_output.dtype)).to(ctx.dtype), None
 
 
 def _middle(bits: int) -> int:

@@ -149,7 +149,7 @@ def test_float8_is_the_nearest_there_is_by_output_and_half_as_wide_as_bf16():
     weight = layer.weight.detach().clone()
     WeightQuantization(codes="float8").apply(model := nn.Sequential(layer))
     packed = model[0]
-    assert (packed.codes.dtype, packed.codes.shape) == (torch.float8_e4m3fn, (20, 48))
+    assert (packed.kind, packed.codes.dtype, packed.codes.shape) == (torch.float8_e4m3fn, torch.uint8, (20, 48))
     assert packed.scales.shape == (20, 1)
     assert torch.equal(packed.unpacked()[4], weight[4])
     # Three bits after the point: half a step is a sixteenth, and what is tiny has the smallest step there is.
@@ -213,3 +213,64 @@ def test_what_a_library_refuses_or_leaves_out_leaves_the_model_as_it_was(monkeyp
     with pytest.raises(ValueError, match=rf"torchao cannot quantize this to 4 bits here \({reason}.*take by=torch"):
         WeightQuantization(bits=4, by="torchao").apply(case.model)
     assert all(torch.equal(parameter, before[name]) for name, parameter in case.model.named_parameters())
+
+
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_under_autocast_outputs_and_gradients_have_the_dtypes_of_a_linear_layer(has_bias):
+    torch.manual_seed(0)
+    plain = nn.Linear(32, 8, bias=has_bias)
+    packed = Quantized(plain, 8, 16)
+    plain.weight.data = packed.unpacked()
+    results = []
+    for layer in (plain, packed):
+        x = torch.linspace(-1, 1, 5 * 32).view(5, 32).requires_grad_()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            output = layer(x)
+        output.float().square().sum().backward()
+        results.append((output.dtype, x.grad.dtype, output.detach().float(), x.grad))
+    (dtype, grad_dtype, *expected), (our_dtype, our_grad_dtype, *ours) = results
+    assert (our_dtype, our_grad_dtype) == (dtype, grad_dtype) == (torch.bfloat16, torch.float32)
+    for one, other in zip(ours, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("knobs", [{"bits": 8}, {"bits": 4}, {"codes": "float8"}], ids=str)
+def test_a_quantized_model_can_be_cast_to_another_dtype_and_stays_as_small(knobs):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(64, 32), nn.Linear(32, 16)), torch.randn(4, 64)
+    WeightQuantization(group=16, keep=False, **knobs).apply(model)
+    expected = model(x)
+    before = {name: buffer.nbytes for name, buffer in model.named_buffers() if name.endswith("codes")}
+    model.to(torch.bfloat16)
+    assert {name: each.nbytes for name, each in model.named_buffers() if name.endswith("codes")} == before
+    output = model(x.bfloat16())
+    assert output.dtype is torch.bfloat16
+    torch.testing.assert_close(output.float(), expected, rtol=0.05, atol=0.02)
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_an_embedding_that_shares_its_weight_with_a_head_keeps_it(blocks):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embedding = nn.Embedding(20, 16)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(16, 16)) for _ in range(blocks))
+            self.head = nn.Linear(16, 20, bias=False)
+            self.head.weight = self.embedding.weight
+
+        def forward(self, ids):
+            x = self.embedding(ids)
+            for block in self.blocks:
+                x = block(x)
+            return self.head(x)
+
+    torch.manual_seed(0)
+    model, ids = Tied(), torch.arange(20)
+    expected = model(ids)
+    undo = WeightQuantization(group=16).apply(model)
+    torch.testing.assert_close(model(ids), expected, rtol=0.05, atol=0.05)
+    assert [name for name, module in model.named_modules() if isinstance(module, Quantized)] == [
+        f"blocks.{number}.0" for number in range(blocks)
+    ]
+    undo()
+    assert torch.equal(model(ids), expected) and model.head.weight is model.embedding.weight
