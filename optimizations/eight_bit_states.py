@@ -10,10 +10,13 @@ the wide ones exist for one weight at a time. What to know before using it:
 * Training goes another way, as it does with another batch: each step rounds what was remembered.
 * States of fewer than `least` numbers stay as they are, and so do counters.
 * It goes by torch's hooks of an optimizer's step, for those of `torch.optim` that step each weight by itself.
-* While a step lasts, the gradients are set aside. A closure is not called a second time.
+* While a step lasts, the gradients are set aside. A closure is called once, before the step.
+* A state dict holds wide tensors in host memory, as torch's own does: it loads with `weights_only=True`, with or
+  without this file. `load` packs such states before they reach the device; `optimizer.load_state_dict` keeps them wide
+  there until the next step.
+* Adafactor's row and column averages stay wide: they are small, and its clipping depends on the smallest of them.
 * `by="bitsandbytes"` has that library step what `torch.optim.AdamW` would, where it is installed: one kernel reads and
-  writes the bytes, and wide states never exist. It begins with states of its own, so apply it before the first step;
-  undo hands them to torch's optimizer. On the processor it needs bitsandbytes 0.50 or newer.
+  writes the bytes, and wide states never exist. On the processor it needs bitsandbytes 0.50 or newer.
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from __future__ import annotations
 import importlib
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -31,11 +34,14 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 _BY = ("torch", "bitsandbytes")
 _HELD = "by_bitsandbytes"
+_ADAM_STATES = ("exp_avg", "exp_avg_sq")
 _BLOCK = 256
 _PIECE = 1 << 24
 """Numbers that are packed at once, so that what that takes itself stays small."""
-_NEVER_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "exp_inf")
-"""As torch's optimizers call their averages of squares and of sizes."""
+_NEVER_NEGATIVE = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "acc_delta", "sum", "exp_inf", "step_size", "variance")
+"""Names that torch's optimizers give to averages of squares, to sizes and to step sizes."""
+_WIDE = ("row_var", "col_var")
+"""Adafactor's factored averages: a rounded minimum among them shrinks the step of all other rows."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +90,27 @@ class EightBitStates:
         def undo() -> None:
             before.remove()
             after.remove()
+            for hook in steps.hooks:
+                hook.remove()
             for optimizer in steps.stepped:
                 steps.unpack(optimizer)
 
         # Nobody need undo it for a model that is gone.
         return weakref.finalize(model, undo)
+
+    def load(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """Load a state dict as `optimizer.load_state_dict` does, each state packed before it reaches the device."""
+        optimizer.load_state_dict({**state_dict, "state": {}})
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        for number, weight in zip(numbers, weights, strict=True):
+            for key, value in state_dict["state"].get(number, {}).items():
+                packed = _packed_state(key, value, self.least)
+                if isinstance(packed, Packed):
+                    packed = replace(packed.to(weight.device), dtype=weight.dtype)
+                elif isinstance(packed, Tensor) and key != "step":
+                    packed = packed.to(weight.device, weight.dtype)
+                optimizer.state[weight][key] = packed
 
     def code(self) -> str:
         return f"from {__name__} import EightBitStates\n\nundo = {self!r}.apply(model)"
@@ -115,6 +137,9 @@ class Packed:
         for start in range(0, count, _PIECE):
             _pack(flat[start : start + _PIECE], codes[start : start + _PIECE], scales[start // _BLOCK :])
         return cls(codes, scales, shape, stride, state.dtype, is_signed)
+
+    def to(self, device: torch.device) -> Packed:
+        return replace(self, codes=self.codes.to(device), scales=self.scales.to(device))
 
     def unpacked(self) -> Tensor:
         count = self.codes.numel()
@@ -166,22 +191,36 @@ class _Steps:
         self.least = least
         self.stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self.aside: dict[nn.Parameter, Tensor] = {}
+        self.hooks: list[Any] = []
 
-    def before(self, optimizer: Optimizer, *_: Any) -> None:
-        """Steps the weights of this model; the step that follows finds no gradients of theirs."""
+    def before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Step the weights of this model; the step that follows finds no gradients of theirs."""
         model = self.model()
         mine = set() if model is None else set(model.parameters())
-        groups = optimizer.param_groups
+        weights = [weight for group in optimizer.param_groups for weight in group["params"] if weight in mine]
+        if not weights:
+            return None
+        self.refuse(optimizer)
+        if optimizer not in self.stepped:
+            self.stepped.add(optimizer)
+            self.hooks.append(optimizer.register_state_dict_post_hook(self.widen))
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self.step_all(optimizer, mine)
+            return None
+        # The closure makes the gradients of this step; those that lie here are of the step before.
+        with torch.enable_grad():
+            loss = closure()
+        self.step_all(optimizer, mine)
+        return (optimizer, lambda: loss), {}
+
+    def step_all(self, optimizer: Optimizer, mine: set[nn.Parameter]) -> None:
         todo = [
             (weight, group)
-            for group in groups
+            for group in optimizer.param_groups
             for weight in group["params"]
             if weight in mine and weight.grad is not None
         ]
-        if not todo:
-            return
-        self.refuse(optimizer, [weight for weight, _ in todo])
-        self.stepped.add(optimizer)
         gradients = {weight: weight.grad for weight, _ in todo}
         for parameter in gradients:
             parameter.grad = None
@@ -196,7 +235,7 @@ class _Steps:
     # An optimizer that steps one weight at a time, during backward, looks for this.
     before.of_each_weight = True  # type: ignore[attr-defined]
 
-    def refuse(self, optimizer: Optimizer, weights: list[nn.Parameter]) -> None:
+    def refuse(self, optimizer: Optimizer) -> None:
         _refuse_others(optimizer)
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
@@ -205,13 +244,26 @@ class _Steps:
             state[key] = packed.unpacked()
         _step_one(optimizer, weight, group)
         for key, value in list(state.items()):
-            if isinstance(value, Tensor) and value.is_floating_point() and value.numel() >= self.least:
-                state[key] = Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
+            state[key] = _packed_state(key, value, self.least)
 
     def unpack(self, optimizer: Optimizer) -> None:
-        for state in optimizer.state.values():
-            for key, packed in list(_packed_in(state)):
-                state[key] = packed.unpacked()
+        for weight, state in optimizer.state.items():
+            optimizer.state[weight] = self.unpacked(state, weight)
+
+    def widen(self, optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        """Replace packed states of a state dict by wide ones in host memory, one at a time."""
+        numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+        weights = dict(zip(numbers, (p for group in optimizer.param_groups for p in group["params"]), strict=True))
+        wide = {
+            number: self.unpacked(state, weights.get(number), device="cpu")
+            for number, state in state_dict["state"].items()
+        }
+        return {**state_dict, "state": wide}
+
+    def unpacked(self, state: Mapping[str, Any], weight: Any, device: str | None = None) -> dict[str, Any]:
+        return {
+            key: value.unpacked().to(device) if isinstance(value, Packed) else value for key, value in state.items()
+        }
 
     def after(self, optimizer: Optimizer, *_: Any) -> None:
         for weight, gradient in self.aside.items():
@@ -219,6 +271,12 @@ class _Steps:
         self.aside = {}
 
     after.of_each_weight = True  # type: ignore[attr-defined]
+
+
+def _packed_state(key: str, value: Any, least: int) -> Any:
+    if not isinstance(value, Tensor) or not value.is_floating_point() or value.numel() < least or key in _WIDE:
+        return value
+    return Packed.of(value, is_signed=key not in _NEVER_NEGATIVE)
 
 
 def _packed_in(state: Mapping[str, Any]) -> Iterator[tuple[str, Packed]]:
@@ -267,19 +325,18 @@ class _StepsOfBitsandbytes(_Steps):
         self.theirs = self.library.optim.AdamW8bit([nn.Parameter(torch.zeros(1))], min_8bit_size=least)
         self.theirs.state.clear()
 
-    def refuse(self, optimizer: Optimizer, weights: list[nn.Parameter]) -> None:
+    def refuse(self, optimizer: Optimizer) -> None:
         if type(optimizer) is not torch.optim.AdamW or any(
             group["amsgrad"] or group["maximize"] for group in optimizer.param_groups
         ):
             raise ValueError("by=bitsandbytes steps torch.optim.AdamW without amsgrad and maximize: leave by=torch.")
-        if any(weight in optimizer.state and _HELD not in optimizer.state[weight] for weight in weights):
-            raise ValueError("bitsandbytes begins with states of its own: apply it before the first step.")
 
     def step(self, optimizer: Optimizer, weight: nn.Parameter, group: dict[str, Any]) -> None:
         state = optimizer.state[weight]
-        held = state.get(_HELD)
-        if held is not None:
-            self.theirs.state[weight] = held.states
+        if _HELD in state:
+            self.theirs.state[weight] = state[_HELD].states
+        elif "exp_avg" in state:
+            self.take_over(state, weight)
         # As they are now: a scheduler may have changed them since the last step.
         now = {name: group[name] for name in ("betas", "eps", "weight_decay")} | {"lr": float(group["lr"])}
         _step_one(self.theirs, weight, {**self.theirs.defaults, **now})
@@ -287,12 +344,31 @@ class _StepsOfBitsandbytes(_Steps):
         held = state[_HELD] = Held(self.theirs.state.pop(weight))
         state["step"] = torch.tensor(float(held.states["step"]))
 
-    def unpack(self, optimizer: Optimizer) -> None:
-        for weight, state in optimizer.state.items():
-            held = state.pop(_HELD, None)
-            if held is not None:
-                for number, key in enumerate(("exp_avg", "exp_avg_sq"), start=1):
-                    state[key] = self._unpacked(held.states, number).to(weight.dtype).view_as(weight)
+    def take_over(self, state: dict[str, Any], weight: nn.Parameter) -> None:
+        """Give the library the states that torch's optimizer made or loaded."""
+        self.theirs.init_state({**self.theirs.defaults}, weight, 0, 0)
+        states = self.theirs.state[weight]
+        states["step"] = int(state["step"])
+        for number, key in enumerate(_ADAM_STATES, start=1):
+            wide = state.pop(key)
+            wide = wide.unpacked() if isinstance(wide, Packed) else wide
+            if states[f"state{number}"].is_floating_point():
+                states[f"state{number}"].copy_(wide)
+                continue
+            codes, scales = self.library.functional.quantize_blockwise(
+                wide, code=states[f"qmap{number}"], blocksize=_BLOCK
+            )
+            states[f"state{number}"], states[f"absmax{number}"] = codes, scales.absmax
+
+    def unpacked(self, state: Mapping[str, Any], weight: Any, device: str | None = None) -> dict[str, Any]:
+        held = state.get(_HELD)
+        if held is None:
+            return super().unpacked(state, weight, device)
+        wide = {
+            key: self._unpacked(held.states, number).to(device, weight.dtype).view_as(weight)
+            for number, key in enumerate(_ADAM_STATES, start=1)
+        }
+        return {"step": state["step"], **wide}
 
     def _unpacked(self, states: dict[str, Any], number: int) -> Tensor:
         state: Tensor = states[f"state{number}"]

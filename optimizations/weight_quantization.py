@@ -214,7 +214,9 @@ class Quantized(nn.Module):
         width = layer.in_features * bits // 8
         # Bytes, whatever they encode: `.to(torch.bfloat16)` would widen a float8 buffer.
         codes = torch.empty(self.out_features, width, dtype=torch.uint8, device=weight.device)
-        scales = torch.empty(self.out_features, layer.in_features // self.group, dtype=weight.dtype, device=weight.device)
+        scales = torch.empty(
+            self.out_features, layer.in_features // self.group, dtype=weight.dtype, device=weight.device
+        )
         rows = max(1, _PIECE // layer.in_features)
         for start in range(0, self.out_features, rows):
             piece = slice(start, start + rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 
 import pytest
@@ -101,10 +100,6 @@ def test_states_rest_in_bytes_gradients_stay_and_undone_they_are_numbers_again()
     assert [type(each) for each in state.values()] == [torch.Tensor, Packed, Packed]
     assert isinstance(optimizer.state[case.model.blocks[0].up.bias]["exp_avg"], torch.Tensor)
     assert isinstance(optimizer.state[other.model.blocks[0].up.weight]["exp_avg"], torch.Tensor)
-    file = io.BytesIO()
-    torch.save(optimizer.state_dict(), file)
-    file.seek(0)
-    copy.deepcopy(optimizer).load_state_dict(torch.load(file, weights_only=False))
     undo()
     assert all(isinstance(each, torch.Tensor) for state in optimizer.state.values() for each in state.values())
     optimizer.step()
@@ -194,3 +189,99 @@ def test_with_steps_in_backward_a_run_takes_less_than_with_either():
 
     alone = [peak("eight_bit_states"), peak("optimizer_in_backward")]
     assert peak("eight_bit_states", "optimizer_in_backward") < 0.9 * min(alone)
+
+
+def saved_and_loaded(optimizer):
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def stepped(model, optimizer, seed):
+    torch.manual_seed(seed)
+    model(torch.randn(8, 64)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(64, 128)
+
+
+def test_a_step_with_a_closure_takes_the_gradients_of_that_closure():
+    weights = {}
+    for has_closure in (False, True):
+        model = linear()
+        undo = EightBitStates().apply(model)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        calls = []
+
+        def closure(model=model, optimizer=optimizer, calls=calls):
+            optimizer.zero_grad()
+            torch.manual_seed(len(calls))
+            loss = model(torch.randn(8, 64)).square().mean()
+            loss.backward()
+            calls.append(float(loss.detach()))
+            return loss
+
+        for _ in range(4):
+            if has_closure:
+                assert float(optimizer.step(closure).detach()) == calls[-1]
+            else:
+                closure()
+                optimizer.step()
+        assert len(calls) == 4
+        assert any(isinstance(value, Packed) for value in optimizer.state[model.weight].values())
+        weights[has_closure] = model.weight.detach().clone()
+        undo()
+    assert torch.equal(weights[True], weights[False])
+
+
+@pytest.mark.parametrize("resume", ["without it", "load_state_dict", "load"])
+def test_training_resumes_from_its_state_dict_with_and_without_it(resume):
+    model = linear()
+    undo = EightBitStates().apply(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for seed in range(3):
+        stepped(model, optimizer, seed)
+    state_dict = saved_and_loaded(optimizer)
+    again = linear()
+    again.load_state_dict(model.state_dict())
+    undo_again = EightBitStates().apply(again) if resume != "without it" else (lambda: None)
+    resumed = torch.optim.AdamW(again.parameters(), lr=0.5)
+    if resume == "load":
+        EightBitStates().load(resumed, state_dict)
+        assert isinstance(resumed.state[again.weight]["exp_avg"], Packed)
+        assert isinstance(resumed.state[again.bias]["exp_avg"], torch.Tensor)
+    else:
+        resumed.load_state_dict(state_dict)
+    stepped(model, optimizer, 7)
+    stepped(again, resumed, 7)
+    torch.testing.assert_close(again.weight, model.weight, rtol=0, atol=0 if resume == "without it" else 0.004)
+    assert resumed.param_groups[0]["lr"] == 0.01
+    assert float(resumed.state[again.weight]["step"]) == 4
+    undo()
+    undo_again()
+
+
+def test_adafactor_moves_rows_with_large_gradients_as_far_as_without_it():
+    """Rounded to zero, the averages of rows with small gradients enlarge the update that its clipping scales down."""
+    moved = {}
+    for packs in (False, True):
+        torch.manual_seed(0)
+        weight = nn.Parameter(torch.randn(4096, 8))
+        start = weight.detach().clone()
+        model = nn.ParameterList([weight])
+        undo = EightBitStates().apply(model) if packs else (lambda: None)
+        optimizer = torch.optim.Adafactor([weight], lr=0.01)
+        scale = torch.full((4096, 1), 1e-3)
+        scale[:256:16] = 1
+        scale[256:] = scale[:256].repeat(15, 1)
+        for _ in range(30):
+            weight.grad = torch.randn(4096, 8) * scale
+            optimizer.step()
+        moved[packs] = (weight.detach() - start)[scale[:, 0] == 1].abs().mean()
+        undo()
+    torch.testing.assert_close(moved[True], moved[False], rtol=1e-3, atol=0)
