@@ -143,9 +143,10 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         turned = heard.state.clicked(clicked(event), timeline_key(current.current) if current.current else "")
         heard.session, heard.state = current, turned
 
-        def details(*now: Any) -> list[Any]:
-            shown = panels(context, *now, answer.TABLE)
-            return [*shown, *([gr.skip()] * len(parts.maps) if turned.tab == before else maps(context, *now))]
+        def details(session: Session, state: ExploreState, said: Mapping[str, Any]) -> list[Any]:
+            shown = panels(context, session, state, said, answer.TABLE)
+            is_same = turned.tab == before
+            return [*shown, *([gr.skip()] * len(parts.maps) if is_same else maps(context, session, state, said))]
 
         return heard.answered(details)
 
