@@ -1,7 +1,7 @@
 """Who waits for whom: Gradio's own queue knows no visitors.
 
-Questions that read or write whole files are answered in turn between those who ask. Events of one visitor that change the
-same state are answered one after the other.
+Questions that read or write whole files are answered in turn between those who ask. Events of one visitor that change
+the same state are answered one after the other.
 """
 
 from __future__ import annotations
