@@ -177,6 +177,22 @@ def watch(page: Any) -> list[str]:
     return faults
 
 
+def rest(page: Any, ms: int) -> None:
+    """Waits by the page's own clock, and for two of its frames: its shorter timers have run out then, however busy the
+    machine is."""
+    page.evaluate(
+        """(ms) => new Promise((over) => {
+          setTimeout(() => requestAnimationFrame(() => requestAnimationFrame(over)), ms);
+        })""",
+        ms,
+    )
+
+
+def program(address: str) -> Any:
+    """A program that asks the page. Of itself it would give up where an answer takes more than five seconds."""
+    return pytest.importorskip("gradio_client").Client(address, verbose=False, httpx_kwargs={"timeout": None})
+
+
 def reload(page: Any) -> None:
     """In the middle of things: that the old page's connections are cut is no fault."""
     faults = _faults[page]
