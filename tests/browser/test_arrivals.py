@@ -34,8 +34,8 @@ addEventListener("memviz:piece", (event) => {
   give();
 });
 """
-"""The colours of a file as small as this one come with its total; both can be seen where they come later. It is said before
-the page comes: of those who listen on a window, the first is the first to hear."""
+"""The colours of a file as small as this one come with its total; held back, both can be seen. It is said before the
+page comes: of those who listen on a window, the first is the first to hear."""
 UNTIL_THE_TOTAL_IS_SEEN, FOR_GOOD = 'window.seen?.includes("whole")', "false"
 SEEN = """
 () => {
