@@ -31,7 +31,7 @@ from tests import forked
 
 forked.runs_from_here()
 Worker.module = "tests.runner.fake_worker"
-limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=2)
+limits.AT_HOME = replace(limits.AT_HOME, patience_seconds=10)
 real = RunAnswers.listing
 
 def listing(self):
