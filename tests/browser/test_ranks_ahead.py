@@ -73,8 +73,8 @@ def expect_shown_ahead(page: Any, rank: int) -> None:
     page.locator(f'{AHEAD}[data-key="{key_of(page, rank)}"]').wait_for()
     assert page.locator(".mv-trace.mv-chosen").inner_text().startswith(f"run.rank{rank}")
     assert page.locator("#traces [aria-current=true]").count() == 1
-    dimmed = "(node) => Number(getComputedStyle(node).opacity) < 1"
-    assert page.locator("#verdict").evaluate(dimmed), "what speaks of the rank before stands back"
+    # What speaks of the rank before stands back.
+    page.wait_for_function("() => getComputedStyle(document.querySelector('#verdict')).opacity < 1")
 
 
 def expect_answered(page: Any, words: str) -> None:
