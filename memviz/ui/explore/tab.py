@@ -161,8 +161,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
         heard.session, heard.chosen = current, chosen_of_another(current, chosen, heard.chosen)
         return heard.answered(everything)
 
-    def again(current: Session, heard: Heard) -> list[Any]:
-        heard.session = current
+    def again(heard: Heard) -> list[Any]:
         return heard.answered(everything)
 
     told, turned = [session, parts.chosen, parts.heard], [session, parts.heard]
@@ -171,7 +170,7 @@ def _wire(context: Context, session: gr.State, parts: ExploreTab) -> None:
     parts.shown.change(_offering(context), [session, parts.heard], [parts.findings], **_LATEST)
     parts.find.input(search, turned, details, **_LATEST)
     parts.shown.change(another, told, all_details, **_LATEST)
-    parts.number.click(again, turned, all_details, **_LATEST)
+    parts.number.click(again, [parts.heard], all_details, **_LATEST)
     for panel in (parts.head, parts.live):
         panel.click(act, turned, [*parts.panels, *parts.maps, parts.number], **_LATEST)
 
